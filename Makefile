@@ -1,0 +1,35 @@
+# Two commands do all the set-up on a bare machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test test-long check format clean
+
+demo: $(INSTALLED)
+	$(BIN)/longtail demo
+
+test: $(INSTALLED) check
+	$(BIN)/pytest -q -m "not long"
+
+test-long: $(INSTALLED)
+	$(BIN)/pytest -q -m long
+
+check: $(INSTALLED)
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format src tests benchmarks
+
+# torch and torchvision come together from PyPI: a CPU wheel of the one beside the other does not import.
+$(INSTALLED): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,36 @@
+"""longtail: image recognition on long-tailed data. Public names are loaded when they are used, so the import is cheap."""
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Config": "config",
+    "UserError": "errors",
+    "balanced_softmax_loss": "losses",
+    "cross_entropy_loss": "losses",
+    "demo": "quickstart",
+    "evaluate": "engine.evaluate",
+    "paco_loss": "losses",
+    "paco_terms": "losses",
+    "supcon_loss": "losses",
+    "table": "report.table",
+    "train": "engine.train",
+}
+_MODULES = ("recipes", "losses", "metrics")
+
+__all__ = ["Config", "UserError", "demo", "evaluate", "recipes", "table", "train"]
+__all__ += ["balanced_softmax_loss", "cross_entropy_loss", "paco_loss", "paco_terms", "supcon_loss"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"longtail.{name}")
+    if name in _HOME:
+        return getattr(importlib.import_module(f"longtail.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'longtail' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

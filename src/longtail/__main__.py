@@ -1,0 +1,3 @@
+from longtail.cli import console_script
+
+console_script()

@@ -1,0 +1,271 @@
+"""The verbs. tyro lives here and nowhere else; torch is imported only once a verb has understood its arguments."""
+
+import argparse
+import contextlib
+import io
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+from tyro.conf import Positional, arg
+
+from longtail import __version__, recipes
+from longtail.config import (
+    Config,
+    DataConfig,
+    LogConfig,
+    MethodConfig,
+    ModelConfig,
+    OptimConfig,
+    TrainConfig,
+    ViewsConfig,
+)
+from longtail.errors import UserError, unknown
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """Train a recipe, or a folder of images: one run per seed, each in OUT/seedN, evaluated when it ends."""
+
+    recipe: Positional[str]
+    """A recipe (`longtail recipes` lists them) or a folder of images; the defaults below are its own."""
+    method_name: Annotated[str | None, arg(name="method", metavar="NAME")] = None
+    """ce, balanced-softmax, supcon, paco or paco-no-rebalance."""
+    imbalance: float | None = None
+    """Largest over smallest class."""
+    setting: str | None = None
+    """released, paper or equal."""
+    strategy: int | None = None
+    """The paper's augmentation: 1 sim/sim, 2 rand/rand, 3 rand for the query and sim for the key."""
+    out: Path
+    """Where the runs go."""
+    resume: bool = False
+    """Continue what OUT holds."""
+    data: DataConfig
+    views: ViewsConfig
+    model: ModelConfig
+    method: MethodConfig
+    optim: OptimConfig
+    train: TrainConfig
+    log: LogConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eval:
+    """Measure the stored network of each finished run again."""
+
+    run: Positional[Path]
+    """A run folder, or a folder that holds runs."""
+    data_root: Path | None = None
+    """Where the data are now, if they moved."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableArgs:
+    """One table of finished runs: mean and standard deviation over seeds."""
+
+    runs: Positional[tuple[Path, ...]]
+    """Run folders, or folders that hold runs."""
+    out: Path | None = None
+    """Where table.md and table.json go (default: the first of RUNS)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo:
+    """Cross-entropy, Balanced Softmax, SupCon and PaCo on the embedded digits: minutes, no download."""
+
+    out: Path = Path("runs/demo")
+    """Where the runs go."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """One run of each method per seed."""
+
+
+@dataclass(frozen=True)
+class Recipes:
+    """List the recipes, with the figures published for them."""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """The command; every error of the user's is one line and an exit code."""
+    args = list(sys.argv[1:] if args is None else args)
+    try:
+        return dispatch(args)
+    except UserError as error:
+        print("longtail: " + " ".join(str(error).split()), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("longtail: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `longtail recipes | head`
+        sys.stderr.close()
+        return 141
+
+
+def dispatch(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help"):
+        print(overview())
+        return 0
+    if args[0] == "--version":
+        print(f"longtail {__version__}")
+        return 0
+    if args[0] not in VERBS:
+        raise unknown("command", args[0], VERBS)
+    VERBS[args[0]][1](args[1:])
+    return 0
+
+
+def overview() -> str:
+    lines = [f"  {verb:9} {first_line(kind)}" for verb, (kind, _) in VERBS.items()]
+    return "\n".join(
+        [
+            "longtail: image recognition where a few classes have most of the images",
+            "",
+            *lines,
+            "",
+            "Start with `longtail demo`; each command explains itself with --help.",
+        ]
+    )
+
+
+def first_line(kind: type) -> str:
+    return (kind.__doc__ or "").splitlines()[0]
+
+
+def run_train(args: list[str]) -> None:
+    if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help")):
+        raise UserError(
+            "name a recipe or a folder first, as in `longtail train cifar100-lt`; `longtail recipes` lists them"
+        )
+    name = args[0] if args[0] not in ("-h", "--help") else "cifar100-lt"
+    config = chosen_recipe(name, args[1:])
+    out = Path("runs") / "-".join([Path(name).resolve().name, config.method.name, f"{config.data.imbalance:g}"])
+    sections = {s: getattr(config, s) for s in ("data", "views", "model", "method", "optim", "train", "log")}
+    given = parse(Train, "train", args, Train(recipe=name, out=out, **sections))
+    config = replace(config, **{s: getattr(given, s) for s in sections})
+
+    from longtail.engine.train import train
+    from longtail.report.table import table
+
+    show_tables(table(train(config, given.out, given.resume)))
+    print(f"written to {given.out}")
+
+
+def chosen_recipe(name: str, args: list[str]) -> Config:
+    """The recipe with its own arguments; section flags are applied after it, so that nothing derived from these is stale."""
+    scan = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for flag, kind in (("method", str), ("imbalance", float), ("setting", str), ("strategy", int)):
+        scan.add_argument(f"--{flag}", type=kind)
+    try:
+        choices = vars(scan.parse_known_args(args)[0])
+    except (argparse.ArgumentError, SystemExit) as error:
+        raise UserError(str(error)) from error
+    strategy = choices.pop("strategy")
+    config = recipes.make(name, **choices)
+    return config if strategy is None else recipes.with_strategy(config, strategy)
+
+
+def run_eval(args: list[str]) -> None:
+    given = parse(Eval, "eval", args)
+
+    from longtail.engine.evaluate import evaluate
+    from longtail.report.table import table
+
+    folders = list(evaluate(given.run, given.data_root, given.device))
+    show_tables(table(folders))
+
+
+def run_table(args: list[str]) -> None:
+    given = parse(TableArgs, "table", args)
+    if not given.runs:
+        raise UserError("name the runs, as in `longtail table runs`")
+
+    from longtail.report.table import table, to_rich
+
+    out = given.out or given.runs[0]
+    console().print(to_rich(table(given.runs, out)))
+    print(f"written to {out}/table.md and {out}/table.json")
+
+
+def run_demo(args: list[str]) -> None:
+    given = parse(Demo, "demo", args)
+
+    from longtail.quickstart import demo, verdict
+    from longtail.report.table import to_rich
+
+    rows = demo(given.out, given.seeds)
+    console().print(to_rich(rows))
+    print(*verdict(rows, given.out), sep="\n")
+
+
+def run_recipes(args: list[str]) -> None:
+    parse(Recipes, "recipes", args)
+    table = Table(
+        caption="Published: top-1 percentages of the PaCo paper. Ours stand in results/.", caption_justify="left"
+    )
+    for heading in ("recipe", "what", "method", "published, by imbalance"):
+        table.add_column(heading)
+    for name, recipe in recipes.RECIPES.items():
+        what = (recipe.build.__doc__ or "").split(":")[0]
+        for method in recipes.METHODS:
+            figures = [f"{imbalance:g}: {figure}" for (m, imbalance), figure in recipe.published.items() if m == method]
+            table.add_row(name, what, method, "   ".join(figures) or "–")
+            name = what = ""
+        table.add_section()
+    console().print(table)
+    print("longtail train RECIPE --method METHOD [--imbalance 100] [--setting released|paper|equal]")
+
+
+def show_tables(rows: Any) -> None:
+    from longtail.report.table import shifted_table, to_rich
+
+    console().print(to_rich(rows))
+    console().print(shifted_table(rows))
+
+
+def console() -> Console:
+    """Tables keep their width where nobody's terminal limits it."""
+    return Console(width=None if sys.stdout.isatty() else 150)
+
+
+def parse(kind: type[T], verb: str, args: list[str], default: T | None = None) -> T:
+    """tyro's reading of the arguments; what it would print in a box becomes one line."""
+    errors = io.StringIO()
+    given: dict[str, Any] = {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(kind, prog=f"longtail {verb}", args=args, use_underscores=True, **given)
+    except SystemExit as stop:
+        if stop.code in (None, 0):  # --help
+            raise
+        raise UserError(f"{in_one_line(errors.getvalue())} (longtail {verb} --help lists the flags)") from None
+
+
+def in_one_line(box: str) -> str:
+    """The message of tyro's box, with the flag it suggests."""
+    lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
+    rules = [i for i, line in enumerate(lines) if line.startswith("──")] or [len(lines)]
+    message = " ".join(lines[: rules[0]])
+    meant = [lines[i + 1].split()[0] for i, line in enumerate(lines[:-1]) if line.startswith("Perhaps you meant")]
+    return message + (f": did you mean {meant[0]}?" if meant else "")
+
+
+VERBS: dict[str, tuple[type, Callable[[list[str]], None]]] = {
+    "demo": (Demo, run_demo),
+    "recipes": (Recipes, run_recipes),
+    "train": (Train, run_train),
+    "eval": (Eval, run_eval),
+    "table": (TableArgs, run_table),
+}
+
+
+def console_script() -> None:
+    sys.exit(main())

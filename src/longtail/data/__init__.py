@@ -1,0 +1,5 @@
+"""Where images come from: `load(DataConfig)` gives a DataSet of Sources; nothing here imports torch until it must."""
+
+from longtail.data.sources import DataSet, Source, load
+
+__all__ = ["DataSet", "Source", "load"]

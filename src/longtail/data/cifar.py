@@ -1,0 +1,248 @@
+"""CIFAR-10 and CIFAR-100 from the official files, unpacked or still in their tar.gz.
+
+The files are pickles: they are read by an unpickler that builds NumPy arrays and nothing else, and an archive is
+read in memory, so that no file can run code or write anywhere. Names, addresses and md5s are torchvision's.
+"""
+
+import contextlib
+import hashlib
+import http.client
+import io
+import pickle
+import posixpath
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from longtail.data.pool import ImageArray, IntArray, Opened, Pool, resized
+from longtail.errors import UserError
+
+SIDE = 32  # pixels
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """One of the two sets, as published."""
+
+    title: str
+    classes: int
+    label_key: str
+    names_key: str
+    folder: str
+    archive: str
+    url: str
+    archive_md5: str
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    meta: str
+    md5: dict[str, str]  # by file name
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (*self.train, *self.test, self.meta)
+
+
+def open_cifar(name: str, root: Path, download: bool, image_size: int) -> Opened:
+    """CIFAR-10 or CIFAR-100 (`cifar10`, `cifar100`) from `root`, fetched into it where absent."""
+    kind = _published(name)
+    place, files = _find(kind, root, download)
+    notes = [_md5_note(place, f) for f in kind.files if _md5(files[f]) != kind.md5[f]]
+    names = _class_names(kind, place, files[kind.meta])
+    train, test = (_pool(kind, place, files, part, names, image_size) for part in (kind.train, kind.test))
+    return Opened(name, train, test, len(train.labels) // kind.classes, tuple(notes))
+
+
+def _published(name: str) -> _Kind:
+    # Imported late: torchvision brings torch, seconds that --help and the other sources need not pay.
+    from torchvision import datasets
+
+    hundred = name == "cifar100"
+    theirs: Any = datasets.CIFAR100 if hundred else datasets.CIFAR10
+    return _Kind(
+        title="CIFAR-100" if hundred else "CIFAR-10",
+        classes=100 if hundred else 10,
+        label_key="fine_labels" if hundred else "labels",
+        names_key=theirs.meta["key"],
+        folder=theirs.base_folder,
+        archive=theirs.filename,
+        url=theirs.url,
+        archive_md5=theirs.tgz_md5,
+        train=tuple(f for f, _ in theirs.train_list),
+        test=tuple(f for f, _ in theirs.test_list),
+        meta=theirs.meta["filename"],
+        md5={**dict(theirs.train_list), **dict(theirs.test_list), theirs.meta["filename"]: theirs.meta["md5"]},
+    )
+
+
+# Finding the files
+
+
+def _find(kind: _Kind, root: Path, download: bool) -> tuple[Path, dict[str, bytes]]:
+    """The folder or archive that holds the files, and their bytes."""
+    folder = root if root.name == kind.folder and not (root / kind.folder).exists() else root / kind.folder
+    if all((folder / f).is_file() for f in kind.files):
+        return folder, {f: _read_bytes(folder / f) for f in kind.files}
+    archive = root / kind.archive
+    if not archive.is_file():
+        lacks = next(f for f in kind.files if not (folder / f).is_file())
+        absent = f"{kind.title} is not in {root} (neither {kind.archive} nor {kind.folder}/{lacks})"
+        _fetch(kind, root, download, absent)
+    return archive, _read_archive(kind, archive)
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _read_archive(kind: _Kind, path: Path) -> dict[str, bytes]:
+    """The wanted members, in one pass and without unpacking anything."""
+    wanted = {f"{kind.folder}/{f}": f for f in kind.files}
+    files: dict[str, bytes] = {}
+    try:
+        with tarfile.open(path, "r:gz") as tar:
+            for member in tar:
+                name = wanted.get(posixpath.normpath(member.name))
+                if name and (stream := tar.extractfile(member)):
+                    files[name] = stream.read()
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} is damaged ({_line(error)}): delete it and fetch {kind.url} again") from error
+    if missing := [f for f in kind.files if f not in files]:
+        raise UserError(f"{path} has no {kind.folder}/{missing[0]}: delete it and fetch {kind.url} again")
+    return files
+
+
+def _fetch(kind: _Kind, root: Path, download: bool, absent: str) -> None:
+    """Download the archive into `root`: whole and with the right md5, or not at all."""
+    put = f"put {kind.archive} (from {kind.url}) into {root}, or name its folder with --data.root"
+    if not download:
+        raise UserError(f"{absent}: {put}")
+    from torchvision.datasets.utils import download_url
+
+    fresh = not root.exists()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        # Inside root, so that the last step is a rename within one file system.
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=root) as partial:
+            download_url(kind.url, partial, kind.archive, kind.archive_md5)
+            (Path(partial) / kind.archive).replace(root / kind.archive)
+    except (OSError, RuntimeError, http.client.HTTPException) as error:
+        if fresh:
+            with contextlib.suppress(OSError):
+                root.rmdir()
+        raise UserError(f"{absent} and cannot be fetched ({_line(error)}): {put}") from error
+
+
+def _md5(content: bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+def _md5_note(place: Path, file: str) -> str:
+    return f"warning: {place.name}/{file} is not the published file (its md5 differs)"
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+# Reading them
+
+
+def _latin1(text: str, encoding: str = "latin1") -> bytes:
+    """Stands in for `_codecs.encode`, by which Python 3 writes bytes in an old pickle."""
+    return text.encode("latin1")
+
+
+# NumPy has moved the function that rebuilds arrays; the files know its old and its new address.
+_ADMITTED: dict[tuple[str, str], Callable[..., Any]] = {
+    ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],  # type: ignore[dict-item]
+    ("numpy._core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],  # type: ignore[dict-item]
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): _latin1,
+}
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Builds plain containers and NumPy arrays; whatever else a pickle names is refused before it is imported."""
+
+    def __init__(self, content: bytes, path: Path) -> None:
+        super().__init__(io.BytesIO(content), encoding="latin1")
+        self.path = path
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ADMITTED:
+            why = f"its pickle asks for {module}.{name}, and only NumPy arrays are admitted"
+            raise UserError(f"{self.path} was refused: {why}; fetch the official archive again")
+        return _ADMITTED[module, name]
+
+
+def _unpickle(path: Path, content: bytes) -> dict[str, Any]:
+    try:
+        entry = _ArrayUnpickler(content, path).load()
+    except UserError:
+        raise
+    except Exception as error:  # a damaged pickle can raise anything
+        raise UserError(f"{path} is truncated or damaged ({_line(error)}): fetch the official archive again") from error
+    if not isinstance(entry, dict):
+        raise UserError(f"{path} holds a {type(entry).__name__} instead of a table: fetch the official archive again")
+    return entry
+
+
+def _value(kind: _Kind, path: Path, entry: dict[str, Any], key: str) -> Any:
+    if key not in entry:
+        raise UserError(f"{path} has no {key!r}, so it is not a {kind.title} file: fetch {kind.url} again")
+    return entry[key]
+
+
+def _class_names(kind: _Kind, place: Path, content: bytes) -> tuple[str, ...]:
+    path = place / kind.meta
+    names = _value(kind, path, _unpickle(path, content), kind.names_key)
+    if not isinstance(names, list) or len(names) != kind.classes or not all(isinstance(n, str) for n in names):
+        raise UserError(f"{path} does not name {kind.classes} classes: fetch {kind.url} again")
+    return tuple(names)
+
+
+def _rows(kind: _Kind, path: Path, content: bytes) -> tuple[ImageArray, IntArray]:
+    """Images (n, 3072), colour planes one after the other, and labels (n,)."""
+    entry = _unpickle(path, content)
+    data, raw = (_value(kind, path, entry, key) for key in ("data", kind.label_key))
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] != (3 * SIDE * SIDE,):
+        shape = f"{getattr(data, 'dtype', type(data).__name__)} {getattr(data, 'shape', '')}".strip()
+        raise UserError(f"{path}: 'data' is {shape} instead of uint8 (n, {3 * SIDE * SIDE}): fetch {kind.url} again")
+    labels = np.asarray(raw if isinstance(raw, list | np.ndarray) else [])
+    if labels.shape != (len(data),) or not np.issubdtype(labels.dtype, np.integer):
+        raise UserError(f"{path}: {kind.label_key!r} is not one whole number per image: fetch {kind.url} again")
+    if len(labels) and not 0 <= labels.min() <= labels.max() < kind.classes:
+        found = f"labels from {labels.min()} to {labels.max()}"
+        raise UserError(f"{path} has {found} where {kind.title} has 0 to {kind.classes - 1}: fetch {kind.url} again")
+    return data, labels.astype(np.int64)
+
+
+def _pool(
+    kind: _Kind, place: Path, files: dict[str, bytes], part: tuple[str, ...], names: tuple[str, ...], size: int
+) -> Pool:
+    parts = [_rows(kind, place / f, files[f]) for f in part]
+    rows, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
+    absent = np.setdiff1d(np.arange(kind.classes), labels)
+    if len(absent):
+        raise UserError(f"{place / part[0]} has no image of class {names[absent[0]]!r}: fetch {kind.url} again")
+
+    def read(indices: IntArray) -> ImageArray:
+        chosen = rows[indices]
+        blank = indices[~chosen.any(1)]
+        if len(blank):
+            partial = f"{len(blank)} of the chosen images are all zeros, the first is row {blank[0]}"
+            fix = f"fetch {kind.url}, or raise --data.imbalance to a draw that the file holds"
+            raise UserError(f"{place / part[0]} is partial: {partial}; {fix}")
+        return resized(np.ascontiguousarray(chosen.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)), size)
+
+    return Pool(labels, names, np.arange(len(labels)), read)

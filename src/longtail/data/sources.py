@@ -1,0 +1,136 @@
+"""Where images come from: CIFAR archives, scikit-learn's digits, image folders; `load` makes a DataSet of any of them.
+
+The long-tailed draw and the validation split are made on labels alone, so that only chosen images are ever read.
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from longtail.config import DataConfig
+from longtail.data.cifar import open_cifar
+from longtail.data.folder import open_folder
+from longtail.data.imbalance import checksum, draw, exponential_counts, shot_groups, step_counts, validation_split
+from longtail.data.pool import (
+    ImageArray,
+    IntArray,
+    Opened,
+    Pool,
+    Source,
+    check_memory,
+    class_counts,
+    no_image_notes,
+    resized,
+)
+
+__all__ = ["DataSet", "Source", "load"]
+
+DIGITS_TEST = 40  # images per class of `digits` that are the test set, whatever is drawn from the rest
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """What a run trains on, validates on (if asked to) and is tested on."""
+
+    name: str
+    train: Source
+    val: Source | None
+    test: Source
+    checksum: str  # of the drawn training images, before the validation split
+    notes: tuple[str, ...] = ()
+
+    def describe(self) -> list[str]:
+        """The lines that every run prints on start."""
+        counts = self.train.counts
+        pixels = "x".join(str(side) for side in self.train.images.shape[1:3])
+        many, medium, few = (int(mask.sum()) for mask in shot_groups(counts).values())
+        held = f"{len(self.val.labels):,} images" if self.val else "none"
+        return [
+            f"{self.name}: {counts.sum():,} training images of {len(counts)} classes, {pixels} pixels",
+            f"images per class: {_head_to_tail(counts)}",
+            f"classes by training images: {many} many (>100), {medium} medium (20-100), {few} few (<20)",
+            f"validation: {held}; test: {len(self.test.labels):,} images",
+            f"checksum of the draw: {self.checksum}",
+            *self.notes,
+        ]
+
+
+def load(config: DataConfig) -> DataSet:
+    """The data set that `config` asks for, drawn, split and in memory; what the user can mend is a UserError."""
+    opened = _open(config)
+    pool, names = opened.train, opened.train.class_names
+    drawn, notes = _long_tail(opened, config)
+    check_memory(len(drawn) + len(opened.test.labels), config.image_size)
+    kept, held = validation_split(pool.labels[drawn], config.val_fraction)
+    if config.val_fraction > 0:
+        before, given = (class_counts(pool.labels[indices], names) for indices in (drawn, drawn[held]))
+        notes += no_image_notes(names, before, given, "validation")
+    return DataSet(
+        name=opened.name,
+        train=pool.take(drawn[kept]),
+        val=pool.take(drawn[held]) if len(held) else None,
+        test=opened.test.take(np.arange(len(opened.test.labels))),
+        checksum=_checksum(pool, drawn),
+        notes=(*opened.notes, *notes),
+    )
+
+
+def _open(config: DataConfig) -> Opened:
+    match config.name:
+        case "digits":
+            return _open_digits(config.image_size)
+        case "folder":
+            return open_folder(config.root, config.image_size)
+        case name:
+            root = config.root or Path(os.environ.get("LONGTAIL_DATA") or "data")
+            return open_cifar(name, root, config.download, config.image_size)
+
+
+def _open_digits(size: int) -> Opened:
+    """The 1,797 digits of scikit-learn: 8x8 pixels in 17 shades of grey, embedded in the package."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., None].repeat(3, axis=-1)
+    labels, names = bunch.target.astype(np.int64), tuple(str(d) for d in range(10))
+    test = draw(labels, [DIGITS_TEST] * len(names))
+    rest = np.setdiff1d(np.arange(len(labels)), test)
+
+    def part(official: IntArray) -> Pool:
+        def read(indices: IntArray) -> ImageArray:
+            return resized(images[official[indices]], size)
+
+        return Pool(labels[official], names, official, read)
+
+    return Opened("digits", part(rest), part(test), int(np.bincount(labels[rest]).min()))
+
+
+def _long_tail(opened: Opened, config: DataConfig) -> tuple[IntArray, list[str]]:
+    """Indices into the training pool, and a note where it has too few images for the profile."""
+    pool = opened.train
+    if config.imbalance == 1:
+        return np.arange(len(pool.labels)), []
+    profile = {"exponential": exponential_counts, "step": step_counts}[config.profile]
+    wanted = profile(opened.largest, len(pool.class_names), config.imbalance)
+    drawn = draw(pool.labels, wanted)
+    short = int((pool.counts < wanted).sum())
+    got = np.minimum(pool.counts, wanted)
+    lacking = f"classes with fewer images than the draw asks for: {short}; the imbalance is {got.max() / got.min():.3g}"
+    return drawn, [lacking] if short else []
+
+
+def _checksum(pool: Pool, drawn: IntArray) -> str:
+    """Of the official indices in the order drawn; of a folder, of its sorted paths with their labels."""
+    if np.issubdtype(pool.ids.dtype, np.integer):
+        return checksum(pool.ids[drawn])
+    lines = sorted(f"{path}\t{label}\n" for path, label in zip(pool.ids[drawn], pool.labels[drawn], strict=True))
+    return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+def _head_to_tail(counts: IntArray) -> str:
+    """All counts from the largest to the smallest; of more than twenty classes the five at either end."""
+    ordered = [str(n) for n in sorted(counts.tolist(), reverse=True)]
+    return " ".join(ordered if len(ordered) <= 20 else [*ordered[:5], "…", *ordered[-5:]])

@@ -1,0 +1,1 @@
+"""The loop, its schedule, its checkpoints, its log and its evaluation."""

@@ -1,0 +1,38 @@
+"""All state of a run in one file, replaced atomically: a crash leaves the old checkpoint or the new one, never a part."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from longtail.errors import RunError, UserError
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    """Write beside the old file, flush to the disk, then rename over it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".tmp")
+    try:
+        with open(fresh, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+        fresh.unlink(missing_ok=True)
+        reason = f"cannot save {path} ({_first_line(error)})"
+        raise RunError(f"{reason}: the previous checkpoint is whole, free some space and --resume") from error
+
+
+def load(path: Path, device: torch.device) -> dict[str, Any]:
+    """The stored state; tensors and plain values only, no code is executed."""
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:  # a damaged file fails in many ways
+        reason = f"cannot read the checkpoint {path} ({_first_line(error)})"
+        raise UserError(f"{reason}: delete its run folder to start that seed anew") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,27 @@
+"""Where a run computes, and how a method is put there."""
+
+import torch
+
+from longtail.config import TrainConfig
+from longtail.errors import UserError
+from longtail.methods import Method
+from longtail.models.backbones import Trunk
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` takes CUDA where there is one; asking for what is not there is an error."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("--train.device cuda: torch sees no CUDA device here; use --train.device cpu, or auto")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def place(method: Method, train: TrainConfig, device: torch.device) -> Method:
+    """The method on its device, its trunks in the precision and memory format asked for."""
+    layout = torch.channels_last if train.channels_last else torch.contiguous_format
+    method = method.to(device=device, memory_format=layout)  # type: ignore[call-overload]
+    low = train.precision == "bf16" or (train.precision == "auto" and device.type == "cuda")
+    for trunk in (m for m in method.modules() if isinstance(m, Trunk)):
+        trunk.precision = torch.bfloat16 if low else torch.float32
+        if train.compile:
+            trunk.body.compile()
+    return method

@@ -1,0 +1,54 @@
+"""Where a run happened: versions, commit, device, data, size of the network."""
+
+import os
+import platform
+import subprocess
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from longtail.engine.run import Run
+
+
+def describe_environment(run: "Run") -> dict[str, Any]:
+    cuda = run.device.type == "cuda"
+    return {
+        "seed": run.seed,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": commit(),
+        "versions": {name: version(name) for name in ("longtail", "torch", "torchvision", "timm", "numpy")}
+        | {"python": platform.python_version()},
+        "device": torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads",
+        "precision": run.config.train.precision,
+        "data": {
+            "checksum": run.data.checksum,
+            "images": len(run.data.train.labels),
+            "classes": len(run.data.train.class_names),
+            "counts": run.data.train.counts.tolist(),
+        },
+        "model": run.config.model.name,
+        "parameters": sum(p.numel() for p in run.method.net.parameters()),
+    }
+
+
+def version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def commit() -> str | None:
+    """The commit of the source tree this package runs from ($LONGTAIL_COMMIT where the tree was copied without history)."""
+    package = Path(__file__).resolve().parents[1]
+    if os.environ.get("LONGTAIL_COMMIT") or package.parent.name != "src":
+        return os.environ.get("LONGTAIL_COMMIT")
+    command = ["git", "-C", str(package), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

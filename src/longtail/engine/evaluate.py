@@ -1,0 +1,146 @@
+"""What a trained network is worth: predictions on the test set, metrics, k-NN on features, latency; and the files of them."""
+
+import resource
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from longtail import methods, runs
+from longtail.data.sources import DataSet, Source, load
+from longtail.engine.device import choose_device, place
+from longtail.engine.examples import write_examples
+from longtail.errors import UserError
+from longtail.metrics import evaluate_predictions
+from longtail.views import Views
+
+KNN = 20  # neighbours
+KNN_TAU = 0.07  # a neighbour votes with exp(cosine similarity / KNN_TAU)
+FEATURES_KEPT = 10_000
+LATENCY_BATCH = 64
+
+
+@torch.no_grad()
+def features_of(method: methods.Method, source: Source, views: Views, device: torch.device, batch: int = 512) -> Tensor:
+    """Trunk features of every image, without augmentation."""
+    was_training = method.training
+    method.eval()
+    parts = []
+    for start in range(0, len(source.labels), batch):
+        images = torch.from_numpy(source.images[start : start + batch]).permute(0, 3, 1, 2).to(device)
+        parts.append(method.features(views.plain(images)))
+    method.train(was_training)
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def balanced_accuracy(method: methods.Method, source: Source, views: Views, device: torch.device) -> float:
+    """Mean over classes of the share of images recognised, in percent: validation splits are as long-tailed as the rest."""
+    logits = method.classify(features_of(method, source, views, device))
+    right = (logits.argmax(1).cpu().numpy() == source.labels).astype(np.float64)
+    return float(np.mean([100 * right[source.labels == c].mean() for c in np.unique(source.labels)]))
+
+
+@torch.no_grad()
+def knn_top1(train_ND: Tensor, y_N: Tensor, test_MD: Tensor, y_M: Tensor, k: int = KNN) -> float:
+    """Accuracy in percent of weighted nearest neighbours in cosine similarity, the training images as the memory."""
+    train_ND, test_MD = F.normalize(train_ND.float()), F.normalize(test_MD.float())
+    k, right = min(k, len(y_N)), 0
+    votes_C = torch.zeros(int(y_N.max()) + 1, device=y_N.device)
+    for chunk_MD, y in zip(test_MD.split(1024), y_M.split(1024), strict=True):
+        similarity, index = (chunk_MD @ train_ND.T).topk(k)
+        votes_MC = votes_C.repeat(len(y), 1).scatter_add(1, y_N[index], (similarity / KNN_TAU).exp())
+        right += int((votes_MC.argmax(1) == y).sum())
+    return 100 * right / len(y_M)
+
+
+@torch.no_grad()
+def latency(method: methods.Method, image_size: int, device: torch.device, repeats: int = 20) -> float:
+    """Median milliseconds of the deployable network on a batch of 64 images already on the device."""
+    method.eval()
+    x = torch.rand(LATENCY_BATCH, 3, image_size, image_size, device=device)
+    if any(p.is_contiguous(memory_format=torch.channels_last) for p in method.parameters() if p.dim() == 4):
+        x = x.to(memory_format=torch.channels_last)
+    times = []
+    for _ in range(repeats + 3):
+        start = time.perf_counter()
+        method(x)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(1000 * (time.perf_counter() - start))
+    return statistics.median(times[3:])  # the first three choose kernels and fill caches
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: of the GPU where there is one, of the process elsewhere."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@torch.no_grad()
+def measure(
+    method: methods.Method, data: DataSet, views: Views, device: torch.device
+) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
+    """The metrics, and the logits and features of the test set they come from."""
+    train_ND, test_MD = (features_of(method, s, views, device) for s in (data.train, data.test))
+    logits = method.classify(test_MD).float().cpu().numpy()
+    y_N, y_M = (torch.from_numpy(s.labels).to(device) for s in (data.train, data.test))
+    metrics = evaluate_predictions(logits, data.test.labels, data.train.counts, data.train.class_names)
+    metrics["knn_top1"] = knn_top1(train_ND, y_N, test_MD, y_M)
+    metrics["latency_b64"] = latency(method, views.size, device)
+    return metrics, logits, test_MD.cpu().numpy()
+
+
+def finish(
+    method: methods.Method, data: DataSet, views: Views, device: torch.device, folder: Path, seconds: float
+) -> dict[str, Any]:
+    """Measure the last epoch's network and write the files of a finished run; metrics.json comes last and says so."""
+    save_file({k: v.contiguous() for k, v in method.net.state_dict().items()}, folder / runs.MODEL)
+    metrics, logits, features = measure(method, data, views, device)
+    metrics |= {"seconds": seconds, "peak_memory": peak_memory(device)}
+    write_results(folder, data, metrics, logits, features)
+    return metrics
+
+
+def write_results(
+    folder: Path, data: DataSet, metrics: dict[str, Any], logits: np.ndarray, features: np.ndarray
+) -> None:
+    labels, ids = data.test.labels, np.asarray(data.test.ids)
+    np.savez_compressed(folder / "predictions.npz", logits=logits, labels=labels, ids=ids)
+    kept = np.linspace(0, len(labels) - 1, min(len(labels), FEATURES_KEPT)).round().astype(int)
+    np.savez_compressed(
+        folder / "features.npz", features=features[kept].astype(np.float16), labels=labels[kept], ids=ids[kept]
+    )
+    write_examples(folder / "examples", data, logits.argmax(1))
+    runs.write_json(folder / runs.METRICS, metrics)
+
+
+def evaluate(run: Path | str, data_root: Path | None = None, device: str = "auto") -> dict[Path, dict[str, Any]]:
+    """Measure the stored network of each finished run at or below `run` again; the twin of `longtail eval`."""
+    results = {}
+    for record in runs.finished([run]):
+        results[record.folder] = evaluate_one(record, data_root, device)
+    return results
+
+
+def evaluate_one(record: runs.Run, data_root: Path | None, device_name: str) -> dict[str, Any]:
+    config, device = record.config, choose_device(device_name)
+    data = load(replace(config.data, root=data_root or config.data.root))
+    stored = record.environment["data"]["checksum"]
+    if data.checksum != stored:
+        raise UserError(f"{record.folder} was trained on other images (checksum {stored}): name them with --data-root")
+    method = place(methods.make(config, data.train.counts), config.train, device)
+    method.net.load_state_dict(load_file(record.folder / runs.MODEL, device=str(device)))
+    views = Views(config.views, config.data.image_size)
+    metrics, logits, features = measure(method, data, views, device)
+    metrics |= {k: record.metrics[k] for k in ("seconds", "peak_memory")}
+    write_results(record.folder, data, metrics, logits, features)
+    return metrics

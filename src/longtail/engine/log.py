@@ -1,0 +1,80 @@
+"""What a run says: a line of log.jsonl per epoch, and on the screen a bar (terminal) or plain lines (pipe)."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+def truncate(path: Path, epochs: int) -> None:
+    """Keep the first `epochs` whole lines: what a killed run wrote after its last checkpoint will be written again."""
+    lines = path.read_text().splitlines()[:epochs] if path.exists() else []
+    fresh = path.with_suffix(".tmp")
+    fresh.write_text("".join(line + "\n" for line in lines))
+    os.replace(fresh, path)
+
+
+class Log:
+    """Writes `log.jsonl` and shows progress; `steps` is the length of the whole run."""
+
+    def __init__(self, path: Path, steps: int, progress: str, title: str) -> None:
+        self.path, self.steps, self.title = path, steps, title
+        terminal = sys.stderr.isatty() if progress == "auto" else progress == "bar"
+        self.plain = progress != "none" and not terminal
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(20),
+            TextColumn("{task.fields[now]}"),
+            TimeRemainingColumn(),
+        )
+        self.bar = Progress(*columns, console=Console(stderr=True), transient=True) if terminal else None
+        self.task = self.bar.add_task(title, total=steps, now="") if self.bar else None
+        self._spoke = time.monotonic()
+
+    def __enter__(self) -> "Log":
+        if self.bar:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar:
+            self.bar.stop()
+
+    def wants_news(self) -> bool:
+        """Reading the loss off the device makes it wait, so the bar asks for it twice a second at most."""
+        return self.bar is not None and time.monotonic() - self._spoke > 0.5
+
+    def news(self, step: int, row: dict[str, Any]) -> None:
+        """Move the bar."""
+        if self.bar and self.task is not None:
+            self.bar.update(self.task, completed=step, now=summary(row))
+            self._spoke = time.monotonic()
+
+    def epoch(self, step: int, row: dict[str, Any], left: float) -> None:
+        """Write the epoch's line; `left` is the time the run still needs, in seconds."""
+        with open(self.path, "a") as file:
+            file.write(json.dumps(row) + "\n")
+        self.news(step, row)
+        # Piped output gets some ten lines a run, and the last epoch's always.
+        every = max(1, row["epochs"] // 10)
+        if self.plain and ((row["epoch"] + 1) % every == 0 or row["epoch"] + 1 == row["epochs"]):
+            print(f"{self.title}  {summary(row)}  {clock(left)} left", file=sys.stderr, flush=True)
+
+
+def summary(row: dict[str, Any]) -> str:
+    """Stage, epoch, loss, accuracies and speed in one short line."""
+    parts = [f"{row['stage']} {row['epoch'] + 1}/{row['epochs']}", f"loss {row['loss']:.3f}"]
+    parts += [f"{name} {row[key]:.1f} %" for key, name in (("accuracy", "acc"), ("val_accuracy", "val")) if key in row]
+    parts += [f"P_sup {row['P_sup']:.2f}"] if "P_sup" in row else []
+    return "  ".join([*parts, f"lr {row['lr']:.2g}", f"{row['images_per_second']:,.0f} images/s"])
+
+
+def clock(seconds: float) -> str:
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"

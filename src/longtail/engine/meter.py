@@ -1,0 +1,55 @@
+"""Running means of what a method logs, kept on the device: the host reads them when it needs them, not at every step."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longtail.errors import RunError
+
+NEVER = -1
+
+
+class Meter:
+    """Sums of the logged terms since the last reset, and for each term the first step at which it was not finite."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.names: list[str] = []
+        self.sums = self.first_bad = torch.empty(0)
+        self.count = 0
+
+    def add(self, terms: dict[str, Tensor], step: int) -> None:
+        values = torch.stack([t.detach().float() for t in terms.values()])
+        if not self.names:
+            self.names, self.sums = list(terms), torch.zeros_like(values)
+            self.first_bad = torch.full_like(values, NEVER, dtype=torch.int64)
+        self.sums += values
+        self.count += 1
+        newly_bad = ~values.isfinite() & (self.first_bad == NEVER)
+        self.first_bad.masked_fill_(newly_bad, step)
+
+    def means(self) -> dict[str, float]:
+        """The mean of each term. A term that was ever not finite ends the run: the weights are spoilt from there on."""
+        bad = {n: s for n, s in zip(self.names, self.first_bad.tolist(), strict=True) if s != NEVER}
+        if bad:
+            step = min(bad.values())
+            raise NonFinite(step, [name for name, s in bad.items() if s == step])
+        return dict(zip(self.names, (self.sums / max(self.count, 1)).tolist(), strict=True))
+
+    def state(self) -> dict[str, Any]:
+        return {"names": self.names, "sums": self.sums, "first_bad": self.first_bad, "count": self.count}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.names, self.sums = state["names"], state["sums"]
+        self.first_bad, self.count = state["first_bad"], state["count"]
+
+
+class NonFinite(RunError):
+    """A logged term became infinite or NaN."""
+
+    def __init__(self, step: int, terms: list[str]) -> None:
+        super().__init__(f"step {step}: {', '.join(terms)} not finite")
+        self.step, self.terms = step, terms

@@ -1,0 +1,33 @@
+"""What the user can mend is a UserError: one line that names the value and the fix. The command exits with its code."""
+
+import difflib
+import signal
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Something the caller asked for cannot be done; the message says what to do instead."""
+
+    exit_code = 2
+
+
+class RunError(UserError):
+    """A run that started well cannot go on: non-finite loss, memory, disk."""
+
+    exit_code = 1
+
+
+class Interrupted(RunError):
+    """Ctrl-C or SIGTERM, after everything was saved; the exit code is the shell's for that signal."""
+
+    def __init__(self, message: str, signum: int = signal.SIGINT) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signum
+
+
+def unknown(kind: str, given: object, known: Iterable[str]) -> UserError:
+    """The error for a name that is not among the known ones, with the nearest as a suggestion."""
+    names = sorted(known)
+    near = difflib.get_close_matches(str(given), names, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"choose one of: {', '.join(names)}"
+    return UserError(f"unknown {kind} {str(given)!r}: {hint}")

@@ -1,0 +1,72 @@
+"""What the training loop knows of a method: stages, a loss, logits, features, and what happens after a step."""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from longtail.config import Config, OptimConfig
+from longtail.models.heads import Classifier
+
+
+class Batch(NamedTuple):
+    """The views of B images that a stage asked for, and their labels."""
+
+    query: Tensor
+    key: Tensor | None
+    y_B: Tensor
+
+    def first(self, size: int) -> "Batch":
+        return Batch(self.query[:size], None if self.key is None else self.key[:size], self.y_B[:size])
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stretch of training with one objective and one optimiser."""
+
+    name: str
+    epochs: int
+    optim: OptimConfig
+    two_views: bool = False
+
+
+class Method(nn.Module):
+    """Trunk and classifier with an objective. Subclasses give `loss`; `config` is theirs, of the section `method`."""
+
+    two_views: ClassVar[bool] = False
+    log_prior_C: Tensor
+
+    def __init__(self, net: Classifier, counts_C: Tensor, config: Config) -> None:
+        super().__init__()
+        self.net = net
+        self.stages: tuple[Stage, ...] = (Stage("train", config.train.epochs, config.optim, self.two_views),)
+        self.stage = self.stages[0]
+        # log q(y), the class frequencies of the training data; derived from them, so not part of a checkpoint
+        self.register_buffer("log_prior_C", (counts_C.double() / counts_C.sum()).log().float(), persistent=False)
+
+    def enter(self, stage: Stage) -> None:
+        """Choose what learns in this stage."""
+        self.stage = stage
+
+    def loss(self, batch: Batch) -> dict[str, Tensor]:
+        """The scalar "loss", and beside it whatever is worth a line in the log."""
+        raise NotImplementedError
+
+    def after_step(self) -> None:
+        """Whatever follows the optimiser: momentum networks, queues."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.net.trunk(x)
+
+    def classify(self, x_BF: Tensor) -> Tensor:
+        return self.net.head(x_BF)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits that deploy: without prior."""
+        return self.classify(self.features(x))
+
+
+def accuracy(logits_BC: Tensor, y_B: Tensor) -> Tensor:
+    """Share of anchors whose largest logit is their own, in percent."""
+    return 100 * (logits_BC.detach().argmax(1) == y_B).to(torch.float32).mean()

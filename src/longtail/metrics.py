@@ -1,0 +1,140 @@
+"""From logits and class counts: top-1, many/medium/few, per class, macro-F1, calibration, shifted test priors.
+
+Every accuracy, F1, confidence and calibration error here is a percentage, from 0 to 100. NumPy only.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from longtail.errors import UserError
+
+# Shapes: N test images, C classes.
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+BINS = 15  # of equal width over the confidence, as in Guo et al. 2017
+SHIFTS = (2, 5, 10, 25, 50)  # imbalance factors of the shifted test priors, as in LADE (Hong et al. 2021)
+
+
+def shot_groups(counts: npt.ArrayLike) -> dict[str, BoolArray]:
+    """Masks over the classes: more than 100, 20 to 100, and fewer than 20 training images (OLTR's bounds)."""
+    n = np.asarray(counts)
+    return {"many": n > 100, "medium": (n >= 20) & (n <= 100), "few": n < 20}
+
+
+def evaluate_predictions(
+    logits: npt.ArrayLike, labels: npt.ArrayLike, counts: npt.ArrayLike, class_names: Sequence[str]
+) -> dict[str, Any]:
+    """All figures of `metrics.json` that follow from logits (N, C); `counts` (C,) are those of the training set.
+
+    Percentages throughout. None stands where there is nothing to average: a shot group without a class, a class
+    without a test image. `confusion` counts images, its rows are the truth.
+    """
+    scores_NC, y_N, n_C = _checked(logits, labels, counts, class_names)
+    guess_N = scores_NC.argmax(1)
+    confusion_CC = _confusion(y_N, guess_N, len(n_C))
+    acc_C = _class_accuracies(confusion_CC)
+    bins = _calibration(_confidence(scores_NC), guess_N == y_N)
+    return {
+        "top1": 100 * float(np.mean(guess_N == y_N)),
+        **{group: _mean(acc_C[mask]) for group, mask in shot_groups(n_C).items()},
+        "per_class": [None if np.isnan(a) else float(a) for a in acc_C],
+        "counts": n_C.tolist(),
+        "class_names": list(class_names),
+        "macro_f1": _macro_f1(confusion_CC),
+        "ece": _expected_calibration_error(bins),
+        "calibration": bins,
+        "confusion": confusion_CC.tolist(),
+        "shifted": _shifted(acc_C, n_C),
+    }
+
+
+def mean_std(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and sample standard deviation (n - 1) over seeds; one value has no deviation."""
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+def _checked(
+    logits: npt.ArrayLike, labels: npt.ArrayLike, counts: npt.ArrayLike, class_names: Sequence[str]
+) -> tuple[FloatArray, IntArray, IntArray]:
+    scores, y, n = np.asarray(logits, np.float64), np.asarray(labels, np.int64), np.asarray(counts, np.int64)
+    if scores.shape != (len(y), len(n)) or len(n) != len(class_names) or len(y) == 0:
+        shapes = f"logits {scores.shape}, labels {y.shape}, counts {n.shape}, {len(class_names)} class names"
+        raise ValueError(f"these do not belong together: {shapes}")
+    # argmax would take a NaN for the largest value, and a diverged run would pass for a poor one.
+    broken = int((~np.isfinite(scores).all(1)).sum())
+    if broken:
+        raise UserError(f"the logits of {broken} of {len(y)} images are not finite: the run diverged, lower --optim.lr")
+    return scores, y, n
+
+
+def _confusion(y_N: IntArray, guess_N: npt.NDArray[np.intp], classes: int) -> IntArray:
+    flat = np.bincount(y_N * classes + guess_N, minlength=classes * classes)
+    return flat.reshape(classes, classes).astype(np.int64)
+
+
+def _class_accuracies(confusion_CC: IntArray) -> FloatArray:
+    """Accuracy of each class, NaN where it has no test image."""
+    images_C = confusion_CC.sum(1)
+    return np.where(images_C > 0, 100 * confusion_CC.diagonal() / np.maximum(images_C, 1), np.nan)
+
+
+def _mean(acc: FloatArray) -> float | None:
+    """Mean over the classes that have test images."""
+    known = acc[~np.isnan(acc)]
+    return float(known.mean()) if len(known) else None
+
+
+def _macro_f1(confusion_CC: IntArray) -> float:
+    """Mean F1 over the classes that occur, be it in the truth or in the predictions (scikit-learn's convention)."""
+    hits_C, seen_C = confusion_CC.diagonal(), confusion_CC.sum(0) + confusion_CC.sum(1)
+    return 100 * float(np.mean(2 * hits_C[seen_C > 0] / seen_C[seen_C > 0]))
+
+
+def _confidence(scores_NC: FloatArray) -> FloatArray:
+    """Largest softmax probability of each row, in (0, 1]: with the maximum subtracted its numerator is exp(0)."""
+    return np.asarray(1 / np.exp(scores_NC - scores_NC.max(1, keepdims=True)).sum(1))
+
+
+def _calibration(confidence_N: FloatArray, right_N: BoolArray) -> list[dict[str, Any]]:
+    """Bins (low, high] of the confidence, with the mean confidence and the accuracy of the images in each."""
+    edges = np.linspace(0, 1, BINS + 1)
+    bin_N = np.searchsorted(edges[1:-1], confidence_N, side="left")
+    return [_bin(edges[b], edges[b + 1], confidence_N[bin_N == b], right_N[bin_N == b]) for b in range(BINS)]
+
+
+def _bin(low: float, high: float, confidence: FloatArray, right: BoolArray) -> dict[str, Any]:
+    full = len(right) > 0
+    return {
+        "low": 100 * float(low),
+        "high": 100 * float(high),
+        "count": len(right),
+        "confidence": 100 * float(confidence.mean()) if full else None,
+        "accuracy": 100 * float(right.mean()) if full else None,
+    }
+
+
+def _expected_calibration_error(bins: list[dict[str, Any]]) -> float:
+    images = sum(b["count"] for b in bins)
+    return float(sum(b["count"] / images * abs(b["confidence"] - b["accuracy"]) for b in bins if b["count"]))
+
+
+def _shifted(acc_C: FloatArray, counts_C: IntArray) -> dict[str, Any]:
+    """Accuracy on a long-tailed test set: as the training set is (forward), or against it (backward)."""
+    last = max(len(counts_C) - 1, 1)
+    rank_C = np.empty(len(counts_C))
+    rank_C[np.argsort(-counts_C, kind="stable")] = np.arange(len(counts_C))
+    return {
+        "forward": {str(f): _weighted(acc_C, f ** (-rank_C / last)) for f in SHIFTS},
+        "uniform": _mean(acc_C),
+        "backward": {str(f): _weighted(acc_C, f ** (rank_C / last - 1)) for f in SHIFTS},
+    }
+
+
+def _weighted(acc_C: FloatArray, weight_C: FloatArray) -> float:
+    tested = ~np.isnan(acc_C)
+    return float(np.average(acc_C[tested], weights=weight_C[tested]))

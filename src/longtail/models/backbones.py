@@ -1,0 +1,158 @@
+"""Trunks by timm name. The CIFAR ResNets are registered with timm, so that one call makes any trunk.
+
+"ResNet-32" on CIFAR is the 16/32/64-wide network of He et al. (2016) with parameter-free shortcuts: 470,004 parameters with
+a 100-way classifier. The 3x3-stem ResNet-18/50 are the wide ones of the contrastive literature, under their own names.
+"""
+
+from typing import Any
+
+import timm
+import torch
+import torch.nn.functional as F
+from timm.models import register_model
+from timm.models.resnet import BasicBlock as WideBasicBlock
+from timm.models.resnet import Bottleneck, ResNet
+from torch import Tensor, nn
+
+from longtail.errors import UserError, unknown
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions and a shortcut that subsamples and pads channels with zeros ("option A": no parameters)."""
+
+    def __init__(self, width_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width_in, width, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.stride, self.extra = stride, width - width_in
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        if self.extra:
+            half = self.extra // 2
+            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, half, self.extra - half))
+        return F.relu(out + x)
+
+
+class CifarResNet(nn.Module):
+    """The ResNet of depth 6n+2 for small images, with timm's manners: num_features, forward_features, forward_head."""
+
+    def __init__(self, depth: int, num_classes: int = 100, in_chans: int = 3, **_: Any) -> None:
+        super().__init__()
+        n, widths = (depth - 2) // 6, (16, 32, 64)
+        self.num_features = self.head_hidden_size = widths[-1]
+        self.conv1 = nn.Conv2d(in_chans, widths[0], 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(widths[0])
+        self.stages = nn.ModuleList()
+        for i, width in enumerate(widths):
+            ins, strides = [widths[max(i - 1, 0)]] + [width] * (n - 1), [min(i + 1, 2)] + [1] * (n - 1)
+            self.stages.append(nn.Sequential(*(Block(w, width, s) for w, s in zip(ins, strides, strict=True))))
+        self.reset_classifier(num_classes)
+        self.apply(kaiming_normal)
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        self.num_classes = num_classes
+        self.fc = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
+
+    def get_classifier(self) -> nn.Module:
+        return self.fc
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(x)))
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        x = x.mean((2, 3))
+        return x if pre_logits else self.fc(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+
+def kaiming_normal(layer: nn.Module) -> None:
+    """He initialisation of convolutions and linear layers, as the CIFAR ResNets of this field have it."""
+    if isinstance(layer, nn.Conv2d | nn.Linear):
+        nn.init.kaiming_normal_(layer.weight)
+
+
+def _small_images(block: Any, layers: tuple[int, ...], **kwargs: Any) -> ResNet:
+    """timm's ResNet with a 3x3 stem of stride 1 and no pooling: 32x32 images keep their resolution."""
+    net: Any = ResNet(block, layers, **kwargs)
+    net.conv1 = nn.Conv2d(kwargs.get("in_chans", 3), 64, 3, padding=1, bias=False)
+    nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
+    net.maxpool = nn.Identity()
+    return net
+
+
+def _untrained(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """timm passes its own book-keeping along; the constructors want none of it."""
+    return {k: v for k, v in kwargs.items() if not k.startswith("pretrained") and k != "cache_dir"}
+
+
+@register_model
+def resnet20_cifar(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
+    return CifarResNet(20, **_untrained(kwargs))
+
+
+@register_model
+def resnet32_cifar(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
+    return CifarResNet(32, **_untrained(kwargs))
+
+
+@register_model
+def resnet44_cifar(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
+    return CifarResNet(44, **_untrained(kwargs))
+
+
+@register_model
+def resnet56_cifar(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
+    return CifarResNet(56, **_untrained(kwargs))
+
+
+@register_model
+def resnet18_cifar(pretrained: bool = False, **kwargs: Any) -> ResNet:
+    return _small_images(WideBasicBlock, (2, 2, 2, 2), **_untrained(kwargs))
+
+
+@register_model
+def resnet50_cifar(pretrained: bool = False, **kwargs: Any) -> ResNet:
+    return _small_images(Bottleneck, (3, 4, 6, 3), **_untrained(kwargs))
+
+
+class Trunk(nn.Module):
+    """Any headless network as a map from images to float32 features: only its inside may run in low precision."""
+
+    def __init__(self, body: nn.Module, width: int) -> None:
+        super().__init__()
+        self.body, self.width = body, width
+        self.precision = torch.float32
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = self.precision != torch.float32
+        with torch.autocast(x.device.type, self.precision if low else torch.bfloat16, enabled=low):
+            return self.body(x).float()
+
+
+def make_trunk(name: str, pretrained: bool = False, image_size: int = 32) -> Trunk:
+    """The trunk of a timm model, tried on one blank image: what timm declares as its width is not always what comes out."""
+    if not timm.is_model(name):
+        raise unknown("model", name, timm.list_models())
+    if pretrained and name.endswith("_cifar"):
+        raise UserError(
+            f"there are no pretrained weights for {name}: drop --model.pretrained or name a timm model that has"
+        )
+    try:
+        body = timm.create_model(name, pretrained=pretrained, num_classes=0).eval()
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"cannot make {name!r} (pretrained={pretrained}): {str(error).splitlines()[0]}") from error
+    try:
+        with torch.no_grad():
+            width = body(torch.zeros(1, 3, image_size, image_size)).shape[-1]
+    except (RuntimeError, AssertionError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{name!r} takes no images of {image_size} pixels ({reason}): set --data.image_size") from error
+    return Trunk(body.train(), width)

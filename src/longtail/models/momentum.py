@@ -1,0 +1,81 @@
+"""The key network, a slow average of the query network, and the queue of its labelled keys (He et al., 2020).
+
+All state is in buffers and parameters, so a checkpoint keeps it. B: keys pushed, K: queue length, D: projected width.
+"""
+
+import copy
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+EMPTY = -1  # the label of a slot that holds no key yet
+
+
+class MomentumNetwork(nn.Module):
+    """A copy of the query network that follows it: key <- momentum · key + (1 - momentum) · query, never trained itself.
+
+    norm "batch": batch norm sees the keys' own batch and keeps its own running averages, as the released code does;
+    norm "ema": it uses running averages, which follow the query's as the parameters do.
+    """
+
+    def __init__(self, query: nn.Module, momentum: float, norm: str = "batch") -> None:
+        super().__init__()
+        self.momentum, self.norm = momentum, norm
+        self.net = copy.deepcopy(query).requires_grad_(False)
+
+    def train(self, mode: bool = True) -> "MomentumNetwork":
+        super().train(mode)
+        self.net.train(mode and self.norm == "batch")
+        return self
+
+    @torch.no_grad()
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.net(*inputs)
+
+    @torch.no_grad()
+    def follow(self, query: nn.Module) -> None:
+        """One step of the moving average; in the parameters' own (full) precision."""
+        keys, queries = list(self._followers(self.net)), list(self._followers(query))
+        torch._foreach_lerp_(keys, queries, 1 - self.momentum)
+
+    def _followers(self, net: nn.Module) -> Iterator[Tensor]:
+        yield from net.parameters()
+        if self.norm == "ema":
+            yield from (b for b in net.buffers() if b.is_floating_point())
+
+
+class LabelledQueue(nn.Module):
+    """The newest K keys with their labels, in a ring; a slot not filled yet has the label EMPTY and no contrast."""
+
+    keys_KD: Tensor
+    labels_K: Tensor
+    position: Tensor
+
+    def __init__(self, length: int, width: int) -> None:
+        super().__init__()
+        self.length = length
+        self.register_buffer("keys_KD", torch.zeros(length, width))
+        self.register_buffer("labels_K", torch.full((length,), EMPTY))
+        self.register_buffer("position", torch.zeros((), dtype=torch.int64))  # on the device: no host synchronisation
+
+    @torch.no_grad()
+    def push(self, keys_BD: Tensor, y_B: Tensor) -> None:
+        """Overwrite the oldest slots; every process pushes the keys of all, in rank order, so that queues stay equal."""
+        keys_BD, y_B = gather(keys_BD)[-self.length :], gather(y_B)[-self.length :]
+        if self.length == 0:
+            return
+        slots_B = (self.position + torch.arange(len(y_B), device=y_B.device)) % self.length
+        self.keys_KD.index_copy_(0, slots_B, keys_BD.to(self.keys_KD.dtype))
+        self.labels_K.index_copy_(0, slots_B, y_B)
+        self.position.copy_((self.position + len(y_B)) % self.length)
+
+
+def gather(x: Tensor) -> Tensor:
+    """The tensors of all processes, joined along the first axis in rank order; without gradient."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return x
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, x.contiguous())
+    return torch.cat(parts)

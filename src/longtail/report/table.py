@@ -1,0 +1,140 @@
+"""One table of many runs: a row per configuration, mean ± standard deviation over its seeds."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from longtail import runs
+from longtail.config import differences
+from longtail.metrics import mean_std
+
+# metric -> (heading, digits after the point)
+COLUMNS = {
+    "top1": ("all", 1),
+    "many": ("many", 1),
+    "medium": ("medium", 1),
+    "few": ("few", 1),
+    "macro_f1": ("F1", 1),
+    "ece": ("ECE", 1),
+    "knn_top1": ("k-NN", 1),
+    "seconds": ("seconds", 0),
+}
+CAPTION = (
+    "Last epoch, test set, in percent: accuracy of all images and of classes with many (>100), medium (20-100) and few (<20) "
+    "training images; macro F1; expected calibration error (lower is better); k-NN accuracy of the features. "
+    "Mean ± standard deviation over seeds; – where there is no such class."
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The runs of one configuration."""
+
+    data: str
+    label: str
+    runs: tuple[runs.Run, ...]
+
+    def values(self, metric: str) -> list[float]:
+        return [r.metrics[metric] for r in self.runs if r.metrics[metric] is not None]
+
+    def cell(self, metric: str) -> str:
+        values, digits = self.values(metric), COLUMNS[metric][1]
+        if not values:
+            return "–"
+        mean, std = mean_std(values)
+        return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if std is not None else "")
+
+    def to_dict(self) -> dict[str, Any]:
+        stats = {m: mean_std(self.values(m)) if self.values(m) else (None, None) for m in COLUMNS}
+        return {
+            "data": self.data,
+            "method": self.label,
+            "config": self.runs[0].config.identity(),
+            "seeds": [r.seed for r in self.runs],
+            "commits": sorted({str(r.environment["commit"]) for r in self.runs}),
+            "devices": sorted({r.environment["device"] for r in self.runs}),
+            "folders": [str(r.folder) for r in self.runs],
+            "metrics": {m: {"mean": mean, "std": std, "values": self.values(m)} for m, (mean, std) in stats.items()},
+        }
+
+
+def make_rows(records: Sequence[runs.Run]) -> list[Row]:
+    """Runs that differ in nothing but the seed make one row; rows that would look alike say what sets them apart."""
+    groups: dict[str, list[runs.Run]] = {}
+    for record in records:
+        groups.setdefault(json.dumps(record.config.identity(), sort_keys=True), []).append(record)
+    rows = [
+        Row(data_name(g[0]), g[0].config.method.label, tuple(sorted(g, key=lambda r: r.seed))) for g in groups.values()
+    ]
+    alike: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        alike.setdefault((row.data, row.label), []).append(row)
+    named = [Row(row.data, row.label + _apart(row, alike[row.data, row.label]), row.runs) for row in rows]
+    return sorted(named, key=lambda row: (row.data, sum(row.values("top1")) / len(row.runs)))
+
+
+def _apart(row: Row, alike: list[Row]) -> str:
+    """What this row has that its likes have not, as ' (alpha=0.02, lr=0.1)'."""
+    here = row.runs[0].config.identity()
+    fields = {f: pair[0] for other in alike for f, pair in differences(here, other.runs[0].config.identity()).items()}
+    return " (" + ", ".join(f"{f}={v}" for f, v in sorted(fields.items()) if f != "recipe") + ")" if fields else ""
+
+
+def data_name(run: runs.Run) -> str:
+    """The data of a run, as a reader of the table would say it."""
+    data = run.config.data
+    name = data.root.name if data.name == "folder" and data.root else data.name
+    return f"{name}-lt, imbalance {data.imbalance:g}" if data.imbalance > 1 else name
+
+
+def to_markdown(rows: Sequence[Row]) -> str:
+    head = ["data", "method", "seeds", *(heading for heading, _ in COLUMNS.values())]
+    body = [[row.data, row.label, str(len(row.runs)), *map(row.cell, COLUMNS)] for row in rows]
+    lines = [head, ["---"] * 2 + ["---:"] * (len(head) - 2), *body]
+    escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    return "\n".join("| " + " | ".join(line) + " |" for line in escaped) + f"\n\n{CAPTION}\n"
+
+
+def to_rich(rows: Sequence[Row]) -> Table:
+    table = Table(caption=CAPTION, caption_justify="left")
+    for heading in ("data", "method", "seeds"):
+        table.add_column(heading)
+    for heading, _ in COLUMNS.values():
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(row.data, row.label, str(len(row.runs)), *map(row.cell, COLUMNS))
+    return table
+
+
+def shifted_table(rows: Sequence[Row]) -> Table:
+    """Accuracy if the test set were as long-tailed as the training set (forward) or the other way round (backward)."""
+    caption = (
+        "Accuracy under shifted test priors: for. (forward), the training head is frequent in the test too; "
+        "bac. (backward), its tail is."
+    )
+    table = Table(caption=caption, caption_justify="left")
+    table.add_column("method")
+    first = rows[0].runs[0].metrics["shifted"]
+    forward, backward = reversed(first["forward"]), first["backward"]
+    keys = [("forward", f) for f in forward] + [("uniform", "")] + [("backward", f) for f in backward]
+    for direction, factor in keys:
+        table.add_column(f"{direction[:3]}. {factor}" if factor else direction, justify="right")
+    for row in rows:
+        shifts = [r.metrics["shifted"] for r in row.runs]
+        values = [[s[d][f] if f else s[d] for s in shifts] for d, f in keys]
+        table.add_row(row.label, *(f"{mean_std(v)[0]:.1f}" for v in values))
+    return table
+
+
+def table(paths: Iterable[Path | str], out: Path | str | None = None) -> list[Row]:
+    """The finished runs below `paths` as rows; written to OUT/table.md and OUT/table.json where `out` is given."""
+    rows = make_rows(runs.finished(paths))
+    if out is not None:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        (Path(out) / "table.md").write_text(to_markdown(rows))
+        runs.write_json(Path(out) / "table.json", [row.to_dict() for row in rows])
+    return rows

@@ -1,0 +1,79 @@
+"""Run folders as they lie on the disk: who reads them needs neither torch nor the code that wrote them.
+
+config.json  environment.json     written when the run starts
+log.jsonl                         a line an epoch
+checkpoint/state.pt               all state, for --resume
+model.safetensors  predictions.npz  features.npz  examples/  and last metrics.json: the run has finished
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from longtail.config import Config, from_dict
+from longtail.errors import UserError
+
+CONFIG, ENVIRONMENT, LOG, METRICS = "config.json", "environment.json", "log.jsonl", "metrics.json"
+CHECKPOINT, MODEL = "checkpoint/state.pt", "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: what was asked, where it ran, what came out."""
+
+    folder: Path
+    config: Config
+    environment: dict[str, Any]
+    metrics: dict[str, Any]
+
+    @property
+    def seed(self) -> int:
+        return int(self.environment["seed"])
+
+
+def find(paths: Iterable[Path | str]) -> list[Path]:
+    """All run folders at or below the given paths, finished or not, in the order of their names."""
+    found: set[Path] = set()
+    for path in map(Path, paths):
+        if not path.exists():
+            raise UserError(f"{path} does not exist: name a run folder or a folder that holds runs")
+        found |= {Path(top) for top, _, files in os.walk(path) if CONFIG in files and ENVIRONMENT in files}
+    return sorted(found)
+
+
+def read(folder: Path) -> Run:
+    """A finished run."""
+    return Run(folder, load_config(folder), read_json(folder / ENVIRONMENT), read_json(folder / METRICS))
+
+
+def finished(paths: Iterable[Path | str]) -> list[Run]:
+    """The finished runs at or below the given paths; an error where there is none."""
+    paths = list(paths)
+    folders = find(paths)
+    done = [read(f) for f in folders if (f / METRICS).exists()]
+    if not done:
+        where = ", ".join(map(str, paths))
+        state = f"{len(folders)} unfinished (continue with --resume)" if folders else "none"
+        raise UserError(f"no finished run below {where} ({state}): train first, e.g. `longtail demo`")
+    return done
+
+
+def load_config(folder: Path) -> Config:
+    return from_dict(Config, read_json(folder / CONFIG))
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path} ({error}): is it a run folder of longtail?") from error
+
+
+def write_json(path: Path, tree: Any) -> None:
+    """Atomically: a reader sees the old file or the new one."""
+    fresh = path.with_suffix(path.suffix + ".tmp")
+    fresh.write_text(json.dumps(tree, indent=1) + "\n")
+    os.replace(fresh, path)
