@@ -1,10 +1,15 @@
 """`longtail demo`: four methods on the embedded digits, a table, a plot, and what to do next."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from longtail import recipes
 from longtail.config import Config
+from longtail.data.sources import load
 from longtail.engine.train import train
 from longtail.report.plots import accuracy_by_frequency
 from longtail.report.table import Row, table
@@ -14,9 +19,11 @@ METHODS = ("ce", "balanced-softmax", "supcon", "paco")
 
 def demo(out: Path | str = "runs/demo", seeds: tuple[int, ...] = (0, 1, 2)) -> list[Row]:
     """Train the four methods (resuming what is there), then write table.md, table.json and accuracy.png in OUT."""
-    out = Path(out)
+    out, data = Path(out), load(demo_config("ce", seeds).data)
+    print(*data.describe(), sep="\n", flush=True)
     for method in METHODS:
-        train(demo_config(method, seeds), out / method, resume=True)
+        with one_thread():
+            train(demo_config(method, seeds), out / method, resume=True, data=data)
     rows = table([out / m for m in METHODS], out)
     rows.sort(key=lambda row: METHODS.index(row.runs[0].config.method.name))
     accuracy_by_frequency(rows, out / "accuracy.png")
@@ -26,6 +33,17 @@ def demo(out: Path | str = "runs/demo", seeds: tuple[int, ...] = (0, 1, 2)) -> l
 def demo_config(method: str, seeds: tuple[int, ...]) -> Config:
     config = recipes.digits_lt(method)
     return replace(config, train=replace(config.train, seeds=seeds))
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """The network is so small that a second thread gains nothing, and loses much where the machine is busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def verdict(rows: list[Row], out: Path) -> list[str]:

@@ -84,17 +84,17 @@ def cifar100(method: str = "paco-no-rebalance", imbalance: float = 1, setting: s
 
 
 def digits_lt(method: str = "paco", imbalance: float = 40, setting: str = "equal") -> Config:
-    """Handwritten digits of 8x8 pixels (1,797 images, inside scikit-learn), long-tailed: the demo, a minute on two cores."""
+    """Handwritten digits of 8x8 pixels (1,797 images, inside scikit-learn), long-tailed: the demo's data."""
     _only("digits-lt", "setting", setting, ("equal",))
     soft = ViewConfig(crop="resized", crop_scale=(0.6, 1.0), flip=False)  # a mirrored digit is another sign
     return Config(
         recipe=f"digits-lt/{setting}",
         data=DataConfig(name="digits", imbalance=float(imbalance), image_size=8),
         views=ViewsConfig(query=soft, key=soft, normalise="half"),
-        model=ModelConfig(name="resnet20_cifar"),
-        method=_method(method, tau=0.1, alpha=0.05, queue=256, projection_dim=32, momentum=0.99, linear_epochs=30),
+        model=ModelConfig(name="resnet8_cifar"),
+        method=_method(method, tau=0.1, alpha=0.05, queue=256, projection_dim=32, momentum=0.99, linear_epochs=20),
         optim=OptimConfig(lr=0.1, weight_decay=5e-4, warmup_epochs=2),
-        train=TrainConfig(epochs=60, batch_size=64),
+        train=TrainConfig(epochs=40, batch_size=64),
     )
 
 

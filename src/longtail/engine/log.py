@@ -34,7 +34,7 @@ class Log:
         )
         self.bar = Progress(*columns, console=Console(stderr=True), transient=True) if terminal else None
         self.task = self.bar.add_task(title, total=steps, now="") if self.bar else None
-        self._spoke = time.monotonic()
+        self._spoke, self._said = time.monotonic(), 0  # when the screen last had news, and at which step
 
     def __enter__(self) -> "Log":
         if self.bar:
@@ -56,13 +56,16 @@ class Log:
             self._spoke = time.monotonic()
 
     def epoch(self, step: int, row: dict[str, Any], left: float) -> None:
-        """Write the epoch's line; `left` is the time the run still needs, in seconds."""
+        """Write the epoch's line; `left` is the time the run still needs, in seconds.
+
+        Piped output gets a line every five seconds at most, forty a run at most, and the last epoch's always.
+        """
         with open(self.path, "a") as file:
             file.write(json.dumps(row) + "\n")
         self.news(step, row)
-        # Piped output gets some ten lines a run, and the last epoch's always.
-        every = max(1, row["epochs"] // 10)
-        if self.plain and ((row["epoch"] + 1) % every == 0 or row["epoch"] + 1 == row["epochs"]):
+        due = step - self._said >= self.steps / 40 and time.monotonic() - self._spoke > 5
+        if self.plain and (due or row["epoch"] + 1 == row["epochs"]):
+            self._said, self._spoke = step, time.monotonic()
             print(f"{self.title}  {summary(row)}  {clock(left)} left", file=sys.stderr, flush=True)
 
 

@@ -44,15 +44,19 @@ def fit(run: Run, log: Log, stop: "StopSignals") -> None:
                 raise Interrupted(message, stop.signum)
 
 
-def train(config: Config, out: Path | str, resume: bool = False) -> list[Path]:
-    """Train one run per seed in OUT/seedN and evaluate it; the run folders. The twin of `longtail train`."""
+def train(config: Config, out: Path | str, resume: bool = False, data: DataSet | None = None) -> list[Path]:
+    """Train one run per seed in OUT/seedN and evaluate it; the run folders. The twin of `longtail train`.
+
+    `data` is what `config.data` describes, where the caller has loaded (and shown) it already.
+    """
     device = choose_device(config.train.device)
     folders = {seed: Path(out) / f"seed{seed}" for seed in config.train.seeds}
     for folder in folders.values():
         check_folder(folder, config, resume)
-    data = load(config.data)
-    if config.log.progress != "none":
-        print(*data.describe(), sep="\n", flush=True)
+    if data is None:
+        data = load(config.data)
+        if config.log.progress != "none":
+            print(*data.describe(), sep="\n", flush=True)
     for seed, folder in folders.items():
         if (folder / runs.METRICS).exists():
             print(f"{folder} has finished already", flush=True)

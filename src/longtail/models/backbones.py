@@ -94,6 +94,11 @@ def _untrained(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 @register_model
+def resnet8_cifar(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
+    return CifarResNet(8, **_untrained(kwargs))
+
+
+@register_model
 def resnet20_cifar(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
     return CifarResNet(20, **_untrained(kwargs))
 

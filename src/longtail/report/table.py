@@ -100,13 +100,14 @@ def to_markdown(rows: Sequence[Row]) -> str:
 
 
 def to_rich(rows: Sequence[Row]) -> Table:
-    table = Table(caption=CAPTION, caption_justify="left")
-    for heading in ("data", "method", "seeds"):
+    one = len({row.data for row in rows}) == 1  # then it stands above, and leaves the width to the numbers
+    table = Table(title=rows[0].data if one else None, caption=CAPTION, title_justify="left", caption_justify="left")
+    for heading in ("method", "seeds") if one else ("data", "method", "seeds"):
         table.add_column(heading)
     for heading, _ in COLUMNS.values():
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(row.data, row.label, str(len(row.runs)), *map(row.cell, COLUMNS))
+        table.add_row(*([] if one else [row.data]), row.label, str(len(row.runs)), *map(row.cell, COLUMNS))
     return table
 
 

@@ -1,0 +1,394 @@
+"""Image operations batched on the device, one parameter set per sample, as PIL and torchvision define them.
+
+Every parameter is a tensor over the samples. Nothing waits for the host and no shape depends on the data: each
+operation is computed for all samples and selected, so that a whole view can be captured in a CUDA graph.
+"""
+
+# N samples, C channels (red, green, blue), H x W pixels; x is N,C,H,W: uint8, or floats where a function says so.
+
+import math
+from collections.abc import Mapping
+from enum import IntEnum, auto
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Op(IntEnum):
+    """The operations of `apply_op`, each with the meaning of its value."""
+
+    IDENTITY = 0
+    SHEAR_X = auto()  # pixels to the right per pixel down, at the source
+    SHEAR_Y = auto()
+    TRANSLATE_X = auto()  # pixels that the image moves to the right
+    TRANSLATE_Y = auto()  # ... and down
+    ROTATE = auto()  # degrees, counter-clockwise
+    BRIGHTNESS = auto()  # enhancement factors: 1 changes nothing, 0 gives black,
+    COLOUR = auto()  # ... the grey image,
+    CONTRAST = auto()  # ... its mean grey,
+    SHARPNESS = auto()  # ... and the smoothed image
+    POSTERIZE = auto()  # bits kept, 0 to 8
+    SOLARIZE = auto()  # grey level from which the image is inverted
+    SOLARIZE_ADD = auto()  # grey levels added to the darker half
+    AUTOCONTRAST = auto()  # the last three have no value
+    EQUALIZE = auto()
+    INVERT = auto()
+
+
+def choose(mask_N: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The samples of x where the mask holds, else those of y."""
+    return torch.where(_along(mask_N, x), x, y)
+
+
+def _along(value_N: Tensor, x: Tensor) -> Tensor:
+    """A value per sample, shaped to broadcast over the dimensions of x."""
+    return value_N.view(-1, *[1] * (x.ndim - 1))
+
+
+def _select(op_N: Tensor, default: Tensor, results: Mapping[Op, Tensor]) -> Tensor:
+    """Per sample the result of the operation that it chose, else the default."""
+    unchosen_N = torch.ones_like(op_N, dtype=torch.bool)
+    total = torch.zeros_like(default)
+    for op, result in results.items():  # masked sums: on the CPU several times as fast as a `where` each
+        total = total + result * _along(op_N == op, result)
+        unchosen_N = unchosen_N & (op_N != op)
+    return total + default * _along(unchosen_N, default)
+
+
+def to_uint8(x: Tensor) -> Tensor:
+    """Float grey levels, rounded."""
+    return x.round().clamp(0, 255).to(torch.uint8)
+
+
+def to_float(x: Tensor) -> Tensor:
+    """Grey levels to [0, 1]."""
+    return x.float() / 255
+
+
+# Crops and blurs: products with one matrix per sample and direction.
+
+
+def resized_crop(
+    x: Tensor, top_N: Tensor, left_N: Tensor, height_N: Tensor, width_N: Tensor, size: int, flip_N: Tensor
+) -> Tensor:
+    """PIL's crop, then its antialiased bilinear resize to size x size, mirrored where flip_N; floats in x's range."""
+    rows = _triangle(top_N, height_N, x.shape[2], size)
+    columns = _triangle(left_N, width_N, x.shape[3], size)
+    return _separable(x, rows, choose(flip_N, columns.flip(1), columns))
+
+
+def _triangle(start_N: Tensor, length_N: Tensor, side: int, size: int) -> Tensor:
+    """(N, size, side): each output pixel's weights over an input line, none outside [start, start + length)."""
+    pixel = (torch.arange(side, device=start_N.device) - start_N[:, None])[:, None]
+    length = length_N[:, None, None]
+    scale = length / size
+    centre = (torch.arange(size, device=start_N.device)[:, None] + 0.5) * scale
+    # The filter reaches one pixel, of the input when it enlarges and of the output when it shrinks.
+    weight = (1 - (pixel + 0.5 - centre).abs() / scale.clamp(min=1)).clamp(min=0)
+    weight = weight * ((pixel >= 0) & (pixel < length))
+    return weight / weight.sum(2, keepdim=True)
+
+
+def _separable(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    return rows[:, None] @ x.float() @ columns[:, None].mT
+
+
+BLUR_RADIUS = 6  # pixels: three standard deviations of the strongest blur in use
+
+
+def gaussian_blur(x: Tensor, sigma_N: Tensor) -> Tensor:
+    """Gaussian blur of float images, sigma in pixels, reflected at the border; sigma 0 leaves a sample as it is."""
+    blurred = _separable(x, _gaussian(sigma_N, x.shape[2]), _gaussian(sigma_N, x.shape[3]))
+    return choose(sigma_N > 0, blurred, x)
+
+
+def _gaussian(sigma_N: Tensor, side: int) -> Tensor:
+    """(N, side, side): what blurring a line does, found by blurring the identity."""
+    radius = min(BLUR_RADIUS, side - 1)  # a reflection needs that many pixels
+    offset = torch.arange(-radius, radius + 1, device=sigma_N.device)
+    tap_NK = (-0.5 * (offset / sigma_N[:, None].clamp(min=1e-3)) ** 2).softmax(1)
+    line = F.pad(torch.eye(side, device=sigma_N.device)[None], (radius, radius), mode="reflect")[0]
+    return torch.einsum("iok,nk->noi", line.unfold(1, 2 * radius + 1, 1), tap_NK)
+
+
+# Geometry: every output pixel fetches its source.
+
+
+def flip(x: Tensor, flip_N: Tensor) -> Tensor:
+    """Mirrored left to right where flip_N."""
+    return choose(flip_N, x.flip(3), x)
+
+
+def padded_crop(x: Tensor, top_N: Tensor, left_N: Tensor, pad: int) -> Tensor:
+    """The H x W window at (top, left), each in [0, 2 pad], of the image padded with `pad` zeros on every side."""
+    return affine(x, translate(pad - left_N.float(), pad - top_N.float()), fill=0)
+
+
+def affine(x: Tensor, matrix_N23: Tensor, fill: int, bilinear: bool = False) -> Tensor:
+    """PIL's affine transform: the matrix takes output to input positions, pixel centres at halves; `fill` outside."""
+    height, width = x.shape[2:]
+    to_x, to_y = matrix_N23[..., None, None].unbind(1)
+    row = torch.arange(height, device=x.device)[:, None] + 0.5
+    column = torch.arange(width, device=x.device) + 0.5
+    # Not a matrix product: TF32 would shift pixels.
+    at_x, at_y = (to[:, 0] * column + (to[:, 1] * row + to[:, 2]) for to in (to_x, to_y))
+    inside = (at_x >= 0) & (at_x < width) & (at_y >= 0) & (at_y < height)
+    fetched = (_bilinear if bilinear else _nearest)(x, at_x, at_y)
+    return fetched.masked_fill(~inside[:, None], fill)
+
+
+def _nearest(x: Tensor, at_x: Tensor, at_y: Tensor) -> Tensor:
+    height, width = x.shape[2:]
+    row, column = at_y.long().clamp(0, height - 1), at_x.long().clamp(0, width - 1)
+    index = (row * width + column).flatten(1)[:, None].expand(-1, x.shape[1], -1)
+    return x.flatten(2).gather(2, index).view_as(x)
+
+
+def _bilinear(x: Tensor, at_x: Tensor, at_y: Tensor) -> Tensor:
+    height, width = x.shape[2:]
+    grid = torch.stack((2 * at_x / width - 1, 2 * at_y / height - 1), 3)
+    return to_uint8(F.grid_sample(x.float(), grid, padding_mode="border", align_corners=False))
+
+
+def shear_x(factor_N: Tensor) -> Tensor:
+    """The matrix of a horizontal shear about the top left corner."""
+    matrix = _identity(factor_N)
+    matrix[:, 0, 1] = factor_N
+    return matrix
+
+
+def shear_y(factor_N: Tensor) -> Tensor:
+    """The matrix of a vertical shear about the top left corner."""
+    matrix = _identity(factor_N)
+    matrix[:, 1, 0] = factor_N
+    return matrix
+
+
+def translate(right_N: Tensor, down_N: Tensor) -> Tensor:
+    """The matrix that moves the image by so many pixels."""
+    matrix = _identity(right_N)
+    matrix[:, 0, 2], matrix[:, 1, 2] = -right_N, -down_N
+    return matrix
+
+
+def rotate(degrees_N: Tensor, height: int, width: int) -> Tensor:
+    """The matrix of a counter-clockwise rotation about the centre."""
+    angle = degrees_N * (math.pi / 180)
+    cos, sin, x, y = angle.cos(), angle.sin(), width / 2, height / 2
+    entries = (cos, -sin, x - x * cos + y * sin, sin, cos, y - x * sin - y * cos)
+    return torch.stack(entries, 1).view(-1, 2, 3)
+
+
+def _identity(like_N: Tensor) -> Tensor:
+    return torch.eye(2, 3, device=like_N.device).repeat(len(like_N), 1, 1)
+
+
+# Grey levels: tables of 256 entries, (N or 1, C or 1, 256) uint8, in PIL's integer arithmetic.
+
+
+def apply_lut(x: Tensor, lut: Tensor) -> Tensor:
+    """Every pixel looked up in the table of its sample and channel."""
+    table = lut.expand(x.shape[0], x.shape[1], 256)
+    return table.gather(2, x.flatten(2).long()).view_as(x)
+
+
+def _levels(x: Tensor) -> Tensor:
+    return torch.arange(256, device=x.device, dtype=torch.uint8).view(1, 1, 256)
+
+
+def invert_lut(x: Tensor) -> Tensor:
+    return 255 - _levels(x)
+
+
+def posterize_lut(x: Tensor, bits_N: Tensor) -> Tensor:
+    """The `bits` leading bits of each level."""
+    dropped = 8 - _along(bits_N.int(), _levels(x))
+    return (_levels(x) >> dropped << dropped).to(torch.uint8)
+
+
+def solarize_lut(x: Tensor, threshold_N: Tensor) -> Tensor:
+    """Levels from the threshold up inverted."""
+    level = _levels(x)
+    return torch.where(level < _along(threshold_N, level), level, 255 - level)
+
+
+def solarize_add_lut(x: Tensor, added_N: Tensor) -> Tensor:
+    """Levels below 128 raised."""
+    level = _levels(x)
+    raised = (level.int() + _along(added_N.int(), level)).clamp(0, 255).to(torch.uint8)
+    return torch.where(level < 128, raised, level)
+
+
+def brightness_lut(x: Tensor, factor_N: Tensor) -> Tensor:
+    """Blended with black."""
+    return blend(torch.zeros_like(_levels(x)), _levels(x), factor_N)
+
+
+def contrast_lut(x: Tensor, factor_N: Tensor) -> Tensor:
+    """Blended with the rounded mean of the grey image."""
+    pixels = x.shape[2] * x.shape[3]
+    mean = (2 * grey_levels(x).sum((2, 3)) + pixels) // (2 * pixels)
+    return blend(mean[..., None], _levels(x), factor_N)
+
+
+def autocontrast_lut(x: Tensor) -> Tensor:
+    """Each channel stretched to [0, 255]; a constant one stays."""
+    low, high = x.amin((2, 3)).double()[..., None], x.amax((2, 3)).double()[..., None]
+    # In double precision and in this order, as PIL, so that the truncation falls on the same side; a tensor over a
+    # tensor, as torch would make `255 / span` a reciprocal and a product, one bit off.
+    scale = torch.full_like(low, 255) / (high - low).clamp(min=1)
+    stretched = (_levels(x) * scale + -low * scale).clamp(0, 255).to(torch.uint8)
+    return torch.where(high > low, stretched, _levels(x))
+
+
+def equalize_lut(x: Tensor) -> Tensor:
+    """Each channel's histogram flattened; a channel with too few different pixels stays."""
+    value = x.flatten(2).long()
+    count = torch.zeros(*x.shape[:2], 256, dtype=torch.long, device=x.device)
+    count.scatter_add_(2, value, value.new_ones(1, 1, 1).expand_as(value))
+    brightest = count.gather(2, value.amax(2, keepdim=True))
+    step = (value.shape[2] - brightest) // 255  # pixels per output level
+    darker = count.cumsum(2) - count
+    flat = ((step // 2 + darker) // step.clamp(min=1)).clamp(max=255).to(torch.uint8)
+    return torch.where(step > 0, flat, _levels(x))
+
+
+# Blends.
+
+
+def blend(degenerate: Tensor, x: Tensor, factor_N: Tensor) -> Tensor:
+    """PIL's blend of grey levels, extrapolating beyond factor 1: single precision, clipped, truncated to uint8."""
+    start = degenerate.float()
+    return (start + _along(factor_N, x) * (x - start)).clamp(0, 255).to(torch.uint8)
+
+
+def saturation(x: Tensor, factor_N: Tensor) -> Tensor:
+    """Blended with the grey image."""
+    return blend(grey_levels(x), x, factor_N)
+
+
+def sharpness(x: Tensor, factor_N: Tensor) -> Tensor:
+    """Blended with the smoothed image."""
+    return blend(smooth(x), x, factor_N)
+
+
+def grey_levels(x: Tensor) -> Tensor:
+    """(N, 1, H, W) PIL's 16-bit fixed-point luminance, as integers."""
+    red, green, blue = x.int().unbind(1)
+    return (19595 * red + 38470 * green + 7471 * blue + 0x8000 >> 16)[:, None]
+
+
+def smooth(x: Tensor) -> Tensor:
+    """PIL's SMOOTH, rounded levels as floats: a 3 x 3 mean of weight 5 at the centre; the border pixels stay."""
+    x = x.float()
+    rows = x[:, :, :-2] + x[:, :, 1:-1] + x[:, :, 2:]
+    box = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
+    smoothed = x.clone()
+    smoothed[:, :, 1:-1, 1:-1] = ((box + 4 * x[:, :, 1:-1, 1:-1]) / 13).round()
+    return smoothed
+
+
+def apply_op(x: Tensor, op_N: Tensor, value_N: Tensor, fill: int, bilinear: bool = False) -> Tensor:
+    """The operation that each sample chose, with its value: one fetch, one table and one blend for the whole batch."""
+    x = affine(x, _op_matrix(x, op_N, value_N), fill, bilinear)
+    x = apply_lut(x, _op_lut(x, op_N, value_N))
+    degenerate = choose(op_N == Op.SHARPNESS, smooth(x), grey_levels(x))
+    blends = (op_N == Op.SHARPNESS) | (op_N == Op.COLOUR)
+    return blend(degenerate, x, torch.where(blends, value_N, 1.0))
+
+
+def _op_matrix(x: Tensor, op_N: Tensor, value_N: Tensor) -> Tensor:
+    zero = torch.zeros_like(value_N)
+    matrices = {
+        Op.SHEAR_X: shear_x(value_N),
+        Op.SHEAR_Y: shear_y(value_N),
+        Op.TRANSLATE_X: translate(value_N, zero),
+        Op.TRANSLATE_Y: translate(zero, value_N),
+        Op.ROTATE: rotate(value_N, x.shape[2], x.shape[3]),
+    }
+    return _select(op_N, _identity(value_N), matrices)
+
+
+def _op_lut(x: Tensor, op_N: Tensor, value_N: Tensor) -> Tensor:
+    tables = {
+        Op.BRIGHTNESS: brightness_lut(x, value_N),
+        Op.CONTRAST: contrast_lut(x, value_N),
+        Op.POSTERIZE: posterize_lut(x, value_N.clamp(0, 8)),  # values meant for others must not shift by more
+        Op.SOLARIZE: solarize_lut(x, value_N),
+        Op.SOLARIZE_ADD: solarize_add_lut(x, value_N),
+        Op.AUTOCONTRAST: autocontrast_lut(x),
+        Op.EQUALIZE: equalize_lut(x),
+        Op.INVERT: invert_lut(x),
+    }
+    return _select(op_N, _levels(x), tables)
+
+
+# Float images in [0, 1].
+
+
+def greyscale(x: Tensor) -> Tensor:
+    """The luminance in all three channels."""
+    return _luminance(x).expand_as(x)
+
+
+def _luminance(x: Tensor) -> Tensor:
+    red, green, blue = x.unbind(1)
+    return (0.2989 * red + 0.587 * green + 0.114 * blue)[:, None]
+
+
+def colour_jitter(
+    x: Tensor, brightness_N: Tensor, contrast_N: Tensor, saturation_N: Tensor, hue_N: Tensor, order_N4: Tensor
+) -> Tensor:
+    """torchvision's ColorJitter: factors, a turn of the hue circle, and in row i of order_N4 the order for sample i.
+
+    The order is a permutation of 0 brightness, 1 contrast, 2 saturation, 3 hue.
+    """
+    factor_N4 = torch.stack((brightness_N, contrast_N, saturation_N, torch.ones_like(hue_N)), 1).gather(1, order_N4)
+    # Hue is dear and comes once in each order: blend before its turn, shift it for all, blend after its turn.
+    turn = order_N4.argmax(1, keepdim=True)
+    step = torch.arange(4, device=x.device)
+    early, late = (torch.where(when, factor_N4, 1.0) for when in (step < turn, step > turn))
+    for k in (0, 1, 2):
+        x = _tone(x, order_N4[:, k], early[:, k])
+    x = shift_hue(x, hue_N)
+    for k in (1, 2, 3):
+        x = _tone(x, order_N4[:, k], late[:, k])
+    return x
+
+
+def _tone(x: Tensor, kind_N: Tensor, factor_N: Tensor) -> Tensor:
+    """Each sample's blend with black (0), its mean grey (1) or its grey image (2)."""
+    grey = _luminance(x)
+    mean = grey.mean((2, 3), keepdim=True) * _along(kind_N == 1, grey)
+    other = choose(kind_N == 2, grey, mean)
+    factor = _along(factor_N, x)
+    return (factor * x + (1 - factor) * other).clamp(0, 1)
+
+
+def shift_hue(x: Tensor, hue_N: Tensor) -> Tensor:
+    """The hue turned by hue_N of the circle, value and saturation kept."""
+    red, green, blue = x.unbind(1)
+    value = x.amax(1)
+    chroma = value - x.amin(1)
+    unit = torch.where(chroma > 0, chroma, 1.0)  # a grey pixel has hue 0
+    on_green_or_blue = torch.where(value == green, 2 + (blue - red) / unit, 4 + (red - green) / unit)
+    sixths = torch.where(value == red, (green - blue) / unit, on_green_or_blue) + 6 * _along(hue_N, value)
+    # Around the circle a channel is full, falls, is empty and rises; the three are a third of it apart.
+    phase = (sixths[:, None] + torch.arange(5, 0, -2, device=x.device).view(3, 1, 1)) % 6
+    return value[:, None] - chroma[:, None] * (2 - (phase - 2).abs()).clamp(0, 1)
+
+
+def cutout(x: Tensor, centre_y_N: Tensor, centre_x_N: Tensor, side: int) -> Tensor:
+    """A square of `side` pixels around the centre, clipped at the border, set to 0 (black: cut before normalising)."""
+    rows, columns = _span(centre_y_N, side, x.shape[2]), _span(centre_x_N, side, x.shape[3])
+    return x.masked_fill(rows[:, None, :, None] & columns[:, None, None, :], 0)
+
+
+def _span(centre_N: Tensor, side: int, length: int) -> Tensor:
+    offset = torch.arange(length, device=centre_N.device) - centre_N[:, None] + side // 2
+    return (offset >= 0) & (offset < side)
+
+
+def normalise(x: Tensor, mean_C11: Tensor, std_C11: Tensor) -> Tensor:
+    return (x - mean_C11) / std_C11

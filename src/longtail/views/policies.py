@@ -1,0 +1,353 @@
+"""What the networks see of an image: SimAugment, RandAugment, both stacked, and the CIFAR AutoAugment policy.
+
+Each is drawn for the whole batch at once, with fixed shapes and from one generator on the images' device (the same
+generator state gives the same views), and made of `ops`.
+"""
+
+# N samples, S operations in a row per sample.
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from longtail.config import ViewConfig, ViewsConfig
+from longtail.errors import UserError
+from longtail.views import ops
+from longtail.views.ops import Op
+
+
+def _uniform(shape: tuple[int, ...], low: float, high: float, rng: torch.Generator) -> Tensor:
+    return low + (high - low) * torch.rand(shape, generator=rng, device=rng.device)
+
+
+def _happens(shape: tuple[int, ...], probability: float | Tensor, rng: torch.Generator) -> Tensor:
+    return torch.rand(shape, generator=rng, device=rng.device) < probability
+
+
+def _whole(shape: tuple[int, ...], end: int, rng: torch.Generator) -> Tensor:
+    """Whole numbers from 0 up to, not including, `end`."""
+    return torch.randint(end, shape, generator=rng, device=rng.device)
+
+
+def _sign(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+    return 1.0 - 2.0 * _happens(shape, 0.5, rng)
+
+
+class Draw(NamedTuple):
+    """The operations of each sample, in the order of application, with their values."""
+
+    op: Tensor  # (N, S) int64, codes of Op
+    value: Tensor  # (N, S) float32
+
+
+def apply_draw(x: Tensor, draw: Draw, fill: int, bilinear: bool = False) -> Tensor:
+    """uint8 to uint8."""
+    for op_N, value_N in zip(draw.op.unbind(1), draw.value.unbind(1), strict=True):
+        x = ops.apply_op(x, op_N, value_N, fill, bilinear)
+    return x
+
+
+# AutoAugment (Cubuk et al. 2019): the policy found on CIFAR-10, with the magnitudes of torchvision.
+
+# Pairs of operation, probability and magnitude bin (0 to 9).
+CIFAR_POLICY = (
+    ((Op.INVERT, 0.1, 0), (Op.CONTRAST, 0.2, 6)),
+    ((Op.ROTATE, 0.7, 2), (Op.TRANSLATE_X, 0.3, 9)),
+    ((Op.SHARPNESS, 0.8, 1), (Op.SHARPNESS, 0.9, 3)),
+    ((Op.SHEAR_Y, 0.5, 8), (Op.TRANSLATE_Y, 0.7, 9)),
+    ((Op.AUTOCONTRAST, 0.5, 0), (Op.EQUALIZE, 0.9, 0)),
+    ((Op.SHEAR_Y, 0.2, 7), (Op.POSTERIZE, 0.3, 7)),
+    ((Op.COLOUR, 0.4, 3), (Op.BRIGHTNESS, 0.6, 7)),
+    ((Op.SHARPNESS, 0.3, 9), (Op.BRIGHTNESS, 0.7, 9)),
+    ((Op.EQUALIZE, 0.6, 0), (Op.EQUALIZE, 0.5, 0)),
+    ((Op.CONTRAST, 0.6, 7), (Op.SHARPNESS, 0.6, 5)),
+    ((Op.COLOUR, 0.7, 7), (Op.TRANSLATE_X, 0.5, 8)),
+    ((Op.EQUALIZE, 0.3, 0), (Op.AUTOCONTRAST, 0.4, 0)),
+    ((Op.TRANSLATE_Y, 0.4, 3), (Op.SHARPNESS, 0.2, 6)),
+    ((Op.BRIGHTNESS, 0.9, 6), (Op.COLOUR, 0.2, 8)),
+    ((Op.SOLARIZE, 0.5, 2), (Op.INVERT, 0.0, 0)),
+    ((Op.EQUALIZE, 0.2, 0), (Op.AUTOCONTRAST, 0.6, 0)),
+    ((Op.EQUALIZE, 0.2, 0), (Op.EQUALIZE, 0.6, 0)),
+    ((Op.COLOUR, 0.9, 9), (Op.EQUALIZE, 0.6, 0)),
+    ((Op.AUTOCONTRAST, 0.8, 0), (Op.SOLARIZE, 0.2, 8)),
+    ((Op.BRIGHTNESS, 0.1, 3), (Op.COLOUR, 0.7, 0)),
+    ((Op.SOLARIZE, 0.4, 5), (Op.AUTOCONTRAST, 0.9, 0)),
+    ((Op.TRANSLATE_Y, 0.9, 9), (Op.TRANSLATE_Y, 0.7, 9)),
+    ((Op.AUTOCONTRAST, 0.9, 0), (Op.SOLARIZE, 0.8, 3)),
+    ((Op.EQUALIZE, 0.8, 0), (Op.INVERT, 0.1, 0)),
+    ((Op.TRANSLATE_Y, 0.7, 9), (Op.AUTOCONTRAST, 0.9, 0)),
+)
+
+
+def auto_value(op: Op, magnitude_bin: int, side: int) -> tuple[float, float]:
+    """Base and swing: the operation's value is base + swing or base - swing, for images of `side` pixels."""
+    share = magnitude_bin / 9
+    match op:
+        case Op.SHEAR_X | Op.SHEAR_Y:
+            return 0, 0.3 * share
+        case Op.TRANSLATE_X | Op.TRANSLATE_Y:
+            return 0, int(150 / 331 * side * share)  # 150 pixels of the 331 that the search used
+        case Op.ROTATE:
+            return 0, 30 * share
+        case Op.BRIGHTNESS | Op.COLOUR | Op.CONTRAST | Op.SHARPNESS:
+            return 1, 0.9 * share
+        case Op.POSTERIZE:
+            return 8 - round(4 * share), 0
+        case Op.SOLARIZE:
+            return 255 * (1 - share), 0
+    return 0, 0
+
+
+@functools.cache
+def _auto_table(side: int, device: torch.device) -> Tensor:
+    """(25, 2, 4): operation, probability, base and swing; made once per device, as a copy from the host waits."""
+    rows = [[(op, p, *auto_value(op, level, side)) for op, p, level in pair] for pair in CIFAR_POLICY]
+    return torch.tensor(rows, dtype=torch.float64, device=device)
+
+
+def draw_autoaugment(n: int, side: int, rng: torch.Generator) -> Draw:
+    """One of the 25 pairs per sample, each half with its probability and a random sign."""
+    pair_N = _whole((n,), len(CIFAR_POLICY), rng)
+    op, probability, base, swing = _auto_table(side, rng.device)[pair_N].unbind(2)
+    used = _happens((n, 2), probability, rng)
+    value = base + swing * _sign((n, 2), rng)
+    return Draw((op * used).long(), value.float())  # Op.IDENTITY is 0
+
+
+# RandAugment (Cubuk et al. 2020), as timm draws it for `rand-nS-mM-mstdD`.
+
+RAND_PROBABILITY = 0.5  # of each operation that was drawn
+
+# Operation; its value at level 0; what level 10 adds; random sign; cut to a whole number. Shifts: shares of the side.
+RAND_OPS = (
+    (Op.AUTOCONTRAST, 0.0, 0.0, False, False),
+    (Op.EQUALIZE, 0.0, 0.0, False, False),
+    (Op.INVERT, 0.0, 0.0, False, False),
+    (Op.ROTATE, 0.0, 30.0, True, False),
+    (Op.POSTERIZE, 0.0, 4.0, False, True),
+    (Op.SOLARIZE, 0.0, 256.0, False, True),
+    (Op.SOLARIZE_ADD, 0.0, 110.0, False, True),
+    (Op.COLOUR, 0.1, 1.8, False, False),
+    (Op.CONTRAST, 0.1, 1.8, False, False),
+    (Op.BRIGHTNESS, 0.1, 1.8, False, False),
+    (Op.SHARPNESS, 0.1, 1.8, False, False),
+    (Op.SHEAR_X, 0.0, 0.3, True, False),
+    (Op.SHEAR_Y, 0.0, 0.3, True, False),
+    (Op.TRANSLATE_X, 0.0, 0.45, True, False),
+    (Op.TRANSLATE_Y, 0.0, 0.45, True, False),
+)
+
+
+@functools.cache
+def _rand_table(device: torch.device) -> Tensor:
+    return torch.tensor(RAND_OPS, dtype=torch.float64, device=device)
+
+
+def rand_value(row: Tensor, level: Tensor, sign: Tensor, side: int) -> Tensor:
+    """The value at levels 0 to 10 of operations given as rows (..., 5) of RAND_OPS."""
+    op, base, span, signed, whole = row.unbind(-1)
+    value = base + level / 10 * span  # float64: int(0.7 * 110) must fall where timm's does
+    value = torch.where(whole > 0, value.trunc(), value)
+    shift = (op == Op.TRANSLATE_X) | (op == Op.TRANSLATE_Y)
+    return torch.where(signed > 0, value * sign, value) * torch.where(shift, side, 1)
+
+
+def draw_randaugment(n: int, side: int, ops: int, magnitude: float, std: float, rng: torch.Generator) -> Draw:
+    """`ops` operations per sample, drawn with replacement, at levels Normal(magnitude, std) cut to [0, 10]."""
+    shape = (n, ops)
+    row = _rand_table(rng.device)[_whole(shape, len(RAND_OPS), rng)]
+    used = _happens(shape, RAND_PROBABILITY, rng)
+    noise = torch.randn(shape, generator=rng, device=rng.device)
+    level = (magnitude + std * noise.double()).clamp(0, 10)
+    value = rand_value(row, level, _sign(shape, rng), side)
+    return Draw((row[..., 0] * used).long(), value.float())
+
+
+# SimAugment (SimCLR, MoCo v2): colour jitter, greyscale and blur, each with its probability.
+
+
+class SimDraw(NamedTuple):
+    jittered: Tensor  # (N,) bool
+    factor: Tensor  # (N, 3) of brightness, contrast and saturation
+    hue: Tensor  # (N,) turns
+    order: Tensor  # (N, 4) permutations, as ops.colour_jitter has them
+    grey: Tensor  # (N,) bool
+    sigma: Tensor  # (N,) pixels, 0: no blur
+
+
+def draw_sim(n: int, rng: torch.Generator) -> SimDraw:
+    return SimDraw(
+        jittered=_happens((n,), 0.8, rng),
+        factor=_uniform((n, 3), 0.6, 1.4, rng),
+        hue=_uniform((n,), -0.1, 0.1, rng),
+        order=_uniform((n, 4), 0, 1, rng).argsort(1),
+        grey=_happens((n,), 0.2, rng),
+        sigma=_uniform((n,), 0.1, 2.0, rng) * _happens((n,), 0.5, rng),
+    )
+
+
+def apply_sim(x: Tensor, draw: SimDraw) -> Tensor:
+    """Floats in [0, 1] to the same."""
+    brightness, contrast, saturation = draw.factor.unbind(1)
+    jittered = ops.colour_jitter(x, brightness, contrast, saturation, draw.hue, draw.order)
+    x = ops.choose(draw.jittered, jittered, x)
+    x = ops.choose(draw.grey, ops.greyscale(x), x)
+    return ops.gaussian_blur(x, draw.sigma)
+
+
+# Crops.
+
+
+class Box(NamedTuple):
+    """Whole pixels, each (N,) int64."""
+
+    top: Tensor
+    left: Tensor
+    height: Tensor
+    width: Tensor
+
+
+TRIES = 10
+RATIO = (3 / 4, 4 / 3)  # width over height
+
+
+def draw_box(n: int, height: int, width: int, scale: tuple[float, float], rng: torch.Generator) -> Box:
+    """torchvision's RandomResizedCrop: the first of ten candidates that fits the image, else the central box."""
+    area = height * width * _uniform((n, TRIES), *scale, rng)
+    ratio = _uniform((n, TRIES), math.log(RATIO[0]), math.log(RATIO[1]), rng).exp()
+    box_h, box_w = (area / ratio).sqrt().round(), (area * ratio).sqrt().round()
+    fits = (box_w > 0) & (box_w <= width) & (box_h > 0) & (box_h <= height)
+    first = fits.int().argmax(1, keepdim=True)
+    found = fits.any(1)
+    central_h, central_w = _central(height, width)
+    box_h = torch.where(found, box_h.gather(1, first)[:, 0], central_h)
+    box_w = torch.where(found, box_w.gather(1, first)[:, 0], central_w)
+    # A uniform place for a candidate, the middle for the fallback.
+    place_h, place_w = _uniform((n, 2), 0, 1, rng).unbind(1)
+    top = torch.where(found, place_h * (height - box_h + 1), (height - box_h) / 2)
+    left = torch.where(found, place_w * (width - box_w + 1), (width - box_w) / 2)
+    return Box(top.long(), left.long(), box_h.long(), box_w.long())
+
+
+def _central(height: int, width: int) -> tuple[int, int]:
+    """Height and width of the largest box whose ratio is allowed."""
+    low, high = RATIO
+    return min(height, round(width / low)), min(width, round(height * high))
+
+
+def resize(x: Tensor, size: int) -> Tensor:
+    """uint8 images at size x size, untouched where they have it."""
+    if x.shape[2:] == (size, size):
+        return x
+    zero = torch.zeros(len(x), dtype=torch.long, device=x.device)
+    height, width = zero + x.shape[2], zero + x.shape[3]
+    return ops.to_uint8(ops.resized_crop(x, zero, zero, height, width, size, zero > 0))
+
+
+def _crop(x: Tensor, view: ViewConfig, size: int, rng: torch.Generator) -> Tensor:
+    """Cropped and mirrored: uint8 at size x size."""
+    flip_N = _happens((len(x),), 0.5 if view.flip else 0.0, rng)
+    if view.crop == "resized":
+        box = draw_box(len(x), x.shape[2], x.shape[3], view.crop_scale, rng)
+        return ops.to_uint8(ops.resized_crop(x, *box, size, flip_N))
+    x = _pad_crop(x, size, rng) if view.crop == "pad" else resize(x, size)
+    return ops.flip(x, flip_N)
+
+
+def _pad_crop(x: Tensor, size: int, rng: torch.Generator) -> Tensor:
+    if x.shape[2:] != (size, size):
+        given, wanted = f"{x.shape[2]}x{x.shape[3]}", f"{size}x{size}"
+        raise UserError(f"crop 'pad' keeps the size, got {given} for {wanted}: try --views.query.crop resized, key too")
+    pad = size // 8
+    top_N, left_N = _whole((2, len(x)), 2 * pad + 1, rng)
+    return ops.padded_crop(x, top_N, left_N, pad)
+
+
+# Policies, from uint8 images to floats in [0, 1].
+
+
+def _plain(x: Tensor, view: ViewConfig, rng: torch.Generator) -> Tensor:
+    return ops.to_float(x)
+
+
+def _sim(x: Tensor, view: ViewConfig, rng: torch.Generator) -> Tensor:
+    return apply_sim(ops.to_float(x), draw_sim(len(x), rng))
+
+
+def _rand(x: Tensor, view: ViewConfig, rng: torch.Generator) -> Tensor:
+    draw = draw_randaugment(len(x), x.shape[3], view.rand_ops, view.rand_magnitude, view.rand_std, rng)
+    # timm interpolates, bilinear or bicubic at random; bilinear here.
+    return ops.to_float(apply_draw(x, draw, view.fill, bilinear=True))
+
+
+def _stacked_rand(x: Tensor, view: ViewConfig, rng: torch.Generator) -> Tensor:
+    """Jitter with probability 0.8, greyscale 0.2 and blur 0.5, then RandAugment on the rounded result."""
+    return _rand(ops.to_uint8(255 * _sim(x, view, rng)), view, rng)
+
+
+def _auto(x: Tensor, view: ViewConfig, rng: torch.Generator) -> Tensor:
+    return ops.to_float(apply_draw(x, draw_autoaugment(len(x), x.shape[3], rng), view.fill))
+
+
+POLICIES: dict[str, Callable[[Tensor, ViewConfig, torch.Generator], Tensor]] = {
+    "none": _plain,
+    "sim": _sim,
+    "rand": _rand,
+    "stacked-rand": _stacked_rand,
+    "auto": _auto,
+}
+
+
+def _cut(x: Tensor, side: int, rng: torch.Generator) -> Tensor:
+    centre_y, centre_x = (_whole((len(x),), length, rng) for length in x.shape[2:])
+    return ops.cutout(x, centre_y, centre_x, side)
+
+
+def make_view(
+    x: Tensor, view: ViewConfig, size: int, rng: torch.Generator, mean_C11: Tensor, std_C11: Tensor
+) -> Tensor:
+    """One view of uint8 images N,3,H,W: crop, mirror, policy, Cutout, normalise; float32 N,3,size,size."""
+    with torch.autocast(x.device.type, enabled=False):  # eight bits of mantissa would blur the resampling weights
+        x = POLICIES[view.policy](_crop(x, view, size, rng), view, rng)
+        if view.cutout:
+            x = _cut(x, view.cutout, rng)
+        return ops.normalise(x, mean_C11, std_C11)
+
+
+STATISTICS = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+}
+
+
+@functools.cache
+def statistics(name: str, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel, (3, 1, 1) each; made once per device."""
+    mean, std = torch.tensor(STATISTICS[name], device=device)[..., None, None]
+    return mean, std
+
+
+class Views:
+    """The views of a run: `query` and `key` are drawn, `plain` is what the network sees at test time."""
+
+    def __init__(self, config: ViewsConfig, size: int) -> None:
+        self.config = config
+        self.size = size
+
+    def query(self, x: Tensor, rng: torch.Generator) -> Tensor:
+        return self._make(x, self.config.query, rng)
+
+    def key(self, x: Tensor, rng: torch.Generator) -> Tensor:
+        return self._make(x, self.config.key, rng)
+
+    def plain(self, x: Tensor) -> Tensor:
+        return ops.normalise(ops.to_float(resize(x, self.size)), *statistics(self.config.normalise, x.device))
+
+    def _make(self, x: Tensor, view: ViewConfig, rng: torch.Generator) -> Tensor:
+        return make_view(x, view, self.size, rng, *statistics(self.config.normalise, x.device))

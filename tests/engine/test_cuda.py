@@ -1,0 +1,73 @@
+"""What only a GPU can show. Its CPU twins are in test_train.py; CI has no GPU and skips these."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from longtail.engine.run import Run
+from longtail.engine.train import train
+from longtail.errors import RunError
+from tests.conftest import tiny
+from tests.engine.test_train import DATA, run_until, state_of
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+METHODS = ["ce", "balanced-softmax", "supcon", "paco"]
+
+
+def distance(one: dict, two: dict) -> float:
+    """Relative L2 distance of all floating-point state."""
+    a, b = (torch.cat([t.double().flatten().cpu() for t in s.values() if t.is_floating_point()]) for s in (one, two))
+    return ((a - b).norm() / a.norm()).item()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-2), ("bf16", 5e-2)])
+def test_resume_equals_the_unbroken_run_within_tolerance(method, precision, tolerance, tmp_path):
+    """cuDNN's gradients are sums in changing order, so a repeated run differs from itself by as much."""
+    config, cuda = tiny(method, precision=precision, device="cuda"), torch.device("cuda")
+    whole = run_until(config, tmp_path / "whole", device=cuda)
+    run_until(config, tmp_path / "parts", 8, device=cuda)
+    parts = run_until(config, tmp_path / "parts", device=cuda)
+    found = distance(state_of(whole), state_of(parts))
+    print(f"{method} {precision}: {found:.2e}")
+    assert found < tolerance
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_cpu_and_cuda_give_the_same_loss_and_gradients(method, tmp_path):
+    config = tiny(method, precision="fp32")
+    runs = [Run(config, 0, DATA, tmp_path, torch.device(d)) for d in ("cpu", "cuda")]
+    batch = next(runs[0].batches(0))
+    for run in runs:
+        run.method.loss(type(batch)(*(t if t is None else t.to(run.device) for t in batch)))["loss"].backward()
+    for a, b in zip(*(r.method.parameters() for r in runs), strict=True):
+        if a.grad is not None:
+            torch.testing.assert_close(b.grad.cpu(), a.grad, rtol=1e-2, atol=1e-4)
+
+
+def test_real_out_of_memory_names_a_batch_that_fits(tmp_path):
+    """A wide network and a cap on the process's share of the GPU: the advised batch then trains."""
+    config = tiny("ce", device="cuda", epochs=1, batch_size=256)
+    config = replace(
+        config, model=replace(config.model, name="resnet18_cifar"), data=replace(config.data, image_size=64)
+    )
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 1.2 * 2**30) / total)
+    try:
+        with pytest.raises(RunError, match=r"out of memory at batch size 256: (\d+) fits") as caught:
+            train(config, tmp_path / "a")
+        size = int(str(caught.value).split(": ")[1].split()[0])
+        train(replace(config, train=replace(config.train, batch_size=size)), tmp_path / "b")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_compiled_networks_give_the_losses_of_eager_ones(tmp_path):
+    rows = []
+    for compiled in (False, True):
+        config = tiny("paco", device="cuda", precision="fp32", epochs=2, compile=compiled)
+        run = Run(config, 0, DATA, tmp_path, torch.device("cuda"))
+        rows.append([run.method.loss(next(run.batches(step)))["loss"].item() for step in range(3)])
+    assert rows[0] == pytest.approx(rows[1], rel=1e-3)

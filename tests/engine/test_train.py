@@ -1,0 +1,283 @@
+"""Runs on real (embedded) images: they learn, they resume bit for bit, they stop cleanly, and they say what went wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from longtail import runs
+from longtail.config import to_dict
+from longtail.data.sources import load
+from longtail.engine import checkpoint
+from longtail.engine import train as engine
+from longtail.engine.log import Log
+from longtail.engine.run import Run
+from longtail.engine.train import StopSignals, fit, train
+from longtail.errors import Interrupted, RunError, UserError
+from longtail.methods.paco import PaCo
+from tests.conftest import tiny
+
+METHODS = ["ce", "balanced-softmax", "supcon", "paco", "paco-no-rebalance"]
+CPU = torch.device("cpu")
+DATA = load(tiny().data)
+
+
+class StopAt(StopSignals):
+    """Wishes to stop once the run has made so many steps."""
+
+    def __init__(self, run: Run, step: int | None) -> None:
+        self.run, self.at = run, step
+
+    @property
+    def signum(self):
+        return signal.SIGTERM if self.at is not None and self.run.steps_done() >= self.at else None
+
+
+def run_until(config, folder: Path, step: int | None = None, device: torch.device = CPU) -> Run:
+    folder.mkdir(parents=True, exist_ok=True)
+    run = Run(config, 0, DATA, folder, device)
+    run.restore()
+    with Log(folder / runs.LOG, run.total_steps(), "none", "") as log:
+        try:
+            fit(run, log, StopAt(run, step))
+        except Interrupted:
+            assert run.steps_done() == step
+    return run
+
+
+def state_of(run: Run) -> dict:
+    return {
+        **run.method.state_dict(),
+        **{f"sgd{i}": s["momentum_buffer"] for i, s in run.optimiser.state_dict()["state"].items()},
+    }
+
+
+def log_of(folder: Path) -> list[dict]:
+    rows = [json.loads(line) for line in (folder / runs.LOG).read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k not in ("seconds", "images_per_second")} for row in rows]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_n_and_n_steps_equal_2n_steps_bit_for_bit(method, tmp_path):
+    """Stopped in the middle of an epoch, and for SupCon also in the middle of its second stage."""
+    config = tiny(method)
+    whole = run_until(config, tmp_path / "whole")
+    for stop in (8, 15, 27):
+        if stop < whole.total_steps():
+            run_until(config, tmp_path / "parts", stop)
+    parts = run_until(config, tmp_path / "parts")
+    one, two = state_of(whole), state_of(parts)
+    assert one.keys() == two.keys() and len(one) > 20
+    assert all(torch.equal(one[k], two[k]) for k in one)
+    assert log_of(tmp_path / "whole") == log_of(tmp_path / "parts")
+    assert len(log_of(tmp_path / "whole")) == (5 if method == "supcon" else 3)
+
+
+def test_seeds_differ_and_repeat(tmp_path):
+    config = tiny("ce", epochs=1, seeds=(0, 1))
+    a, b = train(config, tmp_path / "a"), train(config, tmp_path / "b")
+    weights = [load_file(f / runs.MODEL)["head.weight"] for f in (*a, *b)]
+    assert torch.equal(weights[0], weights[2]) and torch.equal(weights[1], weights[3])
+    assert not torch.equal(weights[0], weights[1])
+
+
+def test_a_refactor_reproduces_these_losses(tmp_path):
+    """Proof of identity: a change that is not meant to change the mathematics must not move these figures."""
+    wanted = json.loads((Path(__file__).parent / "losses.json").read_text())
+    found = {}
+    for method in METHODS:
+        run_until(tiny(method, epochs=2), tmp_path / method)
+        found[method] = [row["loss"] for row in log_of(tmp_path / method)]
+    assert found.keys() == wanted.keys()
+    for method in METHODS:
+        assert found[method] == pytest.approx(wanted[method], rel=1e-4), method  # other processors round differently
+
+
+@pytest.mark.parametrize("method", ["balanced-softmax", "supcon", "paco"])
+def test_a_short_run_learns(method, tmp_path):
+    """Ten classes: chance is 10 %; the tail of one to twenty images is learnt as well."""
+    config = tiny(method, epochs=12)
+    if method == "supcon":
+        config = replace(config, method=replace(config.method, linear_epochs=12))
+    (folder,) = train(config, tmp_path)
+    metrics = json.loads((folder / runs.METRICS).read_text())
+    assert metrics["top1"] > 60 and metrics["few"] > 25 and metrics["knn_top1"] > 50
+
+
+def test_a_finished_run_holds_every_file(tmp_path):
+    (folder,) = train(tiny("paco", epochs=1), tmp_path)
+    metrics = json.loads((folder / runs.METRICS).read_text())
+    wanted = "top1 many medium few per_class counts class_names macro_f1 ece knn_top1 confusion shifted"
+    wanted += " seconds peak_memory latency_b64"
+    assert set(wanted.split()) <= metrics.keys()
+    assert metrics["counts"] == DATA.train.counts.tolist() and metrics["latency_b64"] > 0 and metrics["seconds"] > 0
+    predictions, features = np.load(folder / "predictions.npz"), np.load(folder / "features.npz")
+    assert predictions["logits"].shape == (400, 10) and (predictions["labels"] == DATA.test.labels).all()
+    assert 100 * (predictions["logits"].argmax(1) == predictions["labels"]).mean() == pytest.approx(metrics["top1"])
+    assert features["features"].dtype == np.float16 and len(features["features"]) == 400
+    environment = json.loads((folder / runs.ENVIRONMENT).read_text())
+    assert environment["data"]["checksum"] == DATA.checksum
+    examples = json.loads((folder / "examples" / "index.json").read_text())
+    assert examples["worst_rare"] and all(
+        (folder / "examples" / f"{i}.png").exists() for i in examples["worst_rare"][0]["items"]
+    )
+    assert to_dict(runs.load_config(folder)) == to_dict(tiny("paco", epochs=1))
+    row = log_of(folder)[0]
+    assert {"stage", "epoch", "loss", "accuracy", "P_sup", "lr"} <= row.keys() and 0 < row["P_sup"] < 1
+
+
+def test_validation_split_is_scored_and_the_test_set_is_not_touched(tmp_path):
+    config = tiny("ce", epochs=2, validate_every=1)
+    (folder,) = train(replace(config, data=replace(config.data, val_fraction=0.2)), tmp_path)
+    assert all(0 <= row["val_accuracy"] <= 100 for row in log_of(folder))
+    metrics = json.loads((folder / runs.METRICS).read_text())
+    assert sum(metrics["counts"]) < DATA.train.counts.sum()
+
+
+def test_accumulation_averages_gradients(tmp_path):
+    """Two batches of 32 make the gradient of one of 64 where nothing looks across the batch: frozen batch norm."""
+    one, two = (Run(tiny("ce", batch_size=64 // n, accumulate=n), 0, DATA, tmp_path, CPU) for n in (1, 2))
+    same = next(one.batches(0))
+    halves = [same.first(32), type(same)(same.query[32:], None, same.y_B[32:])]
+    for run, batches in ((one, [same]), (two, halves)):
+        run.method.eval()
+        for batch in batches:
+            (run.method.loss(batch)["loss"] / run.accumulate).backward()
+    for a, b in zip(one.method.parameters(), two.method.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
+    assert two.steps_per_epoch == two.loader.batches // 2
+
+
+def test_every_image_is_seen_once_an_epoch_and_orders_differ():
+    loader = Run(tiny("ce", batch_size=50), 0, DATA, Path("unused"), CPU).loader
+    first, again, second = loader.order(0).clone(), loader.order(0).clone(), loader.order(1).clone()
+    assert torch.equal(first, again) and not torch.equal(first, second)
+    assert sorted(first.tolist()) == list(range(len(DATA.train.labels)))
+
+
+# What goes wrong
+
+
+def test_a_non_finite_loss_names_step_term_and_cure(tmp_path, monkeypatch):
+    loss = PaCo.loss
+
+    def spoilt(self, batch):
+        terms = loss(self, batch)
+        bad = torch.where(self.queue.position == 192, torch.nan, 0.0)  # after three batches of 64
+        return terms | {"loss": terms["loss"] + bad, "contrast_logit": terms["contrast_logit"] + bad}
+
+    monkeypatch.setattr(PaCo, "loss", spoilt)
+    with pytest.raises(
+        RunError, match=r"step 3: loss and contrast_logit became .* lower --optim.lr .*--method.tau"
+    ) as caught:
+        train(tiny("paco"), tmp_path)
+    assert caught.value.exit_code == 1 and not (tmp_path / "seed0" / runs.CHECKPOINT).exists()
+
+
+def test_out_of_memory_names_the_batch_that_fits(tmp_path, monkeypatch):
+    loss = PaCo.loss
+
+    def small_memory(self, batch):
+        if len(batch.y_B) > 20:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return loss(self, batch)
+
+    monkeypatch.setattr(PaCo, "loss", small_memory)
+    with pytest.raises(RunError, match=r"at batch size 64: 16 fits; try --train\.batch_size 16 --train\.accumulate 4"):
+        train(tiny("paco"), tmp_path)
+
+
+def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
+    (folder,) = train(tiny("ce", epochs=1), tmp_path)
+    before = (folder / runs.METRICS).stat().st_mtime_ns
+    with pytest.raises(UserError, match="already holds a run: continue it with --resume"):
+        train(tiny("ce", epochs=1), tmp_path)
+    with pytest.raises(UserError, match=r"another configuration \(method.name was ce, now paco"):
+        train(tiny("paco", epochs=1), tmp_path, resume=True)
+    with pytest.raises(UserError, match=r"train.epochs was 1, now 2"):
+        train(tiny("ce", epochs=2), tmp_path, resume=True)
+    train(tiny("ce", epochs=1), tmp_path, resume=True)  # finished: nothing to do
+    assert (folder / runs.METRICS).stat().st_mtime_ns == before
+
+
+def test_a_damaged_checkpoint_is_one_line(tmp_path):
+    config = tiny("ce", epochs=2)
+    folder = tmp_path / "seed0"
+    run = run_until(config, folder, 3)
+    engine.start_folder(run)
+    (folder / runs.CHECKPOINT).write_bytes(b"no checkpoint")
+    with pytest.raises(UserError, match="cannot read the checkpoint"):
+        train(config, tmp_path, resume=True)
+
+
+def test_a_checkpoint_of_other_images_is_refused(tmp_path):
+    run = run_until(tiny("ce", epochs=2), tmp_path, 3)
+    state = checkpoint.load(tmp_path / runs.CHECKPOINT, CPU)
+    checkpoint.save(tmp_path / runs.CHECKPOINT, state | {"checksum": "other"})
+    with pytest.raises(UserError, match="other images"):
+        run.restore()
+
+
+def test_saving_fails_whole(tmp_path, monkeypatch):
+    """A disk that fills while saving leaves the previous checkpoint."""
+    path = tmp_path / "checkpoint" / "state.pt"
+    checkpoint.save(path, {"step": 1})
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    with pytest.raises(RunError, match="previous checkpoint is whole"):
+        checkpoint.save(path, {"step": 2})
+    assert checkpoint.load(path, CPU) == {"step": 1} and [p.name for p in path.parent.iterdir()] == ["state.pt"]
+
+
+def test_no_cuda_is_said_before_anything_is_written(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    with pytest.raises(UserError, match="torch sees no CUDA device"):
+        train(tiny("ce", device="cuda"), tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_resume_goes_on(signum, tmp_path):
+    """A real process, signalled mid-run, exits with the shell's code; the resumed run equals the unbroken one."""
+    flags = ["--train.epochs", "8", "--train.device", "cpu", "--train.checkpoint_every", "100"]
+    command = [sys.executable, "-m", "longtail", "train", "digits-lt", "--method", "paco", *flags]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "parts")],
+        env=environment,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    log, waited = tmp_path / "parts" / "seed0" / runs.LOG, time.monotonic()
+    while not (log.exists() and log.read_text()) and process.poll() is None and time.monotonic() - waited < 100:
+        time.sleep(0.02)
+    process.send_signal(signum)
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == 128 + signum, errors
+    assert "saved in" in errors.splitlines()[-1] and "Traceback" not in errors
+    for out, more in (("parts", ["--resume"]), ("whole", [])):
+        subprocess.run(
+            [*command, "--out", str(tmp_path / out), *more], check=True, capture_output=True, env=environment
+        )
+    one, two = (load_file(tmp_path / out / "seed0" / runs.MODEL) for out in ("parts", "whole"))
+    assert all(torch.equal(one[k], two[k]) for k in one)
+
+
+def test_learning_goes_on_in_bf16(tmp_path):
+    run = run_until(tiny("paco", precision="bf16", epochs=2), tmp_path)
+    rows = log_of(tmp_path)
+    assert rows[1]["loss"] < rows[0]["loss"] and run.method.net.head.weight.dtype == torch.float32

@@ -1,0 +1,89 @@
+"""The CIFAR ResNets are the true ones, and any timm name makes a trunk."""
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from longtail.errors import UserError
+from longtail.models.backbones import Block, make_trunk
+from longtail.models.heads import Classifier, projection
+
+
+def parameters(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "count"),
+    [
+        ("resnet20_cifar", 10, 269_722),
+        ("resnet32_cifar", 10, 464_154),
+        ("resnet32_cifar", 100, 470_004),
+        ("resnet44_cifar", 10, 658_586),
+        ("resnet56_cifar", 10, 853_018),
+        ("resnet18_cifar", 100, 11_220_132),
+        ("resnet50_cifar", 100, 23_705_252),
+    ],
+)
+def test_parameter_counts(name, classes, count):
+    """0.27, 0.46, 0.66 and 0.85 million are He et al.'s own figures for CIFAR-10; 464,154 and 470,004 the field's."""
+    assert parameters(timm.create_model(name, num_classes=classes)) == count
+    assert parameters(Classifier(make_trunk(name), classes)) == count
+
+
+def test_resnet32_has_the_published_shape():
+    net = timm.create_model("resnet32_cifar", num_classes=0)
+    sizes = [
+        tuple(stage(torch.zeros(1, w, s, s)).shape[1:])
+        for stage, w, s in zip(net.stages, (16, 16, 32), (32, 32, 16), strict=True)
+    ]
+    assert sizes == [(16, 32, 32), (32, 16, 16), (64, 8, 8)]
+    assert sum(isinstance(m, nn.Conv2d) for m in net.modules()) == 31 and net.num_features == 64
+
+
+def test_shortcut_subsamples_and_pads_with_zeros():
+    block = Block(4, 8, 2).eval()
+    nn.init.zeros_(block.bn2.weight)  # the residual branch gives nothing
+    x = torch.rand(2, 4, 6, 6)
+    out = block(x)
+    assert torch.equal(out[:, 2:6], x[:, :, ::2, ::2]) and not out[:, :2].any() and not out[:, 6:].any()
+
+
+def test_small_stem_keeps_the_resolution():
+    net = timm.create_model("resnet18_cifar", num_classes=0)
+    assert net.forward_features(torch.zeros(1, 3, 32, 32)).shape == (1, 512, 4, 4)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenetv3_small_050", "convnext_atto"])
+def test_any_timm_name_is_a_trunk(name):
+    trunk = make_trunk(name, image_size=32)
+    assert trunk(torch.zeros(2, 3, 32, 32)).shape == (2, trunk.width)
+
+
+def test_low_precision_stays_inside_the_trunk():
+    trunk = make_trunk("resnet20_cifar")
+    x = torch.rand(2, 3, 8, 8)
+    full = trunk(x)
+    trunk.precision = torch.bfloat16
+    low = trunk(x)
+    assert low.dtype == torch.float32 and not torch.equal(low, full)
+    torch.testing.assert_close(low, full, rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "pretrained", "size", "says"),
+    [
+        ("resnet33_cifar", False, 32, "did you mean 'resnet"),
+        ("resnet32_cifar", True, 32, "drop --model.pretrained"),
+        ("vit_tiny_patch16_224", False, 32, "set --data.image_size"),
+    ],
+)
+def test_bad_models_say_what_to_do(name, pretrained, size, says):
+    with pytest.raises(UserError, match=says):
+        make_trunk(name, pretrained, size)
+
+
+def test_projection_is_two_layers_with_or_without_norm():
+    kinds = lambda norm: [type(m).__name__ for m in projection(64, 64, 32, norm)]  # noqa: E731
+    assert kinds(True) == ["Linear", "BatchNorm1d", "ReLU", "Linear"] and kinds(False) == ["Linear", "ReLU", "Linear"]

@@ -1,0 +1,501 @@
+"""The draws against the distributions and tables of torchvision and timm, and whole views against their pipelines."""
+
+import functools
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms as T
+import torchvision.transforms.functional as TF
+from PIL import Image
+from sklearn.datasets import load_sample_images
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torchvision.transforms.autoaugment import AutoAugment, AutoAugmentPolicy, _apply_op
+
+from longtail.config import ViewConfig, ViewsConfig
+from longtail.errors import UserError
+from longtail.views import Views, make_view, ops, policies
+from longtail.views.ops import Op
+
+DRAWS = 6000
+SIGMAS = 5  # a right sampler fails one such comparison in two million
+FILL = 128
+PLAIN = ViewConfig(crop="none", flip=False)
+BARE = (torch.zeros(3, 1, 1), torch.ones(3, 1, 1))  # no normalisation
+
+
+@functools.cache
+def patches(side: int, n: int = 16) -> Tensor:
+    tiles = []
+    for photo in load_sample_images().images:
+        small = np.asarray(Image.fromarray(photo).resize((4 * side, 2 * side)))
+        tiles += [small[i * side :, j * side :][:side, :side] for i in range(2) for j in range(4)]
+    return torch.from_numpy(np.stack(tiles)[:n]).permute(0, 3, 1, 2).contiguous()
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def raw(x: Tensor, view: ViewConfig, size: int, seed: int = 0) -> Tensor:
+    """The view before normalisation, in [0, 1]."""
+    return make_view(x, view, size, seeded(seed), *BARE)
+
+
+def after_flip(n: int, seed: int = 0) -> torch.Generator:
+    """The generator as a view leaves it for its policy, where nothing is cropped."""
+    rng = seeded(seed)
+    torch.rand(n, generator=rng)
+    return rng
+
+
+def assert_share(hits: Tensor, p: float) -> None:
+    """The share of hits is that of a binomial."""
+    slack = SIGMAS * math.sqrt(p * (1 - p) / hits.numel())
+    assert abs(hits.double().mean().item() - p) <= slack + 1e-12, (hits.double().mean().item(), p, slack)
+
+
+def assert_uniform(sample: Tensor, low: float, high: float) -> None:
+    """Kolmogorov-Smirnov against the uniform distribution."""
+    assert low <= sample.min() and sample.max() <= high
+    at = ((sample.double() - low) / (high - low)).sort().values
+    rank = torch.arange(1, len(at) + 1) / len(at)
+    assert (at - rank).abs().max() < 2.3 / math.sqrt(len(at))  # exceeded once in 20 000
+
+
+def assert_same_distribution(a: Tensor, b: Tensor) -> None:
+    """Two-sample Kolmogorov-Smirnov."""
+    grid = torch.cat((a, b)).double().unique()
+    below = [torch.searchsorted(s.double().sort().values, grid, right=True) / len(s) for s in (a, b)]
+    assert (below[0] - below[1]).abs().max() < 2.3 * math.sqrt(1 / len(a) + 1 / len(b))
+
+
+# AutoAugment.
+
+NAMES = {
+    "ShearX": Op.SHEAR_X,
+    "ShearY": Op.SHEAR_Y,
+    "TranslateX": Op.TRANSLATE_X,
+    "TranslateY": Op.TRANSLATE_Y,
+    "TranslateXRel": Op.TRANSLATE_X,
+    "TranslateYRel": Op.TRANSLATE_Y,
+    "Rotate": Op.ROTATE,
+    "Brightness": Op.BRIGHTNESS,
+    "Color": Op.COLOUR,
+    "Contrast": Op.CONTRAST,
+    "Sharpness": Op.SHARPNESS,
+    "Posterize": Op.POSTERIZE,
+    "Solarize": Op.SOLARIZE,
+    "SolarizeAdd": Op.SOLARIZE_ADD,
+    "AutoContrast": Op.AUTOCONTRAST,
+    "Equalize": Op.EQUALIZE,
+    "Invert": Op.INVERT,
+}
+ENHANCE = (Op.BRIGHTNESS, Op.COLOUR, Op.CONTRAST, Op.SHARPNESS)
+
+
+def test_cifar_policy_is_torchvisions() -> None:
+    theirs = AutoAugment(AutoAugmentPolicy.CIFAR10).policies
+    named = tuple(tuple((NAMES[name], p, level or 0) for name, p, level in pair) for pair in theirs)
+    assert named == policies.CIFAR_POLICY
+
+
+@pytest.mark.parametrize("side", [8, 32, 64, 224])
+def test_auto_values_are_torchvisions(side: int) -> None:
+    for name, (magnitudes, signed) in AutoAugment()._augmentation_space(10, (side, side)).items():
+        for level, magnitude in enumerate(magnitudes.tolist() if magnitudes.ndim else [0.0]):
+            op = NAMES[name]
+            base, swing = policies.auto_value(op, level, side)
+            whole = int(magnitude) if name.startswith("Translate") else magnitude
+            assert signed or swing == 0
+            assert base + swing == pytest.approx(whole + (op in ENHANCE), abs=1e-4), (name, level)
+            assert not signed or base - swing == pytest.approx((op in ENHANCE) - whole, abs=1e-4)
+
+
+def test_autoaugment_draws_each_pair_equally_often() -> None:
+    draw = policies.draw_autoaugment(DRAWS, 32, seeded())
+    assert draw.op.dtype == torch.int64 and draw.value.dtype == torch.float32
+    expected: Counter[tuple[int, int]] = Counter()
+    for (a, p, _), (b, q, _) in policies.CIFAR_POLICY:
+        for op, chance in ((a, p), (Op.IDENTITY, 1 - p)):
+            for then, chance_then in ((b, q), (Op.IDENTITY, 1 - q)):
+                expected[op, then] += chance * chance_then / 25
+    for op, then in itertools.product(Op, Op):
+        assert_share((draw.op[:, 0] == op) & (draw.op[:, 1] == then), min(expected[op, then], 1.0))
+
+
+def test_autoaugment_draws_the_policys_values_with_either_sign() -> None:
+    draw = policies.draw_autoaugment(DRAWS, 32, seeded())
+    for slot in range(2):
+        allowed: dict[Op, set[float]] = {}
+        for pair in policies.CIFAR_POLICY:
+            op, p, level = pair[slot]
+            base, swing = policies.auto_value(op, level, 32)
+            if p > 0:
+                allowed.setdefault(op, set()).update((round(base + swing, 4), round(base - swing, 4)))
+        for op, values in allowed.items():
+            drawn = draw.value[:, slot][draw.op[:, slot] == op]
+            assert {round(v, 4) for v in drawn.tolist()} == values
+            if len(values) > 1 and op != Op.SOLARIZE:
+                middle = 1 if op in ENHANCE else 0
+                assert_share((drawn > middle)[drawn != middle], 0.5)
+
+
+def test_auto_view_is_torchvisions_pipeline() -> None:
+    x = patches(32)
+    draw = policies.draw_autoaugment(16, 32, after_flip(16))
+    names = {op: name for name, op in NAMES.items() if not name.endswith("Rel")}
+
+    def oracle(image: Image.Image, op: list[int], value: list[float]) -> Tensor:
+        for o, v in zip(op, value, strict=True):
+            if o != Op.IDENTITY:
+                magnitude = v - 1 if o in ENHANCE else v
+                image = _apply_op(image, names[Op(o)], magnitude, TF.InterpolationMode.NEAREST, [FILL] * 3)
+        return TF.to_tensor(image)
+
+    rows = zip(x, draw.op.tolist(), draw.value.tolist(), strict=True)
+    theirs = torch.stack([oracle(TF.to_pil_image(image), o, v) for image, o, v in rows])
+    ours = raw(x, ViewConfig(crop="none", flip=False, policy="auto", fill=FILL), 32)
+    assert ((ours - theirs).abs() > 1e-6).double().mean() < 0.002  # PIL's fixed-point positions
+    assert (ours - ops.to_float(x)).abs().mean() > 0.02
+
+
+# RandAugment.
+
+
+def test_rand_operations_are_timms() -> None:
+    timm = pytest.importorskip("timm.data.auto_augment")
+    assert [NAMES[name] for name in timm._RAND_TRANSFORMS] == [row[0] for row in policies.RAND_OPS]
+
+
+def test_rand_values_are_timms() -> None:
+    timm = pytest.importorskip("timm.data.auto_augment")
+    level = torch.linspace(0, 10, 101, dtype=torch.float64)
+    for name, row in zip(timm._RAND_TRANSFORMS, torch.tensor(policies.RAND_OPS, dtype=torch.float64), strict=True):
+        to_argument = timm.LEVEL_TO_ARG[name] or (lambda _level, _: (0.0,))
+        theirs = torch.tensor([abs(to_argument(v, {})[0]) for v in level.tolist()], dtype=torch.float64)
+        theirs = theirs * (64 if name.endswith("Rel") else 1)
+        plus, minus = (policies.rand_value(row.expand(101, 5), level, torch.tensor(s), 64) for s in (1.0, -1.0))
+        assert torch.allclose(plus, theirs, rtol=1e-12), name
+        signed = name in ("Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel")
+        assert torch.equal(minus, -plus if signed else plus)
+
+
+def test_randaugment_draws_with_replacement_and_probability_one_half() -> None:
+    draw = policies.draw_randaugment(DRAWS, 32, 2, 10, 0.5, seeded())
+    assert draw.op.shape == draw.value.shape == (DRAWS, 2)
+    assert draw.op.dtype == torch.int64 and draw.value.dtype == torch.float32
+    first, second = draw.op.unbind(1)
+    for slot in (first, second):
+        assert_share(slot == Op.IDENTITY, 0.5)
+        for row in policies.RAND_OPS:
+            assert_share(slot == row[0], 0.5 / 15)
+    both = (first != Op.IDENTITY) & (second != Op.IDENTITY)
+    assert_share(both, 0.25)
+    assert_share((first == second)[both], 1 / 15)
+
+
+def test_randaugment_magnitudes() -> None:
+    def levels(magnitude: float, std: float) -> Tensor:
+        draw = policies.draw_randaugment(8 * DRAWS, 32, 1, magnitude, std, seeded())
+        return (draw.value[draw.op == Op.BRIGHTNESS] - 0.1) / 1.8 * 10
+
+    middle = levels(5, 0.5)
+    assert middle.mean().item() == pytest.approx(5, abs=SIGMAS * 0.5 / math.sqrt(len(middle)))
+    assert middle.std().item() == pytest.approx(0.5, abs=SIGMAS * 0.5 / math.sqrt(2 * len(middle)))
+    top = levels(10, 0.5)
+    assert top.max().item() == pytest.approx(10, abs=1e-5)
+    assert_share(top > 9.9999, 0.5)  # half of the normal is cut to 10
+    assert levels(0, 1).min().item() == pytest.approx(0, abs=1e-5)
+    assert torch.allclose(levels(7, 0), torch.tensor(7.0))
+
+
+def test_randaugment_signs_and_shifts() -> None:
+    draw = policies.draw_randaugment(4 * DRAWS, 40, 2, 9, 0, seeded())
+    strength = {Op.ROTATE: 27.0, Op.SHEAR_X: 0.27, Op.SHEAR_Y: 0.27, Op.TRANSLATE_X: 16.2, Op.TRANSLATE_Y: 16.2}
+    for op, value in strength.items():
+        drawn = draw.value[draw.op == op]
+        assert torch.allclose(drawn.abs(), torch.tensor(value))
+        assert_share(drawn > 0, 0.5)
+
+
+def test_rand_view_is_timms_pipeline() -> None:
+    timm = pytest.importorskip("timm.data.auto_augment")
+    x = patches(32)
+    draw = policies.draw_randaugment(16, 32, 4, 8, 0.5, after_flip(16))
+    functions = {NAMES[name]: timm.NAME_TO_OP[name] for name in timm._RAND_TRANSFORMS}
+
+    def oracle(image: Image.Image, op: list[int], value: list[float]) -> Tensor:
+        for o, v in zip(op, value, strict=True):
+            if o in (Op.TRANSLATE_X, Op.TRANSLATE_Y):
+                v = -v / 32  # timm's sign is the other, and a share of the side
+            whole = o in (Op.POSTERIZE, Op.SOLARIZE, Op.SOLARIZE_ADD)
+            arguments = () if o in (Op.AUTOCONTRAST, Op.EQUALIZE, Op.INVERT) else (int(v) if whole else v,)
+            if o != Op.IDENTITY:
+                image = functions[Op(o)](image, *arguments, resample=Image.Resampling.BILINEAR, fillcolor=(FILL,) * 3)
+        return TF.to_tensor(image)
+
+    rows = zip(x, draw.op.tolist(), draw.value.tolist(), strict=True)
+    theirs = torch.stack([oracle(TF.to_pil_image(image), o, v) for image, o, v in rows])
+    view = ViewConfig(crop="none", flip=False, policy="rand", rand_ops=4, rand_magnitude=8, fill=FILL)
+    gap = 255 * (raw(x, view, 32) - theirs).abs()
+    # PIL truncates interpolated levels, and later operations (solarize, equalize) may widen that step.
+    assert gap.median() == 0 and gap.mean() < 2 and (gap > 3).double().mean() < 0.03
+    assert (255 * (ops.to_float(x) - theirs).abs()).mean() > 10
+
+
+# SimAugment.
+
+
+def test_sim_draws() -> None:
+    draw = policies.draw_sim(DRAWS, seeded())
+    assert_share(draw.jittered, 0.8)
+    assert_share(draw.grey, 0.2)
+    assert_share(draw.sigma > 0, 0.5)
+    assert_uniform(draw.sigma[draw.sigma > 0], 0.1, 2.0)
+    for factor in draw.factor.unbind(1):
+        assert_uniform(factor, 0.6, 1.4)
+    assert_uniform(draw.hue, -0.1, 0.1)
+    pairs = itertools.combinations([draw.jittered, draw.grey, draw.sigma > 0, *draw.factor.T, draw.hue], 2)
+    for a, b in pairs:  # independent of one another
+        assert abs(np.corrcoef(a, b)[0, 1]) < SIGMAS / math.sqrt(DRAWS)
+
+
+def test_sim_orders_are_equally_frequent() -> None:
+    order = policies.draw_sim(DRAWS, seeded()).order
+    code = (order * torch.tensor([64, 16, 4, 1])).sum(1)
+    assert len(code.unique()) == 24
+    for permutation in itertools.permutations(range(4)):
+        assert_share((order == torch.tensor(permutation)).all(1), 1 / 24)
+
+
+@pytest.mark.parametrize("crop", ["none", "pad"])
+def test_sim_view_is_torchvisions_pipeline(crop: str) -> None:
+    x = patches(32)
+    rng = after_flip(16)
+    if crop == "pad":
+        top, left = torch.randint(9, (2, 16), generator=rng)
+        x = ops.padded_crop(x, top, left, 4)
+    draw = policies.draw_sim(16, rng)
+
+    def oracle(i: int) -> Tensor:
+        image = ops.to_float(x[i])
+        b, c, s = draw.factor[i].tolist()
+        adjust = (
+            lambda y: TF.adjust_brightness(y, b),
+            lambda y: TF.adjust_contrast(y, c),
+            lambda y: TF.adjust_saturation(y, s),
+            lambda y: TF.adjust_hue(y, draw.hue[i].item()),
+        )
+        for k in draw.order[i].tolist() if draw.jittered[i] else []:
+            image = adjust[k](image)
+        image = TF.rgb_to_grayscale(image, 3) if draw.grey[i] else image
+        return TF.gaussian_blur(image, [13, 13], [draw.sigma[i].item()]) if draw.sigma[i] else image
+
+    ours = raw(patches(32), ViewConfig(crop=crop, flip=False, policy="sim"), 32)
+    assert (ours - torch.stack([oracle(i) for i in range(16)])).abs().max() < 1e-4
+
+
+def test_stacked_rand_is_sim_then_rand() -> None:
+    x, stacked = patches(32), ViewConfig(crop="none", flip=False, policy="stacked-rand", rand_ops=3)
+    rng = after_flip(16)
+    jittered = ops.to_uint8(255 * policies.apply_sim(ops.to_float(x), policies.draw_sim(16, rng)))
+    draw = policies.draw_randaugment(16, 32, 3, 10.0, 0.5, rng)
+    assert torch.equal(raw(x, stacked, 32), ops.to_float(policies.apply_draw(jittered, draw, 128, bilinear=True)))
+
+
+# Crops and Cutout.
+
+
+@pytest.mark.parametrize("height, width, scale", [(32, 32, (0.2, 1.0)), (48, 80, (0.08, 1.0)), (30, 64, (0.5, 1.0))])
+def test_box_is_torchvisions(height: int, width: int, scale: tuple[float, float]) -> None:
+    box = policies.draw_box(DRAWS, height, width, scale, seeded())
+    blank = torch.empty(3, height, width)
+    torch.manual_seed(0)
+    drawn = [T.RandomResizedCrop.get_params(blank, list(scale), list(policies.RATIO)) for _ in range(3000)]
+    top, left, h, w = torch.tensor(drawn).unbind(1)
+    assert (box.top >= 0).all() and (box.top + box.height <= height).all()
+    assert (box.left >= 0).all() and (box.left + box.width <= width).all()
+    for ours, theirs in (
+        (box.height, h),
+        (box.width, w),
+        (box.height * box.width, h * w),
+        (box.width / box.height, w / h),
+        (box.top, top),
+        (box.left, left),
+        (box.top / (height - box.height).clamp(min=1), top / (height - h).clamp(min=1)),
+        (box.left / (width - box.width).clamp(min=1), left / (width - w).clamp(min=1)),
+    ):
+        assert_same_distribution(ours, theirs)
+
+
+@pytest.mark.parametrize("height, width", [(8, 64), (64, 8), (9, 12), (50, 49)])
+def test_box_falls_back_to_the_centre(height: int, width: int) -> None:
+    """Where no candidate can fit (all of the area, in a ratio the image does not have) the box is torchvision's."""
+    box = policies.draw_box(200, height, width, (1.0, 1.0), seeded())
+    torch.manual_seed(0)
+    blank = torch.empty(3, height, width)
+    theirs = Counter(T.RandomResizedCrop.get_params(blank, [1.0, 1.0], list(policies.RATIO)) for _ in range(200))
+    ours = Counter(zip(*(b.tolist() for b in box), strict=True))
+    assert ours.most_common(1)[0][0] == theirs.most_common(1)[0][0]
+    assert max(height, width) / min(height, width) < 1.5 or len(ours) == 1
+
+
+def places(side: int, n: int) -> Tensor:
+    """Images whose red and green channels say where each pixel came from (1-based: the padding is 0)."""
+    row, column = torch.meshgrid(torch.arange(1, side + 1), torch.arange(1, side + 1), indexing="ij")
+    return torch.stack((row, column, row)).to(torch.uint8).expand(n, 3, side, side)
+
+
+def test_padded_crop_and_flip_draws() -> None:
+    seen = (255 * raw(places(32, DRAWS), ViewConfig(crop="pad"), 32)).round().long()
+    centre, right = seen[:, :2, 16, 16], seen[:, 1, 16, 17]
+    flipped = right < centre[:, 1]
+    assert_share(flipped, 0.5)
+    row_shift, column_shift = centre[:, 0] - 17, centre[:, 1] - torch.where(flipped, 16, 17)
+    for down, across in itertools.product(range(-4, 5), repeat=2):
+        assert_share((row_shift == down) & (column_shift == across), 1 / 81)
+
+
+def test_flip_can_be_off() -> None:
+    x = patches(32)
+    assert torch.equal(raw(x, PLAIN, 32), ops.to_float(x))
+    flipped = raw(x, ViewConfig(crop="none"), 32)
+    assert not torch.equal(flipped, ops.to_float(x))
+
+
+def test_resized_crop_view_is_torchvisions() -> None:
+    x, rng = patches(64), seeded()
+    flips = torch.rand(16, generator=rng) < 0.5
+    box = policies.draw_box(16, 64, 64, (0.2, 1.0), rng)
+    ours = raw(x, ViewConfig(crop="resized", crop_scale=(0.2, 1.0)), 32)
+    for i, (top, left, h, w) in enumerate(zip(*(b.tolist() for b in box), strict=True)):
+        theirs = TF.resized_crop(TF.to_pil_image(x[i]), top, left, h, w, [32, 32])
+        theirs = TF.hflip(theirs) if flips[i] else theirs
+        assert (ours[i] - TF.to_tensor(theirs)).abs().max() < 1.5 / 255
+
+
+def test_cutout_centres_are_uniform() -> None:
+    white = torch.full((DRAWS, 3, 32, 32), 255, dtype=torch.uint8)
+    black = raw(white, ViewConfig(crop="none", cutout=16), 32).amax(1) == 0
+    assert black.flatten(1).any(1).all()
+    assert black.sum((1, 2)).max() == 256
+    reach = torch.tensor([sum(c - 8 <= p < c + 8 for c in range(32)) / 32 for p in range(32)])
+    for row, column in itertools.product((0, 5, 16, 31), repeat=2):
+        assert_share(black[:, row, column], (reach[row] * reach[column]).item())
+
+
+def test_cutout_is_black_before_normalisation() -> None:
+    x, view = patches(32), ViewConfig(crop="none", flip=False, cutout=8)
+    mean, std = policies.statistics("cifar10", x.device)
+    ours = make_view(x, view, 32, seeded(), mean, std)
+    hole = raw(x, view, 32) != ops.to_float(x)
+    assert torch.equal(ours[hole], (-mean / std).expand_as(ours)[hole])
+    assert torch.equal(ours[~hole], Views(ViewsConfig(), 32).plain(x)[~hole])
+
+
+# Whole views.
+
+EVERY = [
+    ViewConfig(crop=crop, policy=policy, cutout=cutout)
+    for crop, cutout in (("none", 0), ("pad", 16), ("resized", 0))
+    for policy in policies.POLICIES
+]
+
+
+@pytest.mark.parametrize("view", EVERY, ids=lambda v: f"{v.crop}-{v.policy}")
+def test_view_is_a_function_of_the_generator(view: ViewConfig) -> None:
+    x = patches(32)
+    a, b, other = raw(x, view, 32), raw(x, view, 32), raw(x, view, 32, seed=1)
+    assert a.shape == (16, 3, 32, 32) and a.dtype == torch.float32
+    assert a.min() >= 0 and a.max() <= 1
+    assert torch.equal(a, b)
+    assert not torch.equal(a, other)
+
+
+@pytest.mark.parametrize("view", EVERY[1:], ids=lambda v: f"{v.crop}-{v.policy}")
+def test_samples_draw_their_own_parameters(view: ViewConfig) -> None:
+    same = patches(32)[5:6].expand(64, -1, -1, -1)
+    distinct = {tuple(image.flatten().tolist()) for image in raw(same, view, 32)}
+    assert len(distinct) > 20
+
+
+@pytest.mark.parametrize("view", EVERY, ids=lambda v: f"{v.crop}-{v.policy}")
+@pytest.mark.parametrize("shape", [(1, 3, 8, 8), (1, 3, 32, 32), (3, 3, 8, 8)])
+def test_small_batches_and_images(shape: tuple[int, ...], view: ViewConfig) -> None:
+    x = patches(shape[2])[: shape[0]]
+    out = raw(x, view, shape[2])
+    assert out.shape == shape and out.isfinite().all()
+
+
+@pytest.mark.parametrize("view", EVERY, ids=lambda v: f"{v.crop}-{v.policy}")
+def test_nothing_waits_for_the_host(view: ViewConfig) -> None:
+    """On fake tensors, which have shapes and no data, an `.item()` or a data-dependent shape raises."""
+    raw(patches(32), view, 32)  # fills the caches with real tables
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
+        assert make_view(x, view, 32, seeded(), *BARE).shape == (4, 3, 32, 32)
+
+
+def test_autocast_leaves_views_exact() -> None:
+    x = patches(64)
+    for policy in ("sim", "rand"):
+        view = ViewConfig(crop="resized", policy=policy)
+        plain = raw(x, view, 32)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(raw(x, view, 32), plain)
+
+
+def test_pad_crop_refuses_another_size() -> None:
+    with pytest.raises(UserError, match="64x64 for 32x32: try --views"):
+        raw(patches(64), ViewConfig(crop="pad"), 32)
+
+
+def test_views() -> None:
+    x = patches(64)
+    config = ViewsConfig(
+        query=ViewConfig(crop="resized", policy="auto", cutout=8),
+        key=ViewConfig(crop="resized", policy="sim"),
+        normalise="imagenet",
+    )
+    views, statistics = Views(config, 32), policies.statistics("imagenet", x.device)
+    for made, view in ((views.query, config.query), (views.key, config.key)):
+        assert torch.equal(made(x, seeded()), make_view(x, view, 32, seeded(), *statistics))
+    steps = [T.Resize(32), T.ToTensor(), T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
+    theirs = torch.stack([T.Compose(steps)(TF.to_pil_image(image)) for image in x])
+    assert (views.plain(x) - theirs).abs().max() < 1.5 / 255 / 0.224  # one grey level
+    assert torch.equal(Views(config, 64).plain(x), ops.normalise(ops.to_float(x), *statistics))
+
+
+@pytest.mark.parametrize("name", policies.STATISTICS)
+def test_statistics_are_made_once(name: str) -> None:
+    device = torch.device("cpu")
+    mean, std = policies.statistics(name, device)
+    assert policies.statistics(name, torch.device("cpu"))[0] is mean
+    assert mean.shape == std.shape == (3, 1, 1)
+    assert [mean.flatten().tolist(), std.flatten().tolist()] == [
+        pytest.approx(values) for values in policies.STATISTICS[name]
+    ]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("view", EVERY, ids=lambda v: f"{v.crop}-{v.policy}")
+def test_view_is_captured_in_a_cuda_graph(view: ViewConfig) -> None:
+    x, rng = patches(32).cuda(), torch.Generator("cuda").manual_seed(0)
+    statistics = policies.statistics("cifar10", x.device)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):  # fills the caches: tables are copied from the host once
+        make_view(x, view, 32, rng, *statistics)
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(rng)
+    with torch.cuda.graph(graph):
+        captured = make_view(x, view, 32, rng, *statistics)
+    rng.manual_seed(3)
+    graph.replay()
+    eager = make_view(x, view, 32, torch.Generator("cuda").manual_seed(3), *statistics)
+    assert torch.equal(captured, eager)
