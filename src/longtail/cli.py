@@ -250,12 +250,21 @@ def parse(kind: type[T], verb: str, args: list[str], default: T | None = None) -
 
 
 def in_one_line(box: str) -> str:
-    """The message of tyro's box, with the flag it suggests."""
-    lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
-    rules = [i for i, line in enumerate(lines) if line.startswith("──")] or [len(lines)]
-    message = " ".join(lines[: rules[0]])
-    meant = [lines[i + 1].split()[0] for i, line in enumerate(lines[:-1]) if line.startswith("Perhaps you meant")]
-    return message + (f": did you mean {meant[0]}?" if meant else "")
+    """The message of tyro's box, up to its first blank line, with the flag it suggests; the box may be drawn in ASCII."""
+    lines = [line.strip("│ ") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
+    parts: list[list[str]] = [[]]
+    for line in lines:
+        if line and not line.strip("-─"):
+            parts.append([])
+        else:
+            parts[-1].append(line)
+    message = parts[0] if "╭" in box else parts[1]  # an ASCII box has its title first
+    message = message[: message.index("")] if "" in message else message
+    meant = [part[1].split()[0] for part in parts if part and part[0].startswith("Perhaps you meant")]
+    hint = f": did you mean {meant[0]}?" if meant else ""
+    if message[0].endswith((" True", " False")):
+        hint = ": a switch takes no value, write --x or --no_x"
+    return " ".join(message) + hint
 
 
 VERBS: dict[str, tuple[type, Callable[[list[str]], None]]] = {

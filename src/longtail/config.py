@@ -237,7 +237,7 @@ class TrainConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: CUDA where there is one."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """`auto`: bf16 on CUDA, fp32 on the CPU."""
+    """`auto`: bf16 on CUDA, fp32 on the CPU; fp32 on CUDA is exact and repeatable (no TF32), and slower."""
     channels_last: bool = True
     """Memory format of images and weights."""
     compile: bool = False

@@ -56,8 +56,10 @@ def finished(paths: Iterable[Path | str]) -> list[Run]:
     done = [read(f) for f in folders if (f / METRICS).exists()]
     if not done:
         where = ", ".join(map(str, paths))
-        state = f"{len(folders)} unfinished (continue with --resume)" if folders else "none"
-        raise UserError(f"no finished run below {where} ({state}): train first, e.g. `longtail demo`")
+        advice = (
+            f"{len(folders)} unfinished, continue with --resume" if folders else "train first, e.g. `longtail demo`"
+        )
+        raise UserError(f"no finished run below {where}: {advice}")
     return done
 
 

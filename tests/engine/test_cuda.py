@@ -22,9 +22,9 @@ def distance(one: dict, two: dict) -> float:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-2), ("bf16", 5e-2)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("bf16", 1e-2)])
 def test_resume_equals_the_unbroken_run_within_tolerance(method, precision, tolerance, tmp_path):
-    """cuDNN's gradients are sums in changing order, so a repeated run differs from itself by as much."""
+    """fp32 runs with deterministic cuDNN; bf16 without, and was seen to repeat exactly on an H200 all the same."""
     config, cuda = tiny(method, precision=precision, device="cuda"), torch.device("cuda")
     whole = run_until(config, tmp_path / "whole", device=cuda)
     run_until(config, tmp_path / "parts", 8, device=cuda)

@@ -20,6 +20,10 @@ def place(method: Method, train: TrainConfig, device: torch.device) -> Method:
     layout = torch.channels_last if train.channels_last else torch.contiguous_format
     method = method.to(device=device, memory_format=layout)  # type: ignore[call-overload]
     low = train.precision == "bf16" or (train.precision == "auto" and device.type == "cuda")
+    if device.type == "cuda" and not low:
+        # fp32 is for checking: IEEE products instead of TF32's ten bits, and sums in one order
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.deterministic = True
     for trunk in (m for m in method.modules() if isinstance(m, Trunk)):
         trunk.precision = torch.bfloat16 if low else torch.float32
         if train.compile:

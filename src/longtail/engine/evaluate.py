@@ -28,7 +28,7 @@ LATENCY_BATCH = 64
 
 
 @torch.no_grad()
-def features_of(method: methods.Method, source: Source, views: Views, device: torch.device, batch: int = 512) -> Tensor:
+def features_of(method: methods.Method, source: Source, views: Views, device: torch.device, batch: int) -> Tensor:
     """Trunk features of every image, without augmentation."""
     was_training = method.training
     method.eval()
@@ -41,9 +41,9 @@ def features_of(method: methods.Method, source: Source, views: Views, device: to
 
 
 @torch.no_grad()
-def balanced_accuracy(method: methods.Method, source: Source, views: Views, device: torch.device) -> float:
+def balanced_accuracy(method: methods.Method, source: Source, views: Views, device: torch.device, batch: int) -> float:
     """Mean over classes of the share of images recognised, in percent: validation splits are as long-tailed as the rest."""
-    logits = method.classify(features_of(method, source, views, device))
+    logits = method.classify(features_of(method, source, views, device, batch))
     right = (logits.argmax(1).cpu().numpy() == source.labels).astype(np.float64)
     return float(np.mean([100 * right[source.labels == c].mean() for c in np.unique(source.labels)]))
 
@@ -87,10 +87,10 @@ def peak_memory(device: torch.device) -> int:
 
 @torch.no_grad()
 def measure(
-    method: methods.Method, data: DataSet, views: Views, device: torch.device
+    method: methods.Method, data: DataSet, views: Views, device: torch.device, batch: int
 ) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
     """The metrics, and the logits and features of the test set they come from."""
-    train_ND, test_MD = (features_of(method, s, views, device) for s in (data.train, data.test))
+    train_ND, test_MD = (features_of(method, s, views, device, batch) for s in (data.train, data.test))
     logits = method.classify(test_MD).float().cpu().numpy()
     y_N, y_M = (torch.from_numpy(s.labels).to(device) for s in (data.train, data.test))
     metrics = evaluate_predictions(logits, data.test.labels, data.train.counts, data.train.class_names)
@@ -100,11 +100,11 @@ def measure(
 
 
 def finish(
-    method: methods.Method, data: DataSet, views: Views, device: torch.device, folder: Path, seconds: float
+    method: methods.Method, data: DataSet, views: Views, device: torch.device, batch: int, folder: Path, seconds: float
 ) -> dict[str, Any]:
     """Measure the last epoch's network and write the files of a finished run; metrics.json comes last and says so."""
     save_file({k: v.contiguous() for k, v in method.net.state_dict().items()}, folder / runs.MODEL)
-    metrics, logits, features = measure(method, data, views, device)
+    metrics, logits, features = measure(method, data, views, device, batch)
     metrics |= {"seconds": seconds, "peak_memory": peak_memory(device)}
     write_results(folder, data, metrics, logits, features)
     return metrics
@@ -140,7 +140,7 @@ def evaluate_one(record: runs.Run, data_root: Path | None, device_name: str) -> 
     method = place(methods.make(config, data.train.counts), config.train, device)
     method.net.load_state_dict(load_file(record.folder / runs.MODEL, device=str(device)))
     views = Views(config.views, config.data.image_size)
-    metrics, logits, features = measure(method, data, views, device)
+    metrics, logits, features = measure(method, data, views, device, config.train.batch_size)
     metrics |= {k: record.metrics[k] for k in ("seconds", "peak_memory")}
     write_results(record.folder, data, metrics, logits, features)
     return metrics

@@ -95,7 +95,9 @@ class Run:
         self.seconds += row["seconds"]
         self.meter.reset()
         if self.data.val is not None and (epoch % train.validate_every == 0 or last):
-            row["val_accuracy"] = balanced_accuracy(self.method, self.data.val, self.views, self.device)
+            row["val_accuracy"] = balanced_accuracy(
+                self.method, self.data.val, self.views, self.device, train.batch_size
+            )
         left = self.seconds / self.steps_done() * (self.total_steps() - self.steps_done())
         journal.epoch(self.steps_done(), row, left)
         if epoch % train.checkpoint_every == 0 or last:

@@ -84,7 +84,7 @@ def train_seed(config: Config, seed: int, data: DataSet, folder: Path, device: t
             exhausted = True  # handled below: in here the traceback still holds the memory
     if exhausted:
         raise RunError(advise_batch(run))
-    finish(run.method, data, run.views, device, folder, run.seconds)
+    finish(run.method, data, run.views, device, config.train.batch_size, folder, run.seconds)
 
 
 def check_folder(folder: Path, config: Config, resume: bool) -> None:

@@ -1,0 +1,62 @@
+"""k-NN against a loop, latency and peak memory as plausible numbers, examples as files."""
+
+import json
+import math
+
+import numpy as np
+import torch
+
+from longtail import methods
+from longtail.data.sources import load
+from longtail.engine.evaluate import balanced_accuracy, knn_top1, latency, peak_memory
+from longtail.engine.examples import write_examples
+from longtail.views import Views
+from tests.conftest import tiny
+
+CPU = torch.device("cpu")
+DATA = load(tiny().data)
+
+
+def test_knn_equals_a_loop():
+    g = torch.Generator().manual_seed(0)
+    train, test = torch.randn(60, 8, generator=g), torch.randn(25, 8, generator=g)
+    y_N, y_M = torch.randint(5, (60,), generator=g), torch.randint(5, (25,), generator=g)
+    right = 0
+    for x, y in zip(test, y_M, strict=True):
+        cosine = [float(x @ t / (x.norm() * t.norm())) for t in train]
+        near = sorted(range(60), key=lambda i: -cosine[i])[:7]
+        votes = [sum(math.exp(cosine[i] / 0.07) for i in near if y_N[i] == c) for c in range(5)]
+        right += votes.index(max(votes)) == y
+    assert knn_top1(train, y_N, test, y_M, k=7) == 100 * right / 25
+
+
+def test_knn_with_fewer_images_than_neighbours():
+    x = torch.eye(3)
+    assert knn_top1(x, torch.arange(3), x, torch.arange(3)) == 100
+
+
+def test_balanced_accuracy_weighs_classes_alike():
+    method = methods.make(tiny("ce"), DATA.train.counts)
+    views = Views(tiny().views, 8)
+    predicted = method.eval()(views.plain(torch.from_numpy(DATA.train.images).permute(0, 3, 1, 2))).argmax(1).numpy()
+    wanted = np.mean([100 * (predicted[DATA.train.labels == c] == c).mean() for c in range(10)])
+    method.train()
+    assert balanced_accuracy(method, DATA.train, views, CPU, 50) == wanted and method.training
+
+
+def test_latency_and_memory():
+    method = methods.make(tiny("ce"), DATA.train.counts)
+    assert 0 < latency(method, 8, CPU, repeats=3) < 10_000 and peak_memory(CPU) > 10**7
+
+
+def test_examples_show_the_worst_confusions_and_rare_classes(tmp_path):
+    truth = DATA.test.labels
+    predicted = np.where(truth == 9, 4, truth)
+    predicted[truth == 8] = np.where(np.arange(40) < 10, 3, 8)
+    write_examples(tmp_path / "examples", DATA, predicted)
+    index = json.loads((tmp_path / "examples/index.json").read_text())
+    assert [(e["truth"], e["predicted"], e["share"]) for e in index["confusions"]] == [(9, 4, 1.0), (8, 3, 0.25)]
+    assert index["worst_rare"][0]["class"] == 9 and index["worst_rare"][0]["accuracy"] == 0
+    assert index["best_rare"][0]["accuracy"] == 100
+    for item in index["confusions"][0]["items"]:
+        assert truth[item] == 9 and (tmp_path / f"examples/{item}.png").exists()

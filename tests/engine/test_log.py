@@ -1,0 +1,41 @@
+"""The log of record and what the screen shows."""
+
+import json
+
+from longtail.engine.log import Log, clock, summary, truncate
+
+ROW = {"stage": "train", "epoch": 4, "epochs": 9, "loss": 1.25, "accuracy": 50.0, "P_sup": 0.7, "lr": 0.1}
+ROW |= {"seconds": 2.0, "images_per_second": 1234.5}
+
+
+def test_a_line_an_epoch_and_plain_lines_when_piped(tmp_path, capsys):
+    with Log(tmp_path / "log.jsonl", 90, "plain", "PaCo, seed 0") as log:
+        log.epoch(50, ROW, 75)
+        log.epoch(90, ROW | {"epoch": 8}, 0)
+    assert [json.loads(line)["epoch"] for line in (tmp_path / "log.jsonl").read_text().splitlines()] == [4, 8]
+    shown = capsys.readouterr().err
+    assert "9/9" in shown and "loss 1.250" in shown and "acc 50.0 %" in shown and "1,234 images/s" in shown
+    assert "\x1b" not in shown
+
+
+def test_a_bar_shows_the_same(tmp_path, capsys):
+    with Log(tmp_path / "log.jsonl", 90, "bar", "PaCo, seed 0") as log:
+        log.epoch(50, ROW, 75)
+        assert (
+            log.bar is not None and log.bar.tasks[0].completed == 50 and "loss 1.250" in log.bar.tasks[0].fields["now"]
+        )
+
+
+def test_truncate_drops_what_will_be_written_again_and_torn_lines(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"epoch": 0}\n{"epoch": 1}\n{"epoch": 2}\n{"ep')
+    truncate(path, 2)
+    assert path.read_text() == '{"epoch": 0}\n{"epoch": 1}\n'
+    truncate(tmp_path / "new.jsonl", 0)
+    assert (tmp_path / "new.jsonl").read_text() == ""
+
+
+def test_summary_and_clock():
+    assert summary(ROW).startswith("train 5/9  loss 1.250  acc 50.0 %  P_sup 0.70  lr 0.1")
+    assert "acc" not in summary({k: v for k, v in ROW.items() if k != "accuracy"})
+    assert [clock(s) for s in (5, 65, 3725)] == ["0:05", "1:05", "1:02:05"]

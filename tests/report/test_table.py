@@ -1,0 +1,78 @@
+"""Tables from run folders made by hand: grouping by configuration, mean and deviation, what sets rows apart."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from longtail import recipes, runs
+from longtail.config import to_dict
+from longtail.errors import UserError
+from longtail.report.plots import accuracy_by_frequency
+from longtail.report.table import make_rows, shifted_table, table, to_markdown, to_rich
+
+
+def write(folder, config, seed, top1, few=None):
+    """A finished run as the engine leaves it, as far as tables read it."""
+    folder.mkdir(parents=True)
+    shifted = {"uniform": top1, "forward": {"2": top1, "50": top1 + 1}, "backward": {"2": top1, "50": top1 - 1}}
+    metrics = {
+        "top1": top1,
+        "many": top1 + 5,
+        "medium": top1,
+        "few": few,
+        "macro_f1": top1,
+        "ece": 3.0,
+        "knn_top1": top1,
+    }
+    metrics |= {"seconds": 60, "counts": [200, 50, 3], "per_class": [90.0, None, 10.0], "shifted": shifted}
+    runs.write_json(folder / runs.METRICS, metrics)
+    runs.write_json(folder / runs.CONFIG, to_dict(replace(config, train=replace(config.train, seeds=(seed,)))))
+    runs.write_json(folder / runs.ENVIRONMENT, {"seed": seed, "commit": "abc", "device": "CPU"})
+
+
+@pytest.fixture
+def made(tmp_path):
+    paco, ce = recipes.cifar100_lt("paco", 100), recipes.cifar100_lt("ce", 100)
+    for seed, top1 in enumerate((50.0, 52.0, 54.0)):
+        write(tmp_path / f"paco/seed{seed}", paco, seed, top1, few=30.0)
+    write(tmp_path / "ce/seed0", ce, 0, 40.0)
+    write(tmp_path / "alpha/seed0", replace(paco, method=replace(paco.method, alpha=0.1)), 0, 51.0)
+    return tmp_path
+
+
+def test_rows_group_seeds_and_name_differences(made):
+    rows = table([made], made)
+    found = {row.label: (len(row.runs), row.cell("top1"), row.cell("few")) for row in rows}
+    assert found == {
+        "Cross-entropy": (1, "40.0", "–"),
+        "PaCo (method.alpha=0.1)": (1, "51.0", "–"),
+        "PaCo (method.alpha=0.01)": (3, "52.0 ± 2.0", "30.0 ± 0.0"),
+    }
+    assert {row.data for row in rows} == {"cifar100-lt, imbalance 100"}
+    stored = {row["method"]: row["metrics"]["top1"] for row in json.loads((made / "table.json").read_text())}
+    assert stored["PaCo (method.alpha=0.01)"] == {"mean": 52.0, "std": 2.0, "values": [50.0, 52.0, 54.0]}
+    assert "| 52.0 ± 2.0 |" in (made / "table.md").read_text()
+
+
+def test_unfinished_runs_are_left_out(made):
+    (made / "ce/seed0" / runs.METRICS).unlink()
+    assert {row.label[:4] for row in make_rows(runs.finished([made]))} == {"PaCo"}
+    with pytest.raises(UserError, match=r"no finished run .* 1 unfinished"):
+        runs.finished([made / "ce"])
+
+
+def test_a_foreign_folder_is_one_line(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    (tmp_path / "environment.json").write_text("{}")
+    (tmp_path / "metrics.json").write_text("{}")
+    with pytest.raises(UserError, match="is it a run folder of longtail"):
+        table([tmp_path])
+
+
+def test_tables_and_plot_are_drawn(made, tmp_path):
+    rows = table([made])
+    assert to_rich(rows).row_count == shifted_table(rows).row_count == 3
+    assert "|" not in to_markdown(rows[:1]).splitlines()[2].replace("|", "", 12)
+    accuracy_by_frequency(rows, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

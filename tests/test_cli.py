@@ -1,0 +1,205 @@
+"""The command as a user meets it: help, one-line errors with exit code 2, nothing half-written, and the verbs end to end."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from longtail.cli import main
+
+FAST = ["--train.epochs", "1", "--train.device", "cpu", "--log.progress", "none"]
+
+
+def images(root: Path, split: str = "train", classes=("cat", "dog"), n: int = 6, side: int = 20) -> Path:
+    rng = np.random.default_rng(len(split))
+    for c in classes:
+        folder = root / split / c
+        folder.mkdir(parents=True)
+        for i in range(n):
+            Image.fromarray(rng.integers(0, 255, (side, side, 3), np.uint8)).save(folder / f"{i}.jpg")
+    return root
+
+
+def says(capsys, args: list[str], *words: str, code: int = 2) -> str:
+    """The command fails with this code and one line that has these words."""
+    assert main(args) == code
+    error = capsys.readouterr().err
+    assert error.startswith("longtail: ") and error.count("\n") == 1, error
+    for word in words:
+        assert word in error, error
+    return error
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["trian"], ["'trian'", "did you mean 'train'"]),
+        (["train"], ["name a recipe or a folder"]),
+        (["train", "cifar100-l"], ["'cifar100-l'", "did you mean 'cifar100-lt'"]),
+        (["train", "digits-lt", "--method", "pacco"], ["'pacco'", "did you mean 'paco'"]),
+        (["train", "digits-lt", "--setting", "papr"], ["'papr'"]),
+        (["train", "digits-lt", "--strategy", "4"], ["--strategy", "4", "rand/sim"]),
+        (["train", "digits-lt", "--method.alhpa", "1"], ["--method.alhpa", "did you mean --method.alpha?"]),
+        (["train", "digits-lt", "--method.alpha", "x"], ["--method.alpha", "'x'"]),
+        (["train", "digits-lt", "--method.alpha", "2"], ["--method.alpha 2.0", "try 0.01"]),
+        (["train", "digits-lt", "--imbalance", "0.01"], ["0.01", "at least 1", "try --data.imbalance 100"]),
+        (["train", "digits-lt", "--imbalance", "many"], ["--imbalance", "'many'"]),
+        (["train", "digits-lt", "--train.epochs", "0"], ["--train.epochs 0", "at least 1"]),
+        (["train", "digits-lt", "--train.seeds", "1", "1"], ["--train.seeds", "distinct"]),
+        (["train", "digits-lt", "--model.name", "resnet8_cifr"], ["'resnet8_cifr'", "did you mean 'resnet8_cifar'"]),
+        (["train", "digits-lt", "--data.val_fraction", "0.5"], ["0.5", "a fifth"]),
+        (["train", "digits-lt", "--optim.lr", "-1"], ["--optim.lr -1", "above 0"]),
+        (["train", "digits-lt", "--method.rebalance", "False"], ["a switch takes no value"]),
+        (["train", "digits-lt", "--data.name", "x"], ["'x'", "'digits'"]),
+        (["train", "digits-lt", "--out"], ["Missing value", "--out"]),
+        (["table", "nowhere"], ["nowhere", "does not exist"]),
+        (["table"], ["name the runs"]),
+        (["eval", "nowhere"], ["nowhere", "does not exist"]),
+        (["recipes", "--all"], ["--all"]),
+    ],
+)
+def test_bad_arguments_are_one_line(args, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    says(capsys, args, *words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_bad_folders_are_one_line(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train = lambda name: ["train", str(tmp_path / name), *FAST, "--out", "out"]  # noqa: E731
+    (tmp_path / "empty").mkdir()
+    says(capsys, train("empty"), "empty")
+    says(capsys, train(images(tmp_path / "single", classes=["cat"]).name), "single")
+    (images(tmp_path / "broken") / "train" / "cat" / "0.jpg").write_bytes(b"\xff\xd8 no image")
+    says(capsys, train("broken"), "0.jpg")
+    images(images(tmp_path / "strange"), "val", classes=["cat", "dgo"])
+    says(capsys, train("strange"), "'dgo'", "did you mean 'dog'")
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_archives_are_one_line(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train = ["train", "cifar100-lt", "--data.root", str(tmp_path), "--data.no_download", *FAST, "--out", "out"]
+    says(capsys, train, "cifar-100-python", "--data.root")
+    folder = tmp_path / "cifar-100-python"
+    folder.mkdir()
+    for name in ("train", "test", "meta"):
+        (folder / name).write_bytes(pickle.dumps({"data": 1})[:5])
+    says(capsys, train, "cifar-100-python")
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_cuda_and_a_used_folder_are_one_line(capsys, tmp_path):
+    train = ["train", "digits-lt", "--method", "ce", *FAST, "--out", str(tmp_path / "x")]
+    assert main(train) == 0
+    capsys.readouterr()
+    says(capsys, train, "already holds a run", "--resume")
+    says(capsys, [*train, "--resume", "--optim.lr", "0.3"], "optim.lr was 0.1, now 0.3")
+    import torch
+
+    if not torch.cuda.is_available():
+        says(capsys, [*train, "--train.device", "cuda", "--out", str(tmp_path / "y")], "no CUDA device")
+        assert not (tmp_path / "y").exists()
+
+
+def test_a_read_only_place_is_one_line(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    says(capsys, ["train", "digits-lt", *FAST, "--out", str(tmp_path / "file" / "x")], "choose another --out")
+
+
+def test_train_eval_and_table(capsys, tmp_path):
+    """Two methods, two seeds; evaluation repeats the stored figures; the table is printed and written."""
+    for method in ("ce", "paco"):
+        args = [
+            "train",
+            "digits-lt",
+            "--method",
+            method,
+            *FAST,
+            "--train.seeds",
+            "0",
+            "1",
+            "--out",
+            str(tmp_path / method),
+        ]
+        assert main(args) == 0
+    shown = capsys.readouterr().out
+    assert "PaCo" in shown and "shifted test priors" in shown
+    before = json.loads((tmp_path / "paco/seed0/metrics.json").read_text())
+    assert main(["eval", str(tmp_path / "paco")]) == 0
+    after = json.loads((tmp_path / "paco/seed0/metrics.json").read_text())
+    assert {k: v for k, v in after.items() if k != "latency_b64"} == {
+        k: v for k, v in before.items() if k != "latency_b64"
+    }
+    assert main(["table", str(tmp_path)]) == 0
+    rows = json.loads((tmp_path / "table.json").read_text())
+    assert [row["seeds"] for row in rows] == [[0, 1], [0, 1]] and {row["method"] for row in rows} == {
+        "PaCo",
+        "Cross-entropy",
+    }
+    values = [json.loads((tmp_path / f"paco/seed{s}/metrics.json").read_text())["top1"] for s in (0, 1)]
+    paco = next(row for row in rows if row["method"] == "PaCo")["metrics"]["top1"]
+    assert paco["values"] == values and paco["mean"] == pytest.approx(np.mean(values))
+    assert paco["std"] == pytest.approx(np.std(values, ddof=1))
+    assert "| Cross-entropy | 2 |" in (tmp_path / "table.md").read_text()
+
+
+def test_a_folder_of_images_trains_with_a_class_of_one_image(capsys, tmp_path):
+    """A single image is normal: it trains, and the run says that it has no validation image."""
+    root = images(tmp_path / "pets", split="", classes=["cat", "dog"], n=12)
+    images(root, split="", classes=["axolotl"], n=1)
+    flags = ["--model.name", "resnet8_cifar", "--data.image_size", "16", "--train.batch_size", "8"]
+    args = ["train", str(root), *flags, *FAST[:-1], "plain", "--out", str(tmp_path / "out")]
+    assert main(args) == 0
+    shown = capsys.readouterr().out
+    assert "class axolotl has 1 image" in shown
+    metrics = json.loads((tmp_path / "out/seed0/metrics.json").read_text())
+    assert metrics["counts"][0] == 1 and metrics["per_class"][0] is None and metrics["class_names"][0] == "axolotl"
+
+
+def test_section_flags_come_after_the_recipe(tmp_path, capsys):
+    args = ["train", "digits-lt", "--method", "paco-no-rebalance", "--imbalance", "10", "--strategy", "1", *FAST]
+    assert main([*args, "--method.tau", "0.3", "--out", str(tmp_path)]) == 0
+    config = json.loads((tmp_path / "seed0/config.json").read_text())
+    assert config["method"]["tau"] == 0.3 and not config["method"]["rebalance"] and config["data"]["imbalance"] == 10
+    assert config["views"]["query"]["policy"] == config["views"]["key"]["policy"] == "sim"
+
+
+def test_help_is_fast_and_without_torch():
+    """The verbs' help and the recipes need no torch; a second is generous for what takes a third of one."""
+    code = "import sys; from longtail.cli import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    for args in (["--help"], ["recipes"], ["--version"]):
+        subprocess.run([sys.executable, "-c", code, *args], check=True, capture_output=True)
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        shown = subprocess.run([sys.executable, "-m", "longtail", "--help"], check=True, capture_output=True, text=True)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 1 and "demo" in shown.stdout
+
+
+@pytest.mark.parametrize("verb", ["train", "eval", "table", "demo", "recipes"])
+def test_every_verb_explains_itself(verb, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([verb, "--help"])
+    assert stop.value.code == 0 and verb in capsys.readouterr().out
+
+
+def test_published_figures_are_listed(capsys):
+    assert main(["recipes"]) == 0
+    shown = capsys.readouterr().out
+    assert all(figure in shown for figure in ("52.0", "56.0", "64.2", "50.8", "79.1")) and "digits-lt" in shown
+
+
+def test_the_module_runs_as_a_script():
+    result = subprocess.run(
+        [sys.executable, "-m", "longtail", "nonsense"], capture_output=True, text=True, env=os.environ
+    )
+    assert result.returncode == 2 and "Traceback" not in result.stderr

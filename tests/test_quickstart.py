@@ -1,0 +1,31 @@
+"""The demo, shortened here and whole in the long suite."""
+
+from dataclasses import replace
+
+import pytest
+
+from longtail import quickstart
+from tests.conftest import tiny
+
+
+def test_a_short_demo_leaves_table_and_plot(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(quickstart, "demo_config", lambda method, seeds: tiny(method, epochs=1, seeds=seeds))
+    rows = quickstart.demo(tmp_path, seeds=(0,))
+    assert [row.label for row in rows] == ["Cross-entropy", "Balanced Softmax", "SupCon", "PaCo"]
+    assert all((tmp_path / name).exists() for name in ("table.md", "table.json", "accuracy.png"))
+    words = "\n".join(quickstart.verdict(rows, tmp_path))
+    assert "fewer than 20 images" in words and "longtail train" in words
+    again = quickstart.demo(tmp_path, seeds=(0,))  # a second call finds everything done
+    assert [r.values("top1") for r in again] == [r.values("top1") for r in rows]
+
+
+@pytest.mark.long
+def test_the_whole_demo_shows_paco_ahead_on_rare_classes(tmp_path):
+    rows = {row.label: row for row in quickstart.demo(tmp_path)}
+    few = {label: sum(row.values("few")) / 3 for label, row in rows.items()}
+    assert few["PaCo"] > few["Cross-entropy"] + 5 and few["SupCon"] < few["Cross-entropy"]
+
+
+def test_config_of_the_demo_is_the_recipe():
+    config = quickstart.demo_config("paco", (3,))
+    assert config == replace(config, train=replace(config.train, seeds=(3,))) and config.recipe == "digits-lt/equal"

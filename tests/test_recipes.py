@@ -1,0 +1,79 @@
+"""The recipes hold the published settings (methods.md of the design documents, parts 1.15, 1.11 and 3)."""
+
+import pytest
+
+from longtail import recipes
+from longtail.data.imbalance import exponential_counts
+from longtail.errors import UserError
+
+
+def test_released_paco_on_cifar():
+    c = recipes.cifar100_lt("paco", 100, "released")
+    m, o = c.method, c.optim
+    assert (m.tau, m.alpha, m.queue, m.momentum, m.projection_dim, m.centre_tau) == (0.05, 0.01, 1024, 0.999, 32, 1.0)
+    assert m.rebalance and m.projection_norm and m.key_norm == "batch" and m.projection_hidden == 0
+    assert (o.lr, o.weight_decay, o.momentum, o.nesterov, o.schedule, o.milestones) == (
+        0.05,
+        5e-4,
+        0.9,
+        False,
+        "step",
+        (320, 360),
+    )
+    assert (c.train.epochs, c.train.batch_size, c.model.name, c.model.bias) == (400, 128, "resnet32_cifar", True)
+    q, k = c.views.query, c.views.key
+    assert (q.crop, q.policy, q.cutout, k.crop, k.crop_scale, k.policy) == (
+        "pad",
+        "auto",
+        16,
+        "resized",
+        (0.2, 1.0),
+        "sim",
+    )
+    assert c.views.normalise == "cifar10"
+
+
+def test_paper_setting_differs_where_the_text_does():
+    c = recipes.cifar100_lt("paco", 100, "paper")
+    assert (c.method.alpha, c.method.centre_tau, c.method.projection_norm, c.model.bias) == (0.02, 0.05, False, False)
+    assert (c.optim.lr, c.optim.schedule, c.train.batch_size, c.train.epochs) == (0.1, "cosine", 512, 400)
+
+
+def test_equal_setting_is_one_budget():
+    configs = [recipes.cifar100_lt(m, 50, "equal") for m in recipes.METHODS]
+    assert len({(c.optim, c.train, c.views, c.model, c.data) for c in configs}) == 1
+
+
+@pytest.mark.parametrize(("imbalance", "epochs"), [(100, 614), (50, 528), (10, 340)])
+def test_balanced_softmax_trains_13000_steps_of_512(imbalance, epochs):
+    c = recipes.cifar100_lt("balanced-softmax", imbalance, "released")
+    assert c.train.epochs == epochs and c.train.batch_size == 512
+    images = exponential_counts(500, 100, imbalance).sum()
+    assert abs(c.train.epochs * images / 512 - 13_000) < images / 512
+
+
+def test_full_cifar100_has_no_rebalance():
+    c = recipes.cifar100()
+    assert (c.method.tau, c.method.alpha, c.method.rebalance) == (0.07, 0.008, False)
+    assert (c.train.batch_size, c.optim.lr, c.optim.weight_decay, c.model.name) == (256, 0.1, 5e-4, "resnet50_cifar")
+    assert c.views.query.policy == c.views.key.policy == "sim" and c.data.imbalance == 1
+
+
+def test_cifar10_follows_cifar100():
+    a, b = recipes.cifar10_lt("paco", 50), recipes.cifar100_lt("paco", 50)
+    assert (a.method, a.optim, a.views, a.train) == (b.method, b.optim, b.views, b.train) and a.data.name == "cifar10"
+
+
+@pytest.mark.parametrize(("strategy", "query", "key"), [(1, "sim", "sim"), (2, "rand", "rand"), (3, "rand", "sim")])
+def test_strategies_of_the_paper(strategy, query, key):
+    c = recipes.with_strategy(recipes.cifar100_lt(), strategy)
+    assert (c.views.query.policy, c.views.key.policy) == (query, key) and c.views.query.cutout == 16
+
+
+def test_unknown_names():
+    with pytest.raises(UserError, match="did you mean 'digits-lt'"):
+        recipes.make("digit-lt")
+    with pytest.raises(UserError, match="did you mean 'paco'"):
+        recipes.digits_lt("pacho")
+    with pytest.raises(UserError, match="no setting 'relased'"):
+        recipes.cifar100_lt(setting="relased")
