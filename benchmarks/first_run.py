@@ -13,7 +13,6 @@ from pathlib import Path
 
 from longtail import recipes
 from longtail.engine.train import train
-from longtail.report.plots import accuracy_by_frequency
 from longtail.report.table import table, to_markdown
 from longtail.runs import LOG, write_json
 
@@ -56,11 +55,11 @@ def main() -> None:
             first = row.runs[0].config.method.name
             stage = "contrast" if first == "supcon" else "train"
             entry["seconds_per_epoch"] = [seconds_per_epoch(r.folder, stage) for r in row.runs]
+            del entry["folders"]  # where they lay says nothing to others
             entry["started"] = [r.environment["started"] for r in row.runs]
             entry["versions"] = row.runs[0].environment["versions"]
         write_json(args.results, {"what": (__doc__ or "").strip(), "rows": entries})
         print(to_markdown(rows))
-    accuracy_by_frequency(rows, args.results.with_suffix(".png"))
 
 
 if __name__ == "__main__":

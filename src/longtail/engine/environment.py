@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from longtail import __version__
+
 if TYPE_CHECKING:
     from longtail.engine.run import Run
 
@@ -20,8 +22,8 @@ def describe_environment(run: "Run") -> dict[str, Any]:
         "seed": run.seed,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": commit(),
-        "versions": {name: version(name) for name in ("longtail", "torch", "torchvision", "timm", "numpy")}
-        | {"python": platform.python_version()},
+        "versions": {"longtail": __version__, "python": platform.python_version()}
+        | {name: metadata.version(name) for name in ("torch", "torchvision", "timm", "numpy")},
         "device": torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads",
         "precision": run.config.train.precision,
         "data": {
@@ -33,13 +35,6 @@ def describe_environment(run: "Run") -> dict[str, Any]:
         "model": run.config.model.name,
         "parameters": sum(p.numel() for p in run.method.net.parameters()),
     }
-
-
-def version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def commit() -> str | None:
