@@ -15,10 +15,14 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
+def memory_format(train: TrainConfig) -> torch.memory_format:
+    """Of images and weights alike, or every convolution would convert one of them."""
+    return torch.channels_last if train.channels_last else torch.contiguous_format
+
+
 def place(method: Method, train: TrainConfig, device: torch.device) -> Method:
     """The method on its device, its trunks in the precision and memory format asked for."""
-    layout = torch.channels_last if train.channels_last else torch.contiguous_format
-    method = method.to(device=device, memory_format=layout)  # type: ignore[call-overload]
+    method = method.to(device=device, memory_format=memory_format(train))  # type: ignore[call-overload]
     low = train.precision == "bf16" or (train.precision == "auto" and device.type == "cuda")
     if device.type == "cuda" and not low:
         # fp32 is for checking: IEEE products instead of TF32's ten bits, and sums in one order

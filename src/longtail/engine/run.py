@@ -12,7 +12,7 @@ from longtail.config import Config
 from longtail.data.loader import ResidentLoader, derive_seed
 from longtail.data.sources import DataSet
 from longtail.engine import checkpoint, log
-from longtail.engine.device import place
+from longtail.engine.device import memory_format, place
 from longtail.engine.evaluate import balanced_accuracy
 from longtail.engine.meter import Meter
 from longtail.errors import UserError
@@ -32,6 +32,7 @@ class Run:
         self.accumulate = min(config.train.accumulate, self.loader.batches)
         self.steps_per_epoch = self.loader.batches // self.accumulate
         self.rng = torch.Generator(device)
+        self.layout = memory_format(config.train)
         self.meter = Meter()
         self.seconds = 0.0  # of training, over all resumes
         self._since = time.perf_counter()
@@ -64,9 +65,9 @@ class Run:
         epoch, first = divmod(step, self.steps_per_epoch)
         for part in range(self.accumulate):
             images, y_B = self.loader.batch(self.epochs_before() + epoch, first * self.accumulate + part)
-            self.rng.manual_seed(derive_seed(self.seed, self.stage_index, step, part))
-            query = self.views.query(images, self.rng)
-            key = self.views.key(images, self.rng) if self.stage.two_views else None
+            self.rng.manual_seed(derive_seed("views", self.seed, self.stage_index, step, part))
+            query = self.views.query(images, self.rng).to(memory_format=self.layout)
+            key = self.views.key(images, self.rng).to(memory_format=self.layout) if self.stage.two_views else None
             yield Batch(query, key, y_B)
 
     def epochs_before(self) -> int:
