@@ -26,7 +26,7 @@ def short(method: str, root: Path, seeds: tuple[int, ...]):
     return replace(
         config,
         data=replace(config.data, root=root),
-        optim=replace(config.optim, milestones=(16, 18), warmup_epochs=1.0, warmup_by="epoch"),
+        optim=replace(config.optim, warmup_epochs=1.0, warmup_by="epoch"),
         train=replace(config.train, epochs=EPOCHS, seeds=seeds),
         log=replace(config.log, progress="plain"),
     )

@@ -1,10 +1,7 @@
-"""Small configurations that train in a second, and the real data where they are."""
+"""Small configurations that train in a second."""
 
-import os
 from dataclasses import replace
-from pathlib import Path
 
-import pytest
 import torch
 
 from longtail import recipes
@@ -14,18 +11,10 @@ torch.set_num_threads(1)  # 2 cores, small networks: threads cost more than they
 
 
 def tiny(method: str = "paco", **train) -> Config:
-    """Digits at 8 pixels with a ResNet-20: three epochs of a few steps."""
+    """Digits at 8 pixels with a ResNet-8: three epochs of a few steps."""
     config = recipes.digits_lt(method)
     values = {"epochs": 3, "batch_size": 64, "device": "cpu", "checkpoint_every": 1} | train
     chosen = replace(config.method, linear_epochs=2) if method == "supcon" else config.method
     return replace(
         config, method=chosen, train=replace(config.train, **values), log=replace(config.log, progress="none")
     )
-
-
-@pytest.fixture
-def cifar_root() -> Path:
-    root = Path(os.environ.get("LONGTAIL_DATA", "/nonexistent"))
-    if not (root / "cifar-100-python" / "train").exists():
-        pytest.skip("needs the real CIFAR-100: set LONGTAIL_DATA to the folder that holds cifar-100-python")
-    return root

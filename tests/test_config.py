@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -25,8 +26,8 @@ def test_json_round_trip(recipe, method):
         ({"data": {"imbalance": True}}, "data.imbalance must be float"),
         ({"data": {"nam": "cifar10"}}, "did you mean 'data.name'"),
         ({"data": {"name": "cifar11"}}, "'cifar10' or 'cifar100'"),
-        ({"optim": {"milestones": [1, "a"]}}, "optim.milestones must be int"),
-        ({"optim": {"milestones": [5, 3]}}, "rising epochs"),
+        ({"optim": {"milestones": [1, "a"]}}, "optim.milestones must be float"),
+        ({"optim": {"milestones": [5, 3]}}, "rising shares or epochs"),
         ({"method": {"name": "pako"}}, "did you mean 'paco'"),
         ({"method": {"name": "paco", "linear_epochs": 3}}, "method.linear_epochs"),
         ({"train": []}, "train. must be an object"),
@@ -49,6 +50,8 @@ def test_bad_json_names_the_place(change, says):
         (lambda: TrainConfig(batch_size=0), "--train.batch_size 0"),
         (lambda: PaCo(alpha=1.0), "try 0.01 to 0.05"),
         (lambda: PaCo(tau=0.0), "above 0"),
+        (lambda: Config(optim=OptimConfig(schedule="step", milestones=(300,))), "300 is never reached, .* such as 0.8"),
+        (lambda: Config(method=PaCo(), train=TrainConfig(batch_size=1)), "needs two images: try 2"),
         (lambda: SupCon(linear_epochs=0), "at least 1"),
     ],
 )
@@ -61,7 +64,7 @@ def test_identity_ignores_seed_place_and_display():
     config = recipes.cifar100_lt()
     same = replace(
         config,
-        data=replace(config.data, root=recipes.Path("elsewhere")),
+        data=replace(config.data, root=Path("elsewhere")),
         train=replace(config.train, seeds=(7,), device="cpu"),
         log=replace(config.log, progress="none"),
     )

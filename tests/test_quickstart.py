@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from longtail import quickstart
+from longtail import quickstart, recipes
 from tests.conftest import tiny
 
 
@@ -27,5 +27,5 @@ def test_the_whole_demo_shows_paco_ahead_on_rare_classes(tmp_path):
 
 
 def test_config_of_the_demo_is_the_recipe():
-    config = quickstart.demo_config("paco", (3,))
-    assert config == replace(config, train=replace(config.train, seeds=(3,))) and config.recipe == "digits-lt/equal"
+    recipe = recipes.digits_lt("supcon")
+    assert quickstart.demo_config("supcon", (3,)) == replace(recipe, train=replace(recipe.train, seeds=(3,)))

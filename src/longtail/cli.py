@@ -211,17 +211,18 @@ def run_recipes(args: list[str]) -> None:
     table = Table(
         caption="Published: top-1 percentages of the PaCo paper. Ours stand in results/.", caption_justify="left"
     )
-    for heading in ("recipe", "what", "method", "published, by imbalance"):
+    for heading in ("recipe", "settings", "what", "method", "published, by imbalance"):
         table.add_column(heading)
     for name, recipe in recipes.RECIPES.items():
-        what = (recipe.build.__doc__ or "").split(":")[0]
+        what, settings = (recipe.build.__doc__ or "").split(":")[0], " ".join(recipe.settings)
         for method in recipes.METHODS:
             figures = [f"{imbalance:g}: {figure}" for (m, imbalance), figure in recipe.published.items() if m == method]
-            table.add_row(name, what, method, "   ".join(figures) or "–")
-            name = what = ""
+            table.add_row(name, settings, what, method, "   ".join(figures) or "–")
+            name = settings = what = ""
         table.add_section()
     console().print(table)
-    print("longtail train RECIPE --method METHOD [--imbalance 100] [--setting released|paper|equal]")
+    print("longtail train RECIPE --method METHOD [--imbalance 100] [--setting released]")
+    print("longtail train FOLDER --method METHOD       a folder of images: train/CLASS/*.jpg, val/CLASS/*.jpg")
 
 
 def show_tables(rows: Any) -> None:

@@ -201,8 +201,8 @@ class OptimConfig:
     """L2 penalty, on every parameter (batch norm and biases too, as released code does)."""
     schedule: Literal["constant", "step", "cosine"] = "cosine"
     """What follows the warm-up."""
-    milestones: tuple[int, ...] = ()
-    """Schedule `step`: epochs at which the rate is multiplied by gamma."""
+    milestones: tuple[float, ...] = ()
+    """Schedule `step`: where the rate is multiplied by gamma: shares of the training (0.8), or epochs (160)."""
     gamma: float = 0.1
     """Schedule `step`: the factor."""
     warmup_epochs: float = 0.0
@@ -221,7 +221,7 @@ class OptimConfig:
         _require(self.warmup_epochs >= 0, "optim.warmup_epochs", self.warmup_epochs, "0 or more")
         _require(0 <= self.warmup_start <= 1, "optim.warmup_start", self.warmup_start, "between 0 and 1")
         rising = list(self.milestones) == sorted(set(self.milestones)) and all(m > 0 for m in self.milestones)
-        _require(rising, "optim.milestones", self.milestones, "rising epochs above 0: try 320 360")
+        _require(rising, "optim.milestones", self.milestones, "rising shares or epochs above 0: try 0.8 0.9")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +231,7 @@ class TrainConfig:
     batch_size: int = 128
     """Images per forward pass."""
     accumulate: int = 1
-    """Batches whose gradients are averaged into one step."""
+    """Batches whose gradients are averaged into one step (an epoch's remainder is left out)."""
     seeds: tuple[int, ...] = (0,)
     """One run per seed, each in OUT/seedN."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -240,8 +240,8 @@ class TrainConfig:
     """`auto`: bf16 on CUDA, fp32 on the CPU; fp32 on CUDA is exact and repeatable (no TF32), and slower."""
     channels_last: bool = True
     """Memory format of images and weights."""
-    compile: bool = False
-    """Compile the networks with torch.compile."""
+    step: Literal["auto", "eager", "captured", "compiled"] = "auto"
+    """`captured`: the step is one CUDA graph; `compiled`: its networks go through torch.compile as well; `auto`: captured."""
     checkpoint_every: int = 10
     """Epochs between checkpoints (Ctrl-C and SIGTERM save at once)."""
     validate_every: int = 10
@@ -279,13 +279,25 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
     """What is shown."""
 
+    def __post_init__(self) -> None:
+        late = [m for m in self.optim.milestones if m >= max(self.train.epochs, 1)]
+        if self.optim.schedule == "step" and late:
+            advice = f"training ends at epoch {self.train.epochs}: give shares of it, such as 0.8 0.9"
+            raise UserError(f"--optim.milestones {late[0]:g} is never reached, {advice}")
+        if self.train.batch_size == 1 and getattr(self.method, "projection_norm", False):
+            raise UserError(
+                "--train.batch_size 1: batch norm in G needs two images: try 2, or --method.no_projection_norm"
+            )
+
     def identity(self) -> dict[str, Any]:
-        """What makes two runs repetitions of one another: everything but seeds, place and display."""
+        """What makes two runs repetitions of one another: everything but seeds, place, display and speed."""
         tree = to_dict(self)
-        del tree["log"], tree["data"]["root"], tree["data"]["download"]
-        for key in ("seeds", "device", "checkpoint_every"):
+        del tree["recipe"], tree["log"], tree["data"]["root"], tree["data"]["download"]
+        for key in ("seeds", "device", "step", "checkpoint_every", "validate_every"):
             del tree["train"][key]
-        return tree
+        if not isinstance(self.method, MomentumContrast):
+            del tree["views"]["key"]
+        return {"method": tree.pop("method")} | tree  # first, as what a reader looks for first
 
 
 def to_dict(section: Any) -> dict[str, Any]:

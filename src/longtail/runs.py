@@ -46,7 +46,11 @@ def find(paths: Iterable[Path | str]) -> list[Path]:
 
 def read(folder: Path) -> Run:
     """A finished run."""
-    return Run(folder, load_config(folder), read_json(folder / ENVIRONMENT), read_json(folder / METRICS))
+    config, environment, metrics = load_config(folder), read_json(folder / ENVIRONMENT), read_json(folder / METRICS)
+    for name, tree, key in ((ENVIRONMENT, environment, "seed"), (METRICS, metrics, "top1")):
+        if not isinstance(tree, dict) or key not in tree:
+            raise UserError(f"{folder / name} has no {key!r}: is it a run folder of longtail?")
+    return Run(folder, config, environment, metrics)
 
 
 def finished(paths: Iterable[Path | str]) -> list[Run]:

@@ -1,6 +1,10 @@
 """The log of record and what the screen shows."""
 
 import json
+import sys
+
+import pytest
+from rich.progress import TimeRemainingColumn
 
 from longtail.engine.log import Log, clock, summary, truncate
 
@@ -26,13 +30,19 @@ def test_a_bar_shows_the_same(tmp_path, capsys):
         )
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_auto_is_a_bar_on_a_terminal_and_lines_elsewhere(terminal, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    with Log(tmp_path / "log.jsonl", 90, "auto", "x") as log:
+        assert (log.bar is not None) == terminal and log.plain != terminal
+        assert not terminal or any(isinstance(c, TimeRemainingColumn) for c in log.bar.columns)
+
+
 def test_truncate_drops_what_will_be_written_again_and_torn_lines(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text('{"epoch": 0}\n{"epoch": 1}\n{"epoch": 2}\n{"ep')
     truncate(path, 2)
     assert path.read_text() == '{"epoch": 0}\n{"epoch": 1}\n'
-    truncate(tmp_path / "new.jsonl", 0)
-    assert (tmp_path / "new.jsonl").read_text() == ""
 
 
 def test_summary_and_clock():

@@ -17,20 +17,17 @@ def at(optim: OptimConfig, epoch: float, epochs: int = 400) -> float:
 
 def test_released_paco_schedule_overshoots_and_steps():
     optim = recipes.cifar100_lt("paco").optim
-    rates = {
-        0: 0.005,
-        0.99: 0.005,
-        1: 0.01,
-        9: 0.05,
-        10: 0.055,
-        11: 0.05,
-        319.9: 0.05,
-        320: 0.005,
-        360: 0.0005,
-        399.9: 0.0005,
-    }
+    rates = {0: 0.005, 0.99: 0.005, 1: 0.01, 9: 0.05, 10: 0.055, 11: 0.05}
+    rates |= {320.9: 0.05, 321: 0.005, 360.9: 0.005, 361: 0.0005, 399.9: 0.0005}
     for epoch, rate in rates.items():
         assert at(optim, epoch) == pytest.approx(rate), epoch
+
+
+def test_milestones_in_shares_follow_the_length_and_in_epochs_do_not():
+    shares, epochs = (OptimConfig(lr=1.0, schedule="step", milestones=m) for m in ((0.8, 0.9), (160, 180)))
+    for e in (0, 159.9, 160, 179.9, 180, 199):
+        assert at(shares, e, 200) == at(epochs, e, 200)
+    assert at(shares, 17, 20) == pytest.approx(0.1) and at(epochs, 17, 20) == 1.0
 
 
 def test_plain_warm_up_by_epoch_does_not_overshoot():

@@ -16,14 +16,19 @@ from safetensors.torch import load_file
 
 from longtail import runs
 from longtail.config import to_dict
+from longtail.data.loader import ResidentLoader
 from longtail.data.sources import load
 from longtail.engine import checkpoint
 from longtail.engine import train as engine
+from longtail.engine.evaluate import evaluate
 from longtail.engine.log import Log
 from longtail.engine.run import Run
-from longtail.engine.train import StopSignals, fit, train
+from longtail.engine.signals import StopSignals
+from longtail.engine.train import advance, fit, train
 from longtail.errors import Interrupted, RunError, UserError
 from longtail.methods.paco import PaCo
+from longtail.methods.softmax import CrossEntropy
+from longtail.models import backbones
 from tests.conftest import tiny
 
 METHODS = ["ce", "balanced-softmax", "supcon", "paco", "paco-no-rebalance"]
@@ -66,12 +71,12 @@ def log_of(folder: Path) -> list[dict]:
     return [{k: v for k, v in row.items() if k not in ("seconds", "images_per_second")} for row in rows]
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_n_and_n_steps_equal_2n_steps_bit_for_bit(method, tmp_path):
+@pytest.mark.parametrize(("method", "accumulate"), [*((m, 1) for m in METHODS), ("paco", 2)])
+def test_n_and_n_steps_equal_2n_steps_bit_for_bit(method, accumulate, tmp_path):
     """Stopped in the middle of an epoch, and for SupCon also in the middle of its second stage."""
-    config = tiny(method)
+    config = tiny(method, accumulate=accumulate)
     whole = run_until(config, tmp_path / "whole")
-    for stop in (8, 15, 27):
+    for stop in (4, 8, 15, 27):
         if stop < whole.total_steps():
             run_until(config, tmp_path / "parts", stop)
     parts = run_until(config, tmp_path / "parts")
@@ -80,6 +85,74 @@ def test_n_and_n_steps_equal_2n_steps_bit_for_bit(method, tmp_path):
     assert all(torch.equal(one[k], two[k]) for k in one)
     assert log_of(tmp_path / "whole") == log_of(tmp_path / "parts")
     assert len(log_of(tmp_path / "whole")) == (5 if method == "supcon" else 3)
+
+
+def test_seconds_go_on_counting_over_a_resume_in_mid_epoch(tmp_path, monkeypatch):
+    """Every step is made to take 20 ms: each epoch's line has all of its steps' time, and so has the run."""
+    loss = CrossEntropy.loss
+    monkeypatch.setattr(CrossEntropy, "loss", lambda self, batch: (time.sleep(0.02), loss(self, batch))[1])
+    config = tiny("ce")
+    run_until(config, tmp_path, 4)
+    time.sleep(0.3)  # between the two runs, and so of neither
+    run = run_until(config, tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / runs.LOG).read_text().splitlines()]
+    assert all(row["seconds"] >= 6 * 0.02 for row in rows)
+    assert run.seconds == pytest.approx(sum(row["seconds"] for row in rows))
+    assert all(row["images_per_second"] == pytest.approx(384 / row["seconds"]) for row in rows)
+
+
+def test_a_checkpoint_in_another_precision_is_refused(tmp_path):
+    run_until(tiny("ce"), tmp_path, 3)
+    with pytest.raises(UserError, match=r"trained in fp32: add --train\.precision fp32"):
+        run_until(tiny("ce", precision="bf16"), tmp_path)
+
+
+def test_a_refused_resume_changes_nothing_and_an_accepted_one_is_added(tmp_path):
+    config, folder = tiny("ce", epochs=2), tmp_path / "seed0"
+    engine.start_folder(run_until(config, folder, 3))
+    first = (folder / runs.ENVIRONMENT).read_text()
+    with pytest.raises(UserError, match="other images"):
+        train(config, tmp_path, resume=True, data=replace(DATA, checksum="other"))
+    assert (folder / runs.ENVIRONMENT).read_text() == first
+    train(config, tmp_path, resume=True, data=DATA)
+    environment = json.loads((folder / runs.ENVIRONMENT).read_text())
+    assert environment.pop("resumed")[0]["device"].startswith("CPU") and environment == json.loads(first)
+
+
+def test_networks_and_views_are_channels_last(tmp_path):
+    """The layout changes no result, and both sides of a convolution have it."""
+    runs_ = [Run(tiny("ce", channels_last=flag), 0, DATA, tmp_path, CPU) for flag in (True, False)]
+    losses = []
+    for run, flag in zip(runs_, (True, False), strict=True):
+        run.prepare(0)
+        batch = run.batch()
+        weight = run.method.net.trunk.body.conv1.weight
+        assert all(t.is_contiguous(memory_format=torch.channels_last) == flag for t in (batch.query, weight))
+        losses.append(run.method.loss(batch)["loss"].item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_pretrained_weights_are_fetched_once(tmp_path, monkeypatch):
+    """A resumed or evaluated run has its own weights and asks for no others."""
+    asked, create = [], backbones.timm.create_model
+
+    def spy(name, pretrained, **kwargs):
+        asked.append(pretrained)
+        net = create(name, pretrained=False, **kwargs)
+        if pretrained:
+            torch.nn.init.constant_(net.conv1.weight, 0.5)
+        return net
+
+    monkeypatch.setattr(backbones.timm, "create_model", spy)
+    config = tiny("ce", epochs=1)
+    config = replace(config, model=replace(config.model, name="resnet18", pretrained=True))
+    config = replace(config, data=replace(config.data, image_size=32), optim=replace(config.optim, lr=1e-9))
+    run = run_until(config, tmp_path / "seed0", 2)
+    assert (run.method.net.trunk.body.conv1.weight - 0.5).abs().max() < 1e-4
+    engine.start_folder(run)
+    train(config, tmp_path, resume=True)
+    evaluate(tmp_path)
+    assert asked == [True, False, False]
 
 
 def test_seeds_differ_and_repeat(tmp_path):
@@ -135,33 +208,47 @@ def test_a_finished_run_holds_every_file(tmp_path):
     assert {"stage", "epoch", "loss", "accuracy", "P_sup", "lr"} <= row.keys() and 0 < row["P_sup"] < 1
 
 
-def test_validation_split_is_scored_and_the_test_set_is_not_touched(tmp_path):
-    config = tiny("ce", epochs=2, validate_every=1)
-    (folder,) = train(replace(config, data=replace(config.data, val_fraction=0.2)), tmp_path)
-    assert all(0 <= row["val_accuracy"] <= 100 for row in log_of(folder))
-    metrics = json.loads((folder / runs.METRICS).read_text())
-    assert sum(metrics["counts"]) < DATA.train.counts.sum()
+def test_validation_split_is_scored_and_the_test_set_is_not_touched_while_training(tmp_path):
+    """Other test images: the same log. SupCon's first stage has no classifier to score."""
+    config = tiny("supcon", epochs=2, validate_every=1)
+    data = load(replace(config.data, val_fraction=0.2))
+    blank = replace(data.test, images=np.zeros_like(data.test.images))
+    rows = []
+    for name, shown in (("a", data), ("b", replace(data, test=blank))):
+        train(config, tmp_path / name, data=shown)
+        rows.append(log_of(tmp_path / name / "seed0"))
+    assert rows[0] == rows[1] and ["val_accuracy" in row for row in rows[0]] == [False, False, True, True]
+    assert all(0 <= row["val_accuracy"] <= 100 for row in rows[0][2:])
+    metrics = [json.loads((tmp_path / n / "seed0" / runs.METRICS).read_text()) for n in ("a", "b")]
+    assert metrics[0]["top1"] != metrics[1]["top1"] and sum(metrics[0]["counts"]) < DATA.train.counts.sum()
 
 
 def test_accumulation_averages_gradients(tmp_path):
     """Two batches of 32 make the gradient of one of 64 where nothing looks across the batch: frozen batch norm."""
     one, two = (Run(tiny("ce", batch_size=64 // n, accumulate=n), 0, DATA, tmp_path, CPU) for n in (1, 2))
-    same = next(one.batches(0))
+    one.prepare(0), two.prepare(0)
+    same = one.batch()
     halves = [same.first(32), type(same)(same.query[32:], None, same.y_B[32:])]
     for run, batches in ((one, [same]), (two, halves)):
         run.method.eval()
-        for batch in batches:
-            (run.method.loss(batch)["loss"] / run.accumulate).backward()
+        run.batch = iter(batches).__next__
+        advance(run)
     for a, b in zip(one.method.parameters(), two.method.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
     assert two.steps_per_epoch == two.loader.batches // 2
 
 
-def test_every_image_is_seen_once_an_epoch_and_orders_differ():
-    loader = Run(tiny("ce", batch_size=50), 0, DATA, Path("unused"), CPU).loader
-    first, again, second = loader.order(0).clone(), loader.order(0).clone(), loader.order(1).clone()
-    assert torch.equal(first, again) and not torch.equal(first, second)
-    assert sorted(first.tolist()) == list(range(len(DATA.train.labels)))
+def test_an_epoch_shows_no_image_twice_and_leaves_out_only_the_remainder():
+    """389 images in batches of 50: seven batches, 350 different images, others in the next epoch."""
+    loader = ResidentLoader(DATA.train, 50, 0, CPU)
+    loader.images_N = torch.arange(389)  # in place of pixels
+    seen = []
+    for epoch in (0, 1, 0):
+        loader.seek(epoch, 0)
+        seen.append(torch.cat([loader.next()[0] for _ in range(loader.batches)]).tolist())
+    assert loader.batches == 7 and len(set(seen[0])) == 350 and seen[0] == seen[2] and seen[0] != seen[1]
+    loader.seek(0, 3)
+    assert loader.next()[0].tolist() == seen[0][150:200]
 
 
 # What goes wrong
@@ -193,6 +280,17 @@ def test_out_of_memory_names_the_batch_that_fits(tmp_path, monkeypatch):
 
     monkeypatch.setattr(PaCo, "loss", small_memory)
     with pytest.raises(RunError, match=r"at batch size 64: 16 fits; try --train\.batch_size 16 --train\.accumulate 4"):
+        train(tiny("paco"), tmp_path)
+
+
+def test_the_cpu_can_run_out_of_memory_too(tmp_path, monkeypatch):
+    def no_memory(self, batch):
+        raise RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried"
+        )
+
+    monkeypatch.setattr(PaCo, "loss", no_memory)
+    with pytest.raises(RunError, match="even at a batch of two"):
         train(tiny("paco"), tmp_path)
 
 

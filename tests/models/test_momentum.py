@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from longtail.models.momentum import EMPTY, LabelledQueue, MomentumNetwork
 
 D = 3
+ROOT = Path(__file__).parents[2]
 
 
 def batches(sizes, seed=0):
@@ -58,6 +60,44 @@ def test_queue_state_survives_a_checkpoint():
         one.push(keys, y), two.push(keys, y)
     assert torch.equal(one.keys_KD, two.keys_KD) and torch.equal(one.labels_K, two.labels_K)
     assert one.position == two.position
+
+
+RANK_OF_PACO = """
+    import sys, torch, torch.distributed as dist
+    from tests.conftest import tiny
+    from longtail import methods
+    from longtail.methods import Batch
+    rank, path = int(sys.argv[1]), sys.argv[2]
+    dist.init_process_group("gloo", init_method=f"file://{path}/rendezvous", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    method = methods.make(tiny("paco"), list(range(10, 0, -1)))
+    learning = [p for p in method.parameters() if p.requires_grad]
+    optimiser, g = torch.optim.SGD(learning, lr=0.1), torch.Generator().manual_seed(rank)
+    for _ in range(3):
+        x = torch.randn(2, 6, 3, 8, 8, generator=g)
+        method.loss(Batch(*x, torch.randint(10, (6,), generator=g)))["loss"].backward()
+        for p in learning:  # what a data-parallel wrapper does
+            dist.all_reduce(p.grad)
+        optimiser.step(), optimiser.zero_grad(), method.after_step()
+    torch.save({n: t for n, t in method.state_dict().items() if "running" not in n}, f"{path}/{rank}.pt")
+    dist.destroy_process_group()
+"""
+
+
+def states_of_two(script, path):
+    """The states that two real processes over gloo save."""
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
+    ranks = [subprocess.Popen([*command, str(r), str(path)], env=environment) for r in (0, 1)]
+    assert [p.wait(120) for p in ranks] == [0, 0]
+    return [torch.load(path / f"{r}.pt", weights_only=True) for r in (0, 1)]
+
+
+def test_key_network_and_queue_are_the_same_on_two_processes(tmp_path):
+    """PaCo on different batches with averaged gradients: only batch norm's running averages are a process's own."""
+    one, two = states_of_two(RANK_OF_PACO, tmp_path)
+    assert all(torch.equal(one[n], two[n]) for n in one) and (one["queue.labels_K"] >= 0).sum() == 36
+    assert not torch.equal(one["key.net.1.0.weight"], one["G.0.weight"])
 
 
 def network():
@@ -107,11 +147,7 @@ RANK = """
 
 def test_queue_is_the_same_on_two_processes(tmp_path):
     """Two real processes over gloo: both hold what one process would that sees rank 0's keys, then rank 1's."""
-    command = [sys.executable, "-c", textwrap.dedent(RANK)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [subprocess.Popen([*command, str(r), str(tmp_path)], env=environment) for r in (0, 1)]
-    assert [p.wait(120) for p in ranks] == [0, 0]
-    states = [torch.load(tmp_path / f"{r}.pt", weights_only=True) for r in (0, 1)]
+    states = states_of_two(RANK, tmp_path)
     alone, streams = LabelledQueue(7, D), [torch.Generator().manual_seed(r) for r in (0, 1)]
     for n in (2, 5, 1):
         parts = [(torch.randn(n, D, generator=g), torch.randint(9, (n,), generator=g)) for g in streams]

@@ -12,7 +12,7 @@ from longtail.report.plots import accuracy_by_frequency
 from longtail.report.table import make_rows, shifted_table, table, to_markdown, to_rich
 
 
-def write(folder, config, seed, top1, few=None):
+def write(folder, config, seed, top1, few=None, started="2026-01-01", checksum="0"):
     """A finished run as the engine leaves it, as far as tables read it."""
     folder.mkdir(parents=True)
     shifted = {"uniform": top1, "forward": {"2": top1, "50": top1 + 1}, "backward": {"2": top1, "50": top1 - 1}}
@@ -26,9 +26,11 @@ def write(folder, config, seed, top1, few=None):
         "knn_top1": top1,
     }
     metrics |= {"seconds": 60, "counts": [200, 50, 3], "per_class": [90.0, None, 10.0], "shifted": shifted}
+    environment = {"seed": seed, "commit": "abc", "device": "CPU", "started": started, "precision": "fp32"}
+    environment["data"] = {"checksum": checksum}
     runs.write_json(folder / runs.METRICS, metrics)
     runs.write_json(folder / runs.CONFIG, to_dict(replace(config, train=replace(config.train, seeds=(seed,)))))
-    runs.write_json(folder / runs.ENVIRONMENT, {"seed": seed, "commit": "abc", "device": "CPU"})
+    runs.write_json(folder / runs.ENVIRONMENT, environment)
 
 
 @pytest.fixture
@@ -55,19 +57,27 @@ def test_rows_group_seeds_and_name_differences(made):
     assert "| 52.0 ± 2.0 |" in (made / "table.md").read_text()
 
 
+def test_other_images_make_another_row_and_a_repeated_seed_counts_once(made):
+    ce = recipes.cifar100_lt("ce", 100)
+    write(made / "again/seed0", ce, 0, 41.0, started="2026-01-02")
+    write(made / "elsewhere/seed0", replace(ce, data=replace(ce.data, root=made)), 0, 90.0, checksum="1")
+    found = {row.label: row.cell("top1") for row in table([made]) if "Cross" in row.label}
+    assert found == {"Cross-entropy (images=0)": "41.0", "Cross-entropy (images=1)": "90.0"}
+
+
 def test_unfinished_runs_are_left_out(made):
     (made / "ce/seed0" / runs.METRICS).unlink()
     assert {row.label[:4] for row in make_rows(runs.finished([made]))} == {"PaCo"}
-    with pytest.raises(UserError, match=r"no finished run .* 1 unfinished"):
+    with pytest.raises(UserError, match=r"no finished run .*: 1 unfinished"):
         runs.finished([made / "ce"])
 
 
 def test_a_foreign_folder_is_one_line(tmp_path):
-    (tmp_path / "config.json").write_text("{")
-    (tmp_path / "environment.json").write_text("{}")
-    (tmp_path / "metrics.json").write_text("{}")
-    with pytest.raises(UserError, match="is it a run folder of longtail"):
-        table([tmp_path])
+    for content in ("{", "{}", "[]"):
+        for name in (runs.CONFIG, runs.ENVIRONMENT, runs.METRICS):
+            (tmp_path / name).write_text(content)
+        with pytest.raises(UserError, match=r"is it a run folder of longtail|must be an object"):
+            table([tmp_path])
 
 
 def test_tables_and_plot_are_drawn(made, tmp_path):

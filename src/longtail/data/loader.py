@@ -23,18 +23,26 @@ class ResidentLoader:
         # A smaller last batch is left out, so that every step has one shape; a set below one batch is one batch.
         self.batch_size = min(batch_size, len(source.labels))
         self.batches = len(source.labels) // self.batch_size
-        self.seed = seed
-        self._epoch, self._order_N = -1, self.y_N
+        self.seed, self.epoch = seed, -1
+        # Where the next batch lies is known to the device, so that a captured step finds it without the host.
+        self.order_N = torch.zeros_like(self.y_N)
+        self.cursor = torch.zeros((), dtype=torch.int64, device=device)
+        self.rows_B = torch.arange(self.batch_size, device=device)
 
-    def batch(self, epoch: int, index: int) -> tuple[Tensor, Tensor]:
-        """Batch `index` of an epoch: uint8 images N,3,H,W and their labels."""
-        rows = self.order(epoch)[index * self.batch_size : (index + 1) * self.batch_size]
+    def seek(self, epoch: int, index: int) -> None:
+        """Go to batch `index` of an epoch."""
+        if epoch != self.epoch:
+            self.order_N.copy_(self.order(epoch))
+            self.epoch = epoch
+        self.cursor.fill_(index * self.batch_size)
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        """The batch at the cursor, which moves on: uint8 images N,3,H,W and their labels."""
+        rows = self.order_N[self.cursor + self.rows_B]
+        self.cursor += self.batch_size
         return self.images_N[rows], self.y_N[rows]
 
     def order(self, epoch: int) -> Tensor:
-        """The shuffle of an epoch, drawn on the CPU so that all devices agree, and kept while it lasts."""
-        if epoch != self._epoch:
-            rng = torch.Generator().manual_seed(derive_seed("order", self.seed, epoch))
-            self._order_N = torch.randperm(len(self.y_N), generator=rng).to(self.y_N.device)
-            self._epoch = epoch
-        return self._order_N
+        """The shuffle of an epoch, drawn on the CPU so that all devices agree."""
+        rng = torch.Generator().manual_seed(derive_seed("order", self.seed, epoch))
+        return torch.randperm(len(self.y_N), generator=rng)

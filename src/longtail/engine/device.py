@@ -20,16 +20,23 @@ def memory_format(train: TrainConfig) -> torch.memory_format:
     return torch.channels_last if train.channels_last else torch.contiguous_format
 
 
+def precision(train: TrainConfig, device: torch.device) -> str:
+    """What `auto` means here."""
+    return train.precision if train.precision != "auto" else "bf16" if device.type == "cuda" else "fp32"
+
+
 def place(method: Method, train: TrainConfig, device: torch.device) -> Method:
     """The method on its device, its trunks in the precision and memory format asked for."""
     method = method.to(device=device, memory_format=memory_format(train))  # type: ignore[call-overload]
-    low = train.precision == "bf16" or (train.precision == "auto" and device.type == "cuda")
+    low = precision(train, device) == "bf16"
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()  # of this run, not of those before it in the process
     if device.type == "cuda" and not low:
         # fp32 is for checking: IEEE products instead of TF32's ten bits, and sums in one order
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.deterministic = True
     for trunk in (m for m in method.modules() if isinstance(m, Trunk)):
         trunk.precision = torch.bfloat16 if low else torch.float32
-        if train.compile:
+        if train.step == "compiled":
             trunk.body.compile()
     return method

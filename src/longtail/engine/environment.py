@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from longtail import __version__
+from longtail.engine.device import precision
+from longtail.metrics import shot_groups
 
 if TYPE_CHECKING:
     from longtail.engine.run import Run
@@ -25,16 +27,29 @@ def describe_environment(run: "Run") -> dict[str, Any]:
         "versions": {"longtail": __version__, "python": platform.python_version()}
         | {name: metadata.version(name) for name in ("torch", "torchvision", "timm", "numpy")},
         "device": torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads",
-        "precision": run.config.train.precision,
+        "precision": precision(run.config.train, run.device),
         "data": {
             "checksum": run.data.checksum,
             "images": len(run.data.train.labels),
             "classes": len(run.data.train.class_names),
             "counts": run.data.train.counts.tolist(),
+            "shot_groups": {name: int(mask.sum()) for name, mask in shot_groups(run.data.train.counts).items()},
+            "notes": list(run.data.notes),
         },
         "model": run.config.model.name,
-        "parameters": sum(p.numel() for p in run.method.net.parameters()),
+        "parameters": parameters(run),
     }
+
+
+def parameters(run: "Run") -> int:
+    """Of the network that deploys: trunk and classifier."""
+    return sum(p.numel() for p in run.method.net.parameters())
+
+
+def describe_model(run: "Run") -> str:
+    """What trains where, in a line."""
+    what = f"{run.config.method.label}, {run.config.model.name} with {parameters(run):,} parameters"
+    return f"{what}, {precision(run.config.train, run.device)} on {run.device.type}"
 
 
 def commit() -> str | None:

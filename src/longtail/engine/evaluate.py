@@ -100,12 +100,22 @@ def measure(
 
 
 def finish(
-    method: methods.Method, data: DataSet, views: Views, device: torch.device, batch: int, folder: Path, seconds: float
+    method: methods.Method,
+    data: DataSet,
+    views: Views,
+    device: torch.device,
+    batch: int,
+    folder: Path,
+    seconds: float,
+    memory: int,
 ) -> dict[str, Any]:
-    """Measure the last epoch's network and write the files of a finished run; metrics.json comes last and says so."""
+    """Measure the last epoch's network and write the files of a finished run; metrics.json comes last and says so.
+
+    `seconds` and `memory` (bytes, at its peak) are what training took.
+    """
     save_file({k: v.contiguous() for k, v in method.net.state_dict().items()}, folder / runs.MODEL)
     metrics, logits, features = measure(method, data, views, device, batch)
-    metrics |= {"seconds": seconds, "peak_memory": peak_memory(device)}
+    metrics |= {"seconds": seconds, "peak_memory": memory}
     write_results(folder, data, metrics, logits, features)
     return metrics
 
@@ -137,7 +147,7 @@ def evaluate_one(record: runs.Run, data_root: Path | None, device_name: str) -> 
     stored = record.environment["data"]["checksum"]
     if data.checksum != stored:
         raise UserError(f"{record.folder} was trained on other images (checksum {stored}): name them with --data-root")
-    method = place(methods.make(config, data.train.counts), config.train, device)
+    method = place(methods.make(config, data.train.counts, stored=True), config.train, device)
     method.net.load_state_dict(load_file(record.folder / runs.MODEL, device=str(device)))
     views = Views(config.views, config.data.image_size)
     metrics, logits, features = measure(method, data, views, device, config.train.batch_size)

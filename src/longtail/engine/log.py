@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 def truncate(path: Path, epochs: int) -> None:
     """Keep the first `epochs` whole lines: what a killed run wrote after its last checkpoint will be written again."""
-    lines = path.read_text().splitlines()[:epochs] if path.exists() else []
+    lines = path.read_text().splitlines()[:epochs]
     fresh = path.with_suffix(".tmp")
     fresh.write_text("".join(line + "\n" for line in lines))
     os.replace(fresh, path)

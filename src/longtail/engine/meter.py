@@ -14,22 +14,25 @@ class Meter:
     """Sums of the logged terms since the last reset, and for each term the first step at which it was not finite."""
 
     def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
         self.names: list[str] = []
         self.sums = self.first_bad = torch.empty(0)
         self.count = 0
 
-    def add(self, terms: dict[str, Tensor], step: int) -> None:
+    def reset(self) -> None:
+        """In place: a captured step goes on writing to the same tensors."""
+        self.sums.zero_()
+        self.first_bad.fill_(NEVER)
+        self.count = 0
+
+    def add(self, terms: dict[str, Tensor], step: Tensor) -> None:
+        """Take in the terms of one batch; whoever calls counts the batches, as a captured step cannot."""
         values = torch.stack([t.detach().float() for t in terms.values()])
         if not self.names:
             self.names, self.sums = list(terms), torch.zeros_like(values)
             self.first_bad = torch.full_like(values, NEVER, dtype=torch.int64)
         self.sums += values
-        self.count += 1
         newly_bad = ~values.isfinite() & (self.first_bad == NEVER)
-        self.first_bad.masked_fill_(newly_bad, step)
+        self.first_bad.copy_(torch.where(newly_bad, step, self.first_bad))
 
     def means(self) -> dict[str, float]:
         """The mean of each term. A term that was ever not finite ends the run: the weights are spoilt from there on."""

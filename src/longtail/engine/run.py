@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from longtail import methods, runs
-from longtail.config import Config
+from longtail.config import Config, OptimConfig
 from longtail.data.loader import ResidentLoader, derive_seed
 from longtail.data.sources import DataSet
 from longtail.engine import checkpoint, log
-from longtail.engine.device import memory_format, place
+from longtail.engine.device import memory_format, place, precision
 from longtail.engine.evaluate import balanced_accuracy
 from longtail.engine.meter import Meter
+from longtail.engine.schedule import learning_rate
 from longtail.errors import UserError
 from longtail.methods import Batch, Stage
 from longtail.views import Views
@@ -26,16 +28,21 @@ class Run:
     def __init__(self, config: Config, seed: int, data: DataSet, folder: Path, device: torch.device) -> None:
         self.config, self.seed, self.data, self.folder, self.device = config, seed, data, folder, device
         torch.manual_seed(seed)  # initial weights, and what a network draws itself (dropout)
-        self.method = place(methods.make(config, data.train.counts), config.train, device)
+        stored = (folder / runs.CHECKPOINT).exists()
+        self.method = place(methods.make(config, data.train.counts, stored), config.train, device)
         self.views = Views(config.views, config.data.image_size)
         self.loader = ResidentLoader(data.train, config.train.batch_size, seed, device)
-        self.accumulate = min(config.train.accumulate, self.loader.batches)
+        self.accumulate = config.train.accumulate
+        if self.accumulate > self.loader.batches:
+            raise UserError(f"--train.accumulate {self.accumulate}: an epoch has only {self.loader.batches} batches")
         self.steps_per_epoch = self.loader.batches // self.accumulate
         self.rng = torch.Generator(device)
+        self.clock = torch.zeros((), dtype=torch.int64, device=device)  # the step under way, for the meter
         self.layout = memory_format(config.train)
-        self.meter = Meter()
-        self.seconds = 0.0  # of training, over all resumes
-        self._since = time.perf_counter()
+        self.captured = device.type == "cuda" and config.train.step != "eager"
+        self.seconds = 0.0  # of finished epochs, over all resumes
+        self.epoch_seconds = 0.0  # of the epoch under way, before the clock was last started
+        self.start_clock()
         self.enter(0)
 
     def enter(self, stage_index: int) -> None:
@@ -44,11 +51,11 @@ class Run:
         self.stage: Stage = self.method.stages[stage_index]
         self.method.enter(self.stage)
         self.method.train()
-        o = self.stage.optim
-        learning = [p for p in self.method.parameters() if p.requires_grad]
-        self.optimiser = torch.optim.SGD(
-            learning, lr=o.lr, momentum=o.momentum, nesterov=o.nesterov, weight_decay=o.weight_decay
-        )
+        self.meter = Meter()
+        self.optimiser = self.make_optimiser(self.stage.optim)
+
+    def start_clock(self) -> None:
+        self._since = time.perf_counter()
 
     def stages_left(self) -> Iterator[Stage]:
         """The stage the run stands in, then those after it."""
@@ -60,15 +67,36 @@ class Run:
     def steps_left(self) -> range:
         return range(self.step, self.stage.epochs * self.steps_per_epoch)
 
-    def batches(self, step: int) -> Iterator[Batch]:
-        """The batches of one optimiser step; order and views are functions of seed, stage and step alone."""
-        epoch, first = divmod(step, self.steps_per_epoch)
-        for part in range(self.accumulate):
-            images, y_B = self.loader.batch(self.epochs_before() + epoch, first * self.accumulate + part)
-            self.rng.manual_seed(derive_seed("views", self.seed, self.stage_index, step, part))
-            query = self.views.query(images, self.rng).to(memory_format=self.layout)
-            key = self.views.key(images, self.rng).to(memory_format=self.layout) if self.stage.two_views else None
-            yield Batch(query, key, y_B)
+    def make_optimiser(self, o: OptimConfig) -> torch.optim.SGD:
+        """SGD over what learns in this stage; on CUDA in one kernel, its rate on the device."""
+        cuda = self.device.type == "cuda"
+        lr = torch.tensor(o.lr, device=self.device) if cuda else o.lr
+        learning = [p for p in self.method.parameters() if p.requires_grad]
+        return torch.optim.SGD(
+            learning, lr=lr, momentum=o.momentum, nesterov=o.nesterov, weight_decay=o.weight_decay, fused=cuda
+        )
+
+    def prepare(self, step: int) -> None:
+        """The host's part of a step: where the batch lies, the rate, and the seed of its views, all functions of `step`."""
+        epoch, index = divmod(step, self.steps_per_epoch)
+        self.loader.seek(self.epochs_before() + epoch, index * self.accumulate)
+        self.rng.manual_seed(derive_seed("views", self.seed, self.stage_index, step))
+        self.clock.fill_(self.steps_done())
+        self.rate = learning_rate(self.stage.optim, step, self.steps_per_epoch, self.stage.epochs)
+        for group in self.optimiser.param_groups:
+            group["lr"] = group["lr"].fill_(self.rate) if isinstance(group["lr"], Tensor) else self.rate
+
+    def batch(self) -> Batch:
+        """The views of the next images."""
+        images, y_B = self.loader.next()
+        query = self.views.query(images, self.rng).to(memory_format=self.layout)
+        key = self.views.key(images, self.rng).to(memory_format=self.layout) if self.stage.two_views else None
+        return Batch(query, key, y_B)
+
+    def finished(self, step: int) -> None:
+        """Count the step, and the batches whose terms the meter has."""
+        self.step = step + 1
+        self.meter.count += self.accumulate
 
     def epochs_before(self) -> int:
         """Epochs of the finished stages."""
@@ -84,18 +112,19 @@ class Run:
         """The log line of the epoch so far; reading the means waits for the device."""
         means = self.meter.means()
         images = self.meter.count * self.loader.batch_size
-        rate, seconds = self.optimiser.param_groups[0]["lr"], time.perf_counter() - self._since
+        seconds = self.epoch_seconds + time.perf_counter() - self._since
         epoch = (self.step - 1) // self.steps_per_epoch
         where = {"stage": self.stage.name, "epoch": epoch, "epochs": self.stage.epochs}
-        return {**where, **means, "lr": rate, "seconds": seconds, "images_per_second": images / max(seconds, 1e-9)}
+        return {**where, **means, "lr": self.rate, "seconds": seconds, "images_per_second": images / max(seconds, 1e-9)}
 
     def end_epoch(self, journal: log.Log) -> None:
         """Log line, validation and checkpoint, where due."""
         row, train = self.row(), self.config.train
         epoch, last = row["epoch"] + 1, row["epoch"] + 1 == self.stage.epochs
-        self.seconds += row["seconds"]
+        self.seconds, self.epoch_seconds = self.seconds + row["seconds"], 0.0
         self.meter.reset()
-        if self.data.val is not None and (epoch % train.validate_every == 0 or last):
+        scored = "accuracy" in row  # SupCon's first stage has no classifier to score
+        if self.data.val is not None and scored and (epoch % train.validate_every == 0 or last):
             row["val_accuracy"] = balanced_accuracy(
                 self.method, self.data.val, self.views, self.device, train.batch_size
             )
@@ -103,7 +132,7 @@ class Run:
         journal.epoch(self.steps_done(), row, left)
         if epoch % train.checkpoint_every == 0 or last:
             self.save()
-        self._since = time.perf_counter()
+        self.start_clock()
 
     def save(self) -> None:
         """Everything that the next step depends on."""
@@ -113,6 +142,8 @@ class Run:
             "stage": self.stage_index,
             "step": self.step,
             "seconds": self.seconds,
+            "epoch_seconds": self.epoch_seconds + (time.perf_counter() - self._since if self.meter.count else 0.0),
+            "precision": precision(self.config.train, self.device),
             "method": self.method.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "meter": self.meter.state(),
@@ -129,16 +160,21 @@ class Run:
         found = path.exists()
         if found:
             self._restore(checkpoint.load(path, self.device), path)
-        log.truncate(self.folder / runs.LOG, self.epochs_before() + self.step // self.steps_per_epoch)
+        if (self.folder / runs.LOG).exists():
+            log.truncate(self.folder / runs.LOG, self.epochs_before() + self.step // self.steps_per_epoch)
         return found
 
     def _restore(self, state: dict[str, Any], path: Path) -> None:
         if state["checksum"] != self.data.checksum:
             raise UserError(f"{path} was trained on other images (checksum {state['checksum']}): use its --data.root")
+        if state["precision"] != precision(self.config.train, self.device):
+            raise UserError(f"{path} was trained in {state['precision']}: add --train.precision {state['precision']}")
         self.enter(state["stage"])
-        self.step, self.seconds = state["step"], state["seconds"]
+        self.step, self.seconds, self.epoch_seconds = state["step"], state["seconds"], state["epoch_seconds"]
         self.method.load_state_dict(state["method"])
-        self.optimiser.load_state_dict(state["optimiser"])
+        # The rate and the kernel are this device's, whatever the checkpoint came from.
+        here = self.optimiser.state_dict()["param_groups"]
+        self.optimiser.load_state_dict(state["optimiser"] | {"param_groups": here})
         self.meter.restore(state["meter"])
         torch.set_rng_state(state["rng"].cpu())
         if "cuda_rng" in state and self.device.type == "cuda":

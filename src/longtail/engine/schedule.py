@@ -28,7 +28,9 @@ def warmup(optim: OptimConfig, step: int, steps_per_epoch: int) -> float:
 def decay(optim: OptimConfig, step: int, steps_per_epoch: int, epochs: int) -> float:
     """Step: gamma to the number of milestones passed. Cosine: half a wave from the end of the warm-up to the last step."""
     if optim.schedule == "step":
-        return optim.gamma ** bisect.bisect_right(optim.milestones, step // steps_per_epoch)
+        # below 1 a milestone is a share of the training, from 1 up an epoch
+        at = [round(m * steps_per_epoch * (epochs if m < 1 else 1)) for m in optim.milestones]
+        return optim.gamma ** bisect.bisect_right(at, step)
     if optim.schedule == "cosine":
         start, end = optim.warmup_epochs * steps_per_epoch, epochs * steps_per_epoch
         done = min(max(step - start, 0) / max(end - start, 1), 1.0)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from longtail.losses.paco import at_least_float32, mask_out
+from longtail.losses.numerics import at_least_float32, mask_out
 
 
 def supcon_loss(contrast_BM: Tensor, y_B: Tensor, y_M: Tensor, drop_BM: Tensor, tau: float = 0.2) -> Tensor:

@@ -17,6 +17,8 @@ Shapes: B anchors, M contrast samples, C classes.
 import torch
 from torch import Tensor
 
+from longtail.losses.numerics import at_least_float32, mask_out
+
 
 def paco_terms(
     centre_BC: Tensor,
@@ -63,13 +65,3 @@ def paco_loss(
 ) -> Tensor:
     """The mean of L_i over the anchors."""
     return paco_terms(centre_BC, contrast_BM, y_B, y_M, drop_BM, log_prior_C, alpha, tau, centre_tau)[0].mean()
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """Half precision cannot hold exp(-20), so the loss works in float32 (or float64, if that comes in)."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def mask_out(log_psi: Tensor, drop: Tensor) -> Tensor:
-    """The lowest finite number rather than -inf: a row that drops everything keeps a finite value and gradient."""
-    return log_psi.masked_fill(drop, torch.finfo(log_psi.dtype).min)

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from longtail.losses.paco import at_least_float32
+from longtail.losses.numerics import at_least_float32
 
 
 def cross_entropy_loss(logits_BC: Tensor, y_B: Tensor) -> Tensor:

@@ -6,9 +6,9 @@ import torch
 
 from longtail import config as cfg
 from longtail.methods.base import Batch, Method, Stage
-from longtail.methods.contrast import SupCon
 from longtail.methods.paco import PaCo
 from longtail.methods.softmax import BalancedSoftmax, CrossEntropy
+from longtail.methods.supcon import SupCon
 from longtail.models.backbones import make_trunk
 from longtail.models.heads import Classifier
 
@@ -20,9 +20,12 @@ BY_CONFIG: dict[type[cfg.MethodConfig], type[Method]] = {
 }
 
 
-def make(config: cfg.Config, counts: Any) -> Method:
-    """The method that `config` describes, for training data with these class counts."""
-    trunk = make_trunk(config.model.name, config.model.pretrained, config.data.image_size)
+def make(config: cfg.Config, counts: Any, stored: bool = False) -> Method:
+    """The method that `config` describes, for training data with these class counts.
+
+    Where its weights are `stored` and about to be loaded, no pretrained ones are fetched.
+    """
+    trunk = make_trunk(config.model.name, config.model.pretrained and not stored, config.data.image_size)
     net = Classifier(trunk, len(counts), config.model.bias)
     return BY_CONFIG[type(config.method)](net, torch.as_tensor(counts), config)
 

@@ -1,10 +1,9 @@
-"""The MoCo frame that SupCon and PaCo share, and SupCon with its linear stage.
+"""The MoCo frame that SupCon and PaCo share.
 
 Query view -> trunk -> x -> G -> q; key view -> momentum trunk and G -> k; A(i) is every q but the anchor's own, every k, and
 the queue. The queue is read before this step's keys are pushed, or they would stand in A(i) twice.
 """
 
-import dataclasses
 from typing import NamedTuple
 
 import torch
@@ -12,14 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtail import config as cfg
-from longtail.losses import cross_entropy_loss, supcon_loss
-from longtail.methods.base import Batch, Method, Stage, accuracy
+from longtail.methods.base import Batch, Method
 from longtail.models.heads import Classifier, projection
 from longtail.models.momentum import EMPTY, LabelledQueue, MomentumNetwork
 
 
 class Contrast(NamedTuple):
-    """The samples an anchor meets: raw products z·G(x), their labels, and which of them are not in A(i)."""
+    """The anchors' features x, and the samples they meet: raw products z·G(x), labels, and which are not in A(i)."""
 
     x_BF: Tensor
     contrast_BM: Tensor
@@ -61,43 +59,3 @@ class MomentumContrast(Method):
         for keys_BD, y_B in self.fresh:
             self.queue.push(keys_BD, y_B)
         self.fresh = []
-
-
-class SupCon(MomentumContrast):
-    """Stage 1 learns the trunk by Eq. 3; stage 2 a linear classifier on the frozen trunk by cross-entropy."""
-
-    config: cfg.SupCon
-
-    def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
-        super().__init__(net, counts_C, config)
-        c = self.config
-        linear = dataclasses.replace(config.optim, lr=c.linear_lr, schedule="cosine", warmup_epochs=0, weight_decay=0.0)
-        self.stages = (
-            Stage("contrast", config.train.epochs, config.optim, two_views=True),
-            Stage("linear", c.linear_epochs, linear),
-        )
-
-    def enter(self, stage: Stage) -> None:
-        super().enter(stage)
-        linear = stage.name == "linear"
-        self.net.trunk.requires_grad_(not linear)
-        self.G.requires_grad_(not linear)
-        self.net.head.requires_grad_(linear)
-
-    def train(self, mode: bool = True) -> "SupCon":
-        super().train(mode)
-        if self.stage.name == "linear":
-            self.net.trunk.eval()  # frozen, its batch-norm averages too
-        return self
-
-    def loss(self, batch: Batch) -> dict[str, Tensor]:
-        if self.stage.name == "linear":
-            logits_BC = self(batch.query)
-            return {"loss": cross_entropy_loss(logits_BC, batch.y_B), "accuracy": accuracy(logits_BC, batch.y_B)}
-        _, contrast_BM, y_M, drop_BM = self.contrast(batch)
-        loss = supcon_loss(contrast_BM, batch.y_B, y_M, drop_BM, self.config.tau)
-        return {"loss": loss, "contrast_logit": contrast_BM.detach().abs().amax() / self.config.tau}
-
-    def after_step(self) -> None:
-        if self.stage.name == "contrast":
-            super().after_step()

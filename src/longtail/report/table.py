@@ -63,13 +63,12 @@ class Row:
 
 
 def make_rows(records: Sequence[runs.Run]) -> list[Row]:
-    """Runs that differ in nothing but the seed make one row; rows that would look alike say what sets them apart."""
-    groups: dict[str, list[runs.Run]] = {}
-    for record in records:
-        groups.setdefault(json.dumps(record.config.identity(), sort_keys=True), []).append(record)
-    rows = [
-        Row(data_name(g[0]), g[0].config.method.label, tuple(sorted(g, key=lambda r: r.seed))) for g in groups.values()
-    ]
+    """Runs that differ in nothing but the seed make one row; where a seed was run twice, the later run counts."""
+    groups: dict[str, dict[int, runs.Run]] = {}
+    for record in sorted(records, key=lambda r: r.environment["started"]):
+        groups.setdefault(_key(record), {})[record.seed] = record
+    seeds = [tuple(by_seed[s] for s in sorted(by_seed)) for by_seed in groups.values()]
+    rows = [Row(data_name(g[0]), g[0].config.method.label, g) for g in seeds]
     alike: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         alike.setdefault((row.data, row.label), []).append(row)
@@ -77,11 +76,21 @@ def make_rows(records: Sequence[runs.Run]) -> list[Row]:
     return sorted(named, key=lambda row: (row.data, sum(row.values("top1")) / len(row.runs)))
 
 
+def _key(run: runs.Run) -> str:
+    """Equal for repetitions: the configuration, and what it came to: the images and the precision."""
+    return json.dumps(_traits(run), sort_keys=True)
+
+
+def _traits(run: runs.Run) -> dict[str, Any]:
+    came_to = {"images": run.environment["data"]["checksum"], "precision": run.environment["precision"]}
+    return run.config.identity() | came_to
+
+
 def _apart(row: Row, alike: list[Row]) -> str:
-    """What this row has that its likes have not, as ' (alpha=0.02, lr=0.1)'."""
-    here = row.runs[0].config.identity()
-    fields = {f: pair[0] for other in alike for f, pair in differences(here, other.runs[0].config.identity()).items()}
-    return " (" + ", ".join(f"{f}={v}" for f, v in sorted(fields.items()) if f != "recipe") + ")" if fields else ""
+    """What this row has that rows of the same name have not, as ' (alpha=0.02, lr=0.1)'."""
+    here = _traits(row.runs[0])
+    fields = {f: pair[0] for other in alike for f, pair in differences(here, _traits(other.runs[0])).items()}
+    return " (" + ", ".join(f"{f}={v}" for f, v in sorted(fields.items())) + ")" if fields else ""
 
 
 def data_name(run: runs.Run) -> str:

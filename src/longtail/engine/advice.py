@@ -1,0 +1,55 @@
+"""What a run that cannot go on says: where it stood, what was wrong, what to try."""
+
+from collections.abc import Callable
+
+import torch
+
+from longtail import runs
+from longtail.engine.meter import NonFinite
+from longtail.engine.run import Run
+
+
+def advise_finite(run: Run, error: NonFinite) -> str:
+    """Of a loss that became infinite or NaN."""
+    saved = (run.folder / runs.CHECKPOINT).exists()
+    checkpoint = "the last checkpoint is from before it" if saved else "no checkpoint was reached"
+    rate = "--method.linear_lr" if run.stage.name == "linear" else "--optim.lr"
+    advice = f"lower {rate} (now {run.stage.optim.lr:g})"
+    if run.stage.name != "linear":
+        advice += ", lengthen --optim.warmup_epochs"
+    if any("logit" in term for term in error.terms):
+        advice += ", or raise the temperature (--method.tau, --method.centre_tau)"
+    return f"step {error.step}: {' and '.join(error.terms)} became infinite or NaN ({checkpoint}): {advice}"
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Of the GPU, or of the machine: torch's CPU allocator has no exception of its own."""
+    words = ("can't allocate memory", "not enough memory")
+    return isinstance(error, torch.OutOfMemoryError) or any(w in str(error) for w in words)
+
+
+def advise_batch(run: Run, advance: Callable[[Run], None]) -> str:
+    """Halve the batch until a whole step fits, and name that size. The run is over: its state does not matter any more."""
+    given, accumulate = run.loader.batch_size, run.accumulate
+    run.accumulate, size = 1, given // 2
+    while size > 1:  # batch norm needs two
+        if _fits(run, advance, size):
+            keep = f"--train.batch_size {size} --train.accumulate {-(-given * accumulate // size)}"
+            return f"out of memory at batch size {given}: {size} fits; try {keep}"
+        size //= 2
+    return f"out of memory on {run.device} even at a batch of two: try a smaller --model.name or --data.image_size"
+
+
+def _fits(run: Run, advance: Callable[[Run], None], size: int) -> bool:
+    run.optimiser.zero_grad()
+    if run.device.type == "cuda":
+        torch.cuda.empty_cache()
+    run.prepare(0)
+    run.loader.rows_B = run.loader.rows_B[:size]
+    try:
+        advance(run)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        return False
+    return True

@@ -1,0 +1,27 @@
+"""Ctrl-C and SIGTERM, taken between two steps."""
+
+import signal
+import threading
+from types import FrameType
+
+
+class StopSignals:
+    """The signals become a wish that the loop grants after the step under way; a second Ctrl-C insists."""
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+
+    def __enter__(self) -> "StopSignals":
+        # Python takes signals in the main thread alone; elsewhere the caller's handling stays as it is.
+        main = threading.current_thread() is threading.main_thread()
+        self.before = {s: signal.signal(s, self._wish) for s in (signal.SIGINT, signal.SIGTERM)} if main else {}
+        return self
+
+    def _wish(self, signum: int, frame: FrameType | None) -> None:
+        if self.signum == signal.SIGINT == signum:
+            raise KeyboardInterrupt
+        self.signum = signum
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self.before.items():
+            signal.signal(signum, handler)

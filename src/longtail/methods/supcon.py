@@ -1,0 +1,51 @@
+"""SupCon (Khosla et al., 2020) in the MoCo frame, with its linear stage."""
+
+import dataclasses
+
+from torch import Tensor
+
+from longtail import config as cfg
+from longtail.losses import cross_entropy_loss, supcon_loss
+from longtail.methods.base import Batch, Stage, accuracy
+from longtail.methods.contrast import MomentumContrast
+from longtail.models.heads import Classifier
+
+
+class SupCon(MomentumContrast):
+    """Stage 1 learns the trunk by Eq. 3; stage 2 a linear classifier on the frozen trunk by cross-entropy."""
+
+    config: cfg.SupCon
+
+    def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
+        super().__init__(net, counts_C, config)
+        c = self.config
+        linear = dataclasses.replace(config.optim, lr=c.linear_lr, schedule="cosine", warmup_epochs=0, weight_decay=0.0)
+        self.stages = (
+            Stage("contrast", config.train.epochs, config.optim, two_views=True),
+            Stage("linear", c.linear_epochs, linear),
+        )
+
+    def enter(self, stage: Stage) -> None:
+        super().enter(stage)
+        linear = stage.name == "linear"
+        self.net.trunk.requires_grad_(not linear)
+        self.G.requires_grad_(not linear)
+        self.net.head.requires_grad_(linear)
+
+    def train(self, mode: bool = True) -> "SupCon":
+        super().train(mode)
+        if self.stage.name == "linear":
+            self.net.trunk.eval()  # frozen, its batch-norm averages too
+        return self
+
+    def loss(self, batch: Batch) -> dict[str, Tensor]:
+        if self.stage.name == "linear":
+            logits_BC = self(batch.query)
+            return {"loss": cross_entropy_loss(logits_BC, batch.y_B), "accuracy": accuracy(logits_BC, batch.y_B)}
+        _, contrast_BM, y_M, drop_BM = self.contrast(batch)
+        loss = supcon_loss(contrast_BM, batch.y_B, y_M, drop_BM, self.config.tau)
+        return {"loss": loss, "contrast_logit": contrast_BM.detach().abs().amax() / self.config.tau}
+
+    def after_step(self) -> None:
+        if self.stage.name == "contrast":
+            super().after_step()
