@@ -71,10 +71,13 @@ def test_captured_and_compiled_steps_give_the_losses_of_eager_ones(method, tmp_p
     rows, states = {}, {}
     for step in ("eager", "captured", "compiled"):
         config = tiny(method, device="cuda", precision="fp32", epochs=9, step=step)
+        # At 0.1 the digits' run is chaotic: other roundings grow to 5e-3 of the loss within the fifty steps.
+        config = replace(config, optim=replace(config.optim, lr=0.01))
         run = run_until(config, tmp_path / step, device=torch.device("cuda"))
         rows[step], states[step] = [row["loss"] for row in log_of(tmp_path / step)], state_of(run)
         assert run.steps_done() > 50
     print(f"{method}: state differs by {distance(states['eager'], states['captured']):.1e} captured", end=", ")
     print(f"{distance(states['eager'], states['compiled']):.1e} compiled; losses", rows)
-    assert rows["captured"] == pytest.approx(rows["eager"], rel=1e-3)
+    assert all(torch.equal(states["eager"][k], states["captured"][k]) for k in states["eager"])
+    assert rows["captured"] == rows["eager"]
     assert rows["compiled"] == pytest.approx(rows["eager"], rel=1e-3)
