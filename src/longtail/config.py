@@ -21,8 +21,22 @@ def _require(good: bool, flag: str, value: object, rule: str) -> None:
         raise UserError(f"--{flag} {value}: it must be {rule}")
 
 
+class Section:
+    """Every value of a section is brought to its type when it enters, wherever it comes from; `section` names its flags."""
+
+    section: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for f in dataclasses.fields(typing.cast(Any, self)):
+            where = f"{self.section}.{f.name}".lstrip(".")
+            object.__setattr__(self, f.name, _coerce(hints[f.name], getattr(self, f.name), where))
+
+
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class DataConfig(Section):
+    section: ClassVar[str] = "data"
+
     name: Literal["cifar10", "cifar100", "digits", "folder"] = "cifar100"
     """The data set; `folder` is an image folder, train/CLASS/*.jpg with val/CLASS/*.jpg beside it or without."""
     root: Path | None = None
@@ -39,6 +53,7 @@ class DataConfig:
     """Let torchvision fetch a missing archive."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         rule = "at least 1 (it is the largest class over the smallest): try --data.imbalance 100"
         _require(self.imbalance >= 1, "data.imbalance", self.imbalance, rule)
         _require(self.image_size >= 4, "data.image_size", self.image_size, "at least 4 pixels")
@@ -47,7 +62,9 @@ class DataConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViewConfig:
+class ViewConfig(Section):
+    section: ClassVar[str] = "views.*"
+
     crop: Literal["none", "pad", "resized"] = "pad"
     """`pad`: zero-pad by 4 pixels (an eighth of the side) and cut; `resized`: RandomResizedCrop."""
     crop_scale: tuple[float, float] = (0.08, 1.0)
@@ -68,6 +85,7 @@ class ViewConfig:
     """Side in pixels of the square that Cutout blanks; 0: none."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         low, high = self.crop_scale
         _require(0 < low <= high <= 1, "views.*.crop_scale", self.crop_scale, "two shares 0 < low <= high <= 1")
         _require(self.rand_ops >= 0, "views.*.rand_ops", self.rand_ops, "0 or more")
@@ -78,7 +96,9 @@ class ViewConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViewsConfig:
+class ViewsConfig(Section):
+    section: ClassVar[str] = "views"
+
     query: ViewConfig = field(default_factory=ViewConfig)
     """The view that the query network and the class centres see."""
     key: ViewConfig = field(default_factory=ViewConfig)
@@ -88,7 +108,9 @@ class ViewsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Section):
+    section: ClassVar[str] = "model"
+
     name: str = "resnet32_cifar"
     """Any timm name, or resnet{8,20,32,44,56}_cifar (16/32/64 wide) and resnet{18,50}_cifar (3x3 stem)."""
     pretrained: bool = False
@@ -98,9 +120,10 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MethodConfig:
+class MethodConfig(Section):
     """What every method has: a name in JSON and on the command line, and a label in tables."""
 
+    section: ClassVar[str] = "method"
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""
 
@@ -141,6 +164,7 @@ class MomentumContrast(MethodConfig):
     """Batch norm of the key network: statistics of its own batch, as released, or the query's running averages."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _require(self.tau > 0, "method.tau", self.tau, "above 0: try 0.05 to 0.2")
         _require(self.queue >= 0, "method.queue", self.queue, "0 or more")
         _require(0 <= self.momentum <= 1, "method.momentum", self.momentum, "between 0 and 1: try 0.999")
@@ -190,7 +214,9 @@ METHODS: dict[str, type[MethodConfig]] = {m.name: m for m in (CrossEntropy, Bala
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimConfig:
+class OptimConfig(Section):
+    section: ClassVar[str] = "optim"
+
     lr: float = 0.1
     """Peak learning rate of SGD."""
     momentum: float = 0.9
@@ -213,19 +239,23 @@ class OptimConfig:
     """Rise at each step, or at each epoch as (e+1)/n; released PaCo overshoots: its epoch n runs at (n+1)/n."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _require(self.lr > 0, "optim.lr", self.lr, "above 0: try 0.1")
         _require(0 <= self.momentum < 1, "optim.momentum", self.momentum, "in [0, 1): try 0.9")
         rule = "off when momentum is 0: add --optim.momentum 0.9"
         _require(not (self.nesterov and self.momentum == 0), "optim.nesterov", self.nesterov, rule)
         _require(self.weight_decay >= 0, "optim.weight_decay", self.weight_decay, "0 or more: try 5e-4")
         _require(self.warmup_epochs >= 0, "optim.warmup_epochs", self.warmup_epochs, "0 or more")
+        _require(self.gamma > 0, "optim.gamma", self.gamma, "above 0: try 0.1")
         _require(0 <= self.warmup_start <= 1, "optim.warmup_start", self.warmup_start, "between 0 and 1")
         rising = list(self.milestones) == sorted(set(self.milestones)) and all(m > 0 for m in self.milestones)
         _require(rising, "optim.milestones", self.milestones, "rising shares or epochs above 0: try 0.8 0.9")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(Section):
+    section: ClassVar[str] = "train"
+
     epochs: int = 200
     """Passes over the training images (of the first stage, where a method has two)."""
     batch_size: int = 128
@@ -248,6 +278,7 @@ class TrainConfig:
     """Epochs between evaluations on the validation split, where there is one."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("epochs", "batch_size", "accumulate", "checkpoint_every", "validate_every"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "at least 1")
         distinct = len(set(self.seeds)) == len(self.seeds) > 0 and all(0 <= s < 2**31 for s in self.seeds)
@@ -255,13 +286,15 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogConfig:
+class LogConfig(Section):
+    section: ClassVar[str] = "log"
+
     progress: Literal["auto", "bar", "plain", "none"] = "auto"
     """`auto`: a bar on a terminal, plain lines when piped."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Section):
     recipe: str = "custom"
     """Which recipe it came from, and its setting: for the record only."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -280,6 +313,7 @@ class Config:
     """What is shown."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         late = [m for m in self.optim.milestones if m >= max(self.train.epochs, 1)]
         if self.optim.schedule == "step" and late:
             advice = f"training ends at epoch {self.train.epochs}: give shares of it, such as 0.8 0.9"
@@ -325,34 +359,40 @@ def from_dict(kind: type[T], tree: Any, where: str = "") -> T:
         if name not in METHODS:
             raise unknown("method", name, METHODS)
         kind = typing.cast(type[T], METHODS[name])
-    hints = typing.get_type_hints(kind)
     names = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for key in tree:
         if key not in names:
             raise unknown("configuration key", f"{where}{key}", (where + n for n in names))
-    return kind(**{key: _coerce(hints[key], value, f"{where}{key}") for key, value in tree.items()})
+    return kind(**tree)
 
 
 def _coerce(hint: Any, value: Any, where: str) -> Any:
+    """`value` as the type that the field has, or a UserError; numbers are finite and of a size that a computer can use."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    expected = getattr(hint, "__name__", str(hint))
     if dataclasses.is_dataclass(hint):
-        return from_dict(typing.cast(type, hint), value, where + ".")
-    if origin is Literal and value in args:
-        return value
-    if origin in (typing.Union, types.UnionType):
+        kind = typing.cast(type, hint)
+        return value if isinstance(value, kind) else from_dict(kind, value, where + ".")
+    if origin is Literal:
+        if value in args:
+            return value
+        expected = " or ".join(map(repr, args))
+    elif origin in (typing.Union, types.UnionType):
         return None if value is None else _coerce(args[0], value, where)
-    if origin is tuple and isinstance(value, list | tuple):
-        kinds = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
-        if len(kinds) == len(value):
+    elif origin is tuple:
+        kinds = [args[0]] * len(value) if args[-1] is Ellipsis and isinstance(value, list | tuple) else list(args)
+        if isinstance(value, list | tuple) and len(kinds) == len(value):
             return tuple(_coerce(k, v, where) for k, v in zip(kinds, value, strict=True))
-    if hint is Path and isinstance(value, str):
+        expected = f"a list of {args[0].__name__}"
+    elif hint is Path and isinstance(value, str | Path):
         return Path(value)
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(hint, type) and type(value) is hint:
+    elif hint in (int, float) and type(value) in (int, float):
+        if abs(value) < 2**31 and value == hint(value):
+            return hint(value)
+        expected = f"a {'whole' if hint is int else 'finite'} number below {2**31:,}"
+    elif isinstance(hint, type) and type(value) is hint:
         return value
-    expected = " or ".join(map(repr, args)) if origin is Literal else getattr(hint, "__name__", str(hint))
-    raise UserError(f"{where} must be {expected}, got {value!r}")
+    raise UserError(f"--{where} {value!r}: it must be {expected}")
 
 
 def differences(there: Any, here: Any, where: str = "") -> dict[str, tuple[Any, Any]]:

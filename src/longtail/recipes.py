@@ -79,7 +79,7 @@ def cifar100(method: str = "paco-no-rebalance", imbalance: float = 1, setting: s
     chosen = _method(method, tau=0.07, alpha=0.008, queue=1024, projection_dim=128, linear_epochs=400)
     return Config(
         recipe=f"cifar100/{setting}",
-        data=DataConfig(name="cifar100", imbalance=float(imbalance)),
+        data=DataConfig(name="cifar100", imbalance=imbalance),
         views=ViewsConfig(query=SIM, key=SIM, normalise="cifar100"),
         model=ModelConfig(name="resnet50_cifar"),
         method=chosen,
@@ -94,7 +94,7 @@ def digits_lt(method: str = "paco", imbalance: float = 40, setting: str = "equal
     soft = ViewConfig(crop="resized", crop_scale=(0.6, 1.0), flip=False)  # a mirrored digit is another sign
     return Config(
         recipe=f"digits-lt/{setting}",
-        data=DataConfig(name="digits", imbalance=float(imbalance), image_size=8),
+        data=DataConfig(name="digits", imbalance=imbalance, image_size=8),
         views=ViewsConfig(query=soft, key=soft, normalise="half"),
         model=ModelConfig(name="resnet8_cifar"),
         method=_method(method, tau=0.1, alpha=0.05, queue=256, projection_dim=32, momentum=0.99, linear_epochs=20),
@@ -109,7 +109,7 @@ def folder(root: Path, method: str = "paco", imbalance: float = 1, setting: str 
     query = ViewConfig(crop="resized", crop_scale=(0.2, 1.0), policy="rand")
     return Config(
         recipe=f"folder/{setting}",
-        data=DataConfig(name="folder", root=root, imbalance=float(imbalance), image_size=64),
+        data=DataConfig(name="folder", root=root, imbalance=imbalance, image_size=64),
         views=ViewsConfig(query=query, key=SIM, normalise="imagenet"),
         model=ModelConfig(name="resnet18_cifar"),
         method=_method(method, tau=0.1, alpha=0.02, queue=1024, projection_dim=128, linear_epochs=50),
@@ -167,6 +167,7 @@ def with_strategy(config: Config, strategy: int) -> Config:
 
 def _cifar_lt(data: Any, method: str, imbalance: float, setting: str) -> Config:
     _only(f"{data}-lt", "setting", setting, SETTINGS)
+    source = DataConfig(name=data, imbalance=imbalance)
     views, optim, train = ViewsConfig(query=AUTO_CUTOUT, key=SIM), PACO_SGD, TrainConfig(epochs=400, batch_size=128)
     contrast: dict[str, Any] = {"tau": 0.05, "alpha": 0.01, "queue": 1024, "projection_dim": 32}
     model = ModelConfig(name="resnet32_cifar")
@@ -176,14 +177,14 @@ def _cifar_lt(data: Any, method: str, imbalance: float, setting: str) -> Config:
         contrast |= {"alpha": 0.02, "centre_tau": 0.05, "projection_norm": False, "linear_epochs": 400}
         model = replace(model, bias=not method.startswith("paco"))
     elif setting == "released" and method == "balanced-softmax":
-        epochs = round(13_000 / (_images(data, imbalance) // 512))  # 619 at imbalance 100, 542 at 50, 342 at 10
+        epochs = round(13_000 / (_images(data, source.imbalance) // 512))  # 619 at imbalance 100, 542 at 50, 342 at 10
         optim = replace(BALANCED_SGD, warmup_epochs=round(epochs * 800 / 13_000, 1))
         train = TrainConfig(epochs=epochs, batch_size=512)
     elif setting == "released" and method == "ce":
         views, optim, train = ViewsConfig(query=PLAIN, key=PLAIN), PLAIN_SGD, TrainConfig(epochs=200, batch_size=128)
     return Config(
         recipe=f"{data}-lt/{setting}",
-        data=DataConfig(name=data, imbalance=float(imbalance)),
+        data=source,
         views=views,
         model=model,
         method=_method(method, **contrast),

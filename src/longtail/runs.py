@@ -34,10 +34,10 @@ class Run:
         return int(self.environment["seed"])
 
 
-def find(paths: Iterable[Path | str]) -> list[Path]:
-    """All run folders at or below the given paths, finished or not, in the order of their names."""
+def find(paths: Iterable[Path | str] | Path | str) -> list[Path]:
+    """All run folders at or below the given path or paths, finished or not, in the order of their names."""
     found: set[Path] = set()
-    for path in map(Path, paths):
+    for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
         if not path.exists():
             raise UserError(f"{path} does not exist: name a run folder or a folder that holds runs")
         found |= {Path(top) for top, _, files in os.walk(path) if CONFIG in files and ENVIRONMENT in files}
@@ -53,9 +53,9 @@ def read(folder: Path) -> Run:
     return Run(folder, config, environment, metrics)
 
 
-def finished(paths: Iterable[Path | str]) -> list[Run]:
-    """The finished runs at or below the given paths; an error where there is none."""
-    paths = list(paths)
+def finished(paths: Iterable[Path | str] | Path | str) -> list[Run]:
+    """The finished runs at or below the given path or paths; an error where there is none."""
+    paths = [paths] if isinstance(paths, str | Path) else list(paths)
     folders = find(paths)
     done = [read(f) for f in folders if (f / METRICS).exists()]
     if not done:
@@ -63,7 +63,7 @@ def finished(paths: Iterable[Path | str]) -> list[Run]:
         advice = (
             f"{len(folders)} unfinished, continue with --resume" if folders else "train first, e.g. `longtail demo`"
         )
-        raise UserError(f"no finished run below {where}: {advice}")
+        raise UserError(f"no finished run below {where or 'nothing'}: {advice}")
     return done
 
 

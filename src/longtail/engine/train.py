@@ -58,6 +58,8 @@ def train(config: Config, out: Path | str, resume: bool = False, data: DataSet |
 
     `data` is what `config.data` describes, where the caller has loaded (and shown) it already.
     """
+    if not isinstance(config, Config):
+        raise UserError(f"train takes a Config, such as recipes.digits_lt(), got {type(config).__name__}")
     device, shows = choose_device(config.train.device), config.log.progress != "none"
     folders = {seed: Path(out) / f"seed{seed}" for seed in config.train.seeds}
     for folder in folders.values():

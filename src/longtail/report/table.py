@@ -140,7 +140,7 @@ def shifted_table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def table(paths: Iterable[Path | str], out: Path | str | None = None) -> list[Row]:
+def table(paths: Iterable[Path | str] | Path | str, out: Path | str | None = None) -> list[Row]:
     """The finished runs below `paths` as rows; written to OUT/table.md and OUT/table.json where `out` is given."""
     rows = make_rows(runs.finished(paths))
     if out is not None:
