@@ -44,8 +44,8 @@ class Train:
     """released, paper or equal."""
     strategy: int | None = None
     """The paper's augmentation: 1 sim/sim, 2 rand/rand, 3 rand for the query and sim for the key."""
-    out: Path
-    """Where the runs go."""
+    out: Path | None = None
+    """Where the runs go (default: runs/RECIPE-METHOD-IMBALANCE, and the setting where it is not the recipe's own)."""
     resume: bool = False
     """Continue what OUT holds."""
     data: DataConfig
@@ -97,6 +97,9 @@ class Recipes:
 def main(args: Sequence[str] | None = None) -> int:
     """The command; every error of the user's is one line and an exit code."""
     args = list(sys.argv[1:] if args is None else args)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show ± shows ?
     try:
         return dispatch(args)
     except UserError as error:
@@ -147,16 +150,26 @@ def run_train(args: list[str]) -> None:
         )
     name = args[0] if args[0] not in ("-h", "--help") else "cifar100-lt"
     config = chosen_recipe(name, args[1:])
-    out = Path("runs") / "-".join([Path(name).resolve().name, config.method.name, f"{config.data.imbalance:g}"])
     sections = {s: getattr(config, s) for s in ("data", "views", "model", "method", "optim", "train", "log")}
-    given = parse(Train, "train", args, Train(recipe=name, out=out, **sections))
+    given = parse(Train, "train", args, Train(recipe=name, **sections))
     config = replace(config, **{s: getattr(given, s) for s in sections})
 
     from longtail.engine.train import train
     from longtail.report.table import table
 
-    show_tables(table(train(config, given.out, given.resume)))
-    print(f"written to {given.out}")
+    out = given.out or default_out(name, config, given.setting)
+    show_tables(table(train(config, out, given.resume)))
+    print(f"written to {out}")
+
+
+def default_out(name: str, config: Config, setting: str | None) -> Path:
+    parts = [
+        Path(name).resolve().name,
+        config.method.name,
+        f"{config.data.imbalance:g}",
+        *([setting] if setting else []),
+    ]
+    return Path("runs") / "-".join(parts)
 
 
 def chosen_recipe(name: str, args: list[str]) -> Config:
@@ -191,7 +204,8 @@ def run_table(args: list[str]) -> None:
     from longtail.report.table import table, to_rich
 
     out = given.out or given.runs[0]
-    console().print(to_rich(table(given.runs, out)))
+    screen = console()
+    screen.print(to_rich(table(given.runs, out), screen.width))
     print(f"written to {out}/table.md and {out}/table.json")
 
 
@@ -202,7 +216,8 @@ def run_demo(args: list[str]) -> None:
     from longtail.report.table import to_rich
 
     rows = demo(given.out, given.seeds)
-    console().print(to_rich(rows))
+    screen = console()
+    screen.print(to_rich(rows, screen.width))
     print(*verdict(rows, given.out), sep="\n")
 
 
@@ -228,13 +243,15 @@ def run_recipes(args: list[str]) -> None:
 def show_tables(rows: Any) -> None:
     from longtail.report.table import shifted_table, to_rich
 
-    console().print(to_rich(rows))
-    console().print(shifted_table(rows))
+    screen = console()
+    screen.print(to_rich(rows, screen.width))
+    screen.print(shifted_table(rows, screen.width))
 
 
 def console() -> Console:
     """Tables keep their width where nobody's terminal limits it."""
-    return Console(width=None if sys.stdout.isatty() else 150)
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    return Console(width=None if terminal else 150)
 
 
 def parse(kind: type[T], verb: str, args: list[str], default: T | None = None) -> T:

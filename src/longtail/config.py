@@ -356,7 +356,7 @@ def from_dict(kind: type[T], tree: Any, where: str = "") -> T:
     tree = dict(tree)
     if issubclass(kind, MethodConfig):
         name = tree.pop("name", None)
-        if name not in METHODS:
+        if not isinstance(name, str) or name not in METHODS:
             raise unknown("method", name, METHODS)
         kind = typing.cast(type[T], METHODS[name])
     names = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]

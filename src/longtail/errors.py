@@ -29,5 +29,6 @@ def unknown(kind: str, given: object, known: Iterable[str]) -> UserError:
     """The error for a name that is not among the known ones, with the nearest as a suggestion."""
     names = sorted(known)
     near = difflib.get_close_matches(str(given), names, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose one of: {', '.join(names)}"
+    some = ", ".join(names[:20]) + (f" and {len(names) - 20:,} more" if len(names) > 20 else "")
+    hint = f"did you mean {near[0]!r}?" if near else f"choose one of: {some}"
     return UserError(f"unknown {kind} {str(given)!r}: {hint}")

@@ -1,6 +1,8 @@
 """`longtail demo`: four methods on the embedded digits, a table, a plot, and what to do next."""
 
 import contextlib
+import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +50,7 @@ def one_thread() -> Iterator[None]:
 
 def verdict(rows: list[Row], out: Path) -> list[str]:
     """What the demo showed, in words, and where to go from here."""
+    command = "longtail" if shutil.which("longtail") else str(Path(sys.executable).parent / "longtail")
     few = {row.runs[0].config.method.name: sum(row.values("few")) / len(row.runs) for row in rows}
     return [
         "",
@@ -56,7 +59,7 @@ def verdict(rows: list[Row], out: Path) -> list[str]:
         f"Accuracy by class frequency is drawn in {out}/accuracy.png; the table is in {out}/table.md and {out}/table.json.",
         "",
         "Next:",
-        "  longtail recipes                                              what else can be run, with published figures",
-        "  longtail train cifar100-lt --method paco --imbalance 100      the paper's benchmark (one GPU)",
-        "  longtail train PATH/TO/IMAGES --method paco                   your own images: train/CLASS/*.jpg, val/CLASS/*.jpg",
+        f"  {command} recipes                                            what else can be run, with published figures",
+        f"  {command} train cifar100-lt --method paco --imbalance 100    the paper's benchmark (one GPU)",
+        f"  {command} train PATH/TO/IMAGES --method paco                 your own: train/CLASS/*.jpg, val/CLASS/*.jpg",
     ]

@@ -17,6 +17,10 @@ from longtail.config import Config, from_dict
 from longtail.errors import UserError
 
 CONFIG, ENVIRONMENT, LOG, METRICS = "config.json", "environment.json", "log.jsonl", "metrics.json"
+ENVIRONMENT_KEYS, METRICS_KEYS = (
+    ("seed", "started", "precision", "data"),
+    ("top1", "few", "per_class", "shifted", "seconds"),
+)
 CHECKPOINT, MODEL = "checkpoint/state.pt", "model.safetensors"
 
 
@@ -47,9 +51,10 @@ def find(paths: Iterable[Path | str] | Path | str) -> list[Path]:
 def read(folder: Path) -> Run:
     """A finished run."""
     config, environment, metrics = load_config(folder), read_json(folder / ENVIRONMENT), read_json(folder / METRICS)
-    for name, tree, key in ((ENVIRONMENT, environment, "seed"), (METRICS, metrics, "top1")):
-        if not isinstance(tree, dict) or key not in tree:
-            raise UserError(f"{folder / name} has no {key!r}: is it a run folder of longtail?")
+    for name, tree, keys in ((ENVIRONMENT, environment, ENVIRONMENT_KEYS), (METRICS, metrics, METRICS_KEYS)):
+        missing = [key for key in keys if not isinstance(tree, dict) or key not in tree]
+        if missing:
+            raise UserError(f"{folder / name} has no {missing[0]!r}: is it a run folder of longtail?")
     return Run(folder, config, environment, metrics)
 
 
@@ -68,12 +73,16 @@ def finished(paths: Iterable[Path | str] | Path | str) -> list[Run]:
 
 
 def load_config(folder: Path) -> Config:
-    return from_dict(Config, read_json(folder / CONFIG))
+    tree = read_json(folder / CONFIG)
+    try:
+        return from_dict(Config, tree)
+    except UserError as error:
+        raise UserError(f"{folder / CONFIG}: {error}") from error
 
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path} ({error}): is it a run folder of longtail?") from error
 
@@ -81,5 +90,5 @@ def read_json(path: Path) -> Any:
 def write_json(path: Path, tree: Any) -> None:
     """Atomically: a reader sees the old file or the new one."""
     fresh = path.with_suffix(path.suffix + ".tmp")
-    fresh.write_text(json.dumps(tree, indent=1) + "\n")
+    fresh.write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
     os.replace(fresh, path)

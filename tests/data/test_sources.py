@@ -371,7 +371,8 @@ def test_many_single_images_make_one_note(tmp_path):
     fill(tmp_path / "val", cat=1)
     data = load(DataConfig(name="folder", root=tmp_path, val_fraction=0.1))
     assert data.val is not None and data.val.counts.sum() == 2
-    assert data.notes == ("6 classes (1 image each) train, but have no validation image, such as rare0",)
+    note = "6 classes (1 image each) train, but have no {} image, such as rare0"
+    assert data.notes == (note.format("evaluation"), note.format("validation"))
     assert load(DataConfig(name="folder", root=tmp_path)).notes == ()
 
 
@@ -385,7 +386,11 @@ def test_folder_can_be_drawn_from(tmp_path):
     fill(tmp_path / "val", a=1)
     data = load(DataConfig(name="folder", root=tmp_path, imbalance=10))
     assert data.train.counts.tolist() == [20, 6, 1]
-    assert data.notes == ("classes with fewer images than the draw asks for: 1; the imbalance is 20",)
+    assert data.notes[-1] == "classes with fewer images than the draw asks for: 1; the imbalance is 20"
+    assert data.notes[:2] == (
+        "class b has 20 images: it trains, but has no evaluation image",
+        "class c has 1 image: it trains, but has no evaluation image",
+    )
 
 
 def test_decoding_is_upright_centred_and_antialiased(folder):

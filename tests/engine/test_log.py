@@ -26,7 +26,7 @@ def test_a_bar_shows_the_same(tmp_path, capsys):
     with Log(tmp_path / "log.jsonl", 90, "bar", "PaCo, seed 0") as log:
         log.epoch(50, ROW, 75)
         assert (
-            log.bar is not None and log.bar.tasks[0].completed == 50 and "loss 1.250" in log.bar.tasks[0].fields["now"]
+            log.bar is not None and log.bar.tasks[0].completed == 50 and "loss 1.25" in log.bar.tasks[0].fields["now"]
         )
 
 
@@ -43,6 +43,10 @@ def test_truncate_drops_what_will_be_written_again_and_torn_lines(tmp_path):
     path.write_text('{"epoch": 0}\n{"epoch": 1}\n{"epoch": 2}\n{"ep')
     truncate(path, 2)
     assert path.read_text() == '{"epoch": 0}\n{"epoch": 1}\n'
+
+
+def test_a_narrow_terminal_gets_the_least():
+    assert summary(ROW, narrow=True) == "5/9 loss 1.25 acc 50% 1,234/s"
 
 
 def test_summary_and_clock():

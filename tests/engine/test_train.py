@@ -325,6 +325,60 @@ def test_a_checkpoint_of_other_images_is_refused(tmp_path):
         run.restore()
 
 
+@pytest.mark.parametrize("spoil", [{"step": "x"}, {"step": 10**9}, {"stage": 5}, {"rng": None}, {"method": {}}, None])
+def test_a_foreign_checkpoint_is_one_line(spoil, tmp_path):
+    run = run_until(tiny("ce", epochs=2), tmp_path, 3)
+    state = checkpoint.load(tmp_path / runs.CHECKPOINT, CPU)
+    checkpoint.save(tmp_path / runs.CHECKPOINT, state | spoil if spoil else {"something": "else"})
+    with pytest.raises(UserError, match="no checkpoint of this run"):
+        run.restore()
+
+
+def test_flipped_bits_in_a_checkpoint_are_found(tmp_path):
+    run = run_until(tiny("ce", epochs=2), tmp_path, 3)
+    path = tmp_path / runs.CHECKPOINT
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="is damaged"):
+        run.restore()
+
+
+def test_one_process_at_a_time_in_a_folder(tmp_path):
+    with engine.locked(tmp_path / "seed0"), pytest.raises(UserError, match="another process trains in"):
+        train(tiny("ce", epochs=1), tmp_path)
+    train(tiny("ce", epochs=1), tmp_path)
+
+
+def test_seeds_of_one_run_share_their_images(tmp_path):
+    train(tiny("ce", epochs=1), tmp_path)
+    with pytest.raises(UserError, match="trained on other images"):
+        train(tiny("ce", epochs=1, seeds=(0, 1)), tmp_path, resume=True, data=replace(DATA, checksum="other"))
+    assert not (tmp_path / "seed1").exists()
+
+
+def test_a_model_file_of_another_network_is_one_line(tmp_path):
+    (folder,) = train(tiny("ce", epochs=1), tmp_path)
+    for content in (b"", b"x" * 100):
+        (folder / runs.MODEL).write_bytes(content)
+        with pytest.raises(UserError, match="does not hold the network"):
+            evaluate(tmp_path)
+    (folder / runs.MODEL).unlink()
+    with pytest.raises(UserError, match="does not hold the network"):
+        evaluate(tmp_path)
+
+
+def test_a_full_disk_at_the_end_is_one_line(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("longtail.engine.evaluate.save_file", full)
+    with pytest.raises(RunError, match=r"No space left on device.*--resume"):
+        train(tiny("ce", epochs=1), tmp_path)
+    monkeypatch.undo()
+    train(tiny("ce", epochs=1), tmp_path, resume=True)
+
+
 def test_saving_fails_whole(tmp_path, monkeypatch):
     """A disk that fills while saving leaves the previous checkpoint."""
     path = tmp_path / "checkpoint" / "state.pt"

@@ -1,9 +1,11 @@
 """Tables from run folders made by hand: grouping by configuration, mean and deviation, what sets rows apart."""
 
+import io
 import json
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from longtail import recipes, runs
 from longtail.config import to_dict
@@ -78,6 +80,16 @@ def test_a_foreign_folder_is_one_line(tmp_path):
             (tmp_path / name).write_text(content)
         with pytest.raises(UserError, match=r"is it a run folder of longtail|must be an object"):
             table([tmp_path])
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 150])
+def test_names_and_figures_survive_a_narrow_terminal(made, width):
+    console = Console(width=width, file=io.StringIO())
+    rows = [row for row in table([made]) if "Cross" in row.label]
+    console.print(to_rich(rows, width))
+    console.print(shifted_table(rows, width))
+    shown = console.file.getvalue()
+    assert "Cross-entropy" in shown and "40.0" in shown and "…" not in shown
 
 
 def test_tables_and_plot_are_drawn(made, tmp_path):

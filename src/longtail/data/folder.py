@@ -35,6 +35,7 @@ def open_folder(root: Path | None, image_size: int) -> Opened:
         return _own_split(root, train)
     notes = [f"{splits[0].name}/ is the evaluation set, {s.name}/ is left alone" for s in splits[1:]]
     test = _evaluation_pool(root, splits[0], names, image_size)
+    notes += no_image_notes(names, train.counts, test.counts, "evaluation")
     return Opened(root.resolve().name, train, test, int(train.counts.max()), tuple(notes))
 
 
@@ -93,7 +94,16 @@ def _pool(root: Path, folder: Path, names: tuple[str, ...], size: int, may_be_em
         files += found
         labels += [label] * len(found)
     ids = np.array([f.relative_to(root).as_posix() for f in files], dtype=np.str_)
-    return Pool(np.array(labels, np.int64), names, ids, partial(_decode_all, files, size))
+    sizes = np.array([_size(f) for f in files], np.int64)
+    return Pool(np.array(labels, np.int64), names, ids, partial(_decode_all, files, size), sizes)
+
+
+def _size(path: Path) -> int:
+    """Bytes; a dead link has none, and is told of when it is to be decoded."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _evaluation_pool(root: Path, folder: Path, names: tuple[str, ...], size: int) -> Pool:
@@ -121,7 +131,8 @@ def _subset(pool: Pool, indices: IntArray) -> Pool:
     def read(chosen: IntArray) -> ImageArray:
         return pool.read(indices[chosen])
 
-    return Pool(pool.labels[indices], pool.class_names, pool.ids[indices], read)
+    sizes = None if pool.sizes is None else pool.sizes[indices]
+    return Pool(pool.labels[indices], pool.class_names, pool.ids[indices], read, sizes)
 
 
 # Decoding

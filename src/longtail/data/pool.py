@@ -38,6 +38,7 @@ class Pool:
     class_names: tuple[str, ...]
     ids: npt.NDArray[Any]
     read: Callable[[IntArray], ImageArray]  # indices (n,) -> images (n, H, W, 3)
+    sizes: IntArray | None = None  # (N,) bytes of each file, where images are files
 
     @property
     def counts(self) -> IntArray:

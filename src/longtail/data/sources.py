@@ -73,7 +73,7 @@ def load(config: DataConfig) -> DataSet:
         train=pool.take(drawn[kept]),
         val=pool.take(drawn[held]) if len(held) else None,
         test=opened.test.take(np.arange(len(opened.test.labels))),
-        checksum=_checksum(pool, drawn),
+        checksum=_checksum(pool, drawn, opened.test),
         notes=(*opened.notes, *notes),
     )
 
@@ -122,12 +122,15 @@ def _long_tail(opened: Opened, config: DataConfig) -> tuple[IntArray, list[str]]
     return drawn, [lacking] if short else []
 
 
-def _checksum(pool: Pool, drawn: IntArray) -> str:
-    """Of the official indices in the order drawn; of a folder, of its sorted paths with their labels."""
-    if np.issubdtype(pool.ids.dtype, np.integer):
+def _checksum(pool: Pool, drawn: IntArray, test: Pool) -> str:
+    """Of the official indices in the order drawn; of a folder, of its sorted paths with labels and sizes, the test's too."""
+    if pool.sizes is None or test.sizes is None:
         return checksum(pool.ids[drawn])
-    lines = sorted(f"{path}\t{label}\n" for path, label in zip(pool.ids[drawn], pool.labels[drawn], strict=True))
-    return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()[:16]
+    chosen = zip(pool.ids[drawn], pool.labels[drawn], pool.sizes[drawn], strict=True)
+    lines = sorted(
+        "\t".join(map(str, item)) for item in (*chosen, *zip(test.ids, test.labels, test.sizes, strict=True))
+    )
+    return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def _head_to_tail(counts: IntArray) -> str:

@@ -19,7 +19,7 @@ def advise_finite(run: Run, error: NonFinite) -> str:
         advice += ", lengthen --optim.warmup_epochs"
     if any("logit" in term for term in error.terms):
         advice += ", or raise the temperature (--method.tau, --method.centre_tau)"
-    return f"step {error.step}: {' and '.join(error.terms)} became infinite or NaN ({checkpoint}): {advice}"
+    return f"step {error.step}: {' and '.join(error.terms)} became infinite or NaN ({checkpoint}): {advice}, in another --out"
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -1,6 +1,8 @@
 """All state of a run in one file, replaced atomically: a crash leaves the old checkpoint or the new one, never a part."""
 
+import contextlib
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +13,27 @@ from longtail.errors import RunError, UserError
 
 def save(path: Path, state: dict[str, Any]) -> None:
     """Write beside the old file, flush to the disk, then rename over it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(fresh, "wb") as file:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(fresh, path)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        fresh.unlink(missing_ok=True)
-        reason = f"cannot save {path} ({_first_line(error)})"
-        raise RunError(f"{reason}: the previous checkpoint is whole, free some space and --resume") from error
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        before = "the previous checkpoint is whole" if path.is_file() else "there is none from before"
+        raise RunError(f"cannot save {path} ({_first_line(error)}): {before}; free some space and --resume") from error
 
 
 def load(path: Path, device: torch.device) -> dict[str, Any]:
-    """The stored state; tensors and plain values only, no code is executed."""
+    """The stored state; tensors and plain values only, no code is executed. The file's own checksums are verified."""
     try:
+        with zipfile.ZipFile(path) as archive:
+            if bad := archive.testzip():
+                raise ValueError(f"{bad} is damaged")
         return torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # a damaged file fails in many ways
         reason = f"cannot read the checkpoint {path} ({_first_line(error)})"

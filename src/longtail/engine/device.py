@@ -8,10 +8,10 @@ from longtail.methods import Method
 from longtail.models.backbones import Trunk
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str, flag: str = "--train.device") -> torch.device:
     """`auto` takes CUDA where there is one; asking for what is not there is an error."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("--train.device cuda: torch sees no CUDA device here; use --train.device cpu, or auto")
+        raise UserError(f"{flag} cuda: torch sees no CUDA device here; use {flag} cpu, or auto")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -124,13 +125,19 @@ def write_results(
     folder: Path, data: DataSet, metrics: dict[str, Any], logits: np.ndarray, features: np.ndarray
 ) -> None:
     labels, ids = data.test.labels, np.asarray(data.test.ids)
-    np.savez_compressed(folder / "predictions.npz", logits=logits, labels=labels, ids=ids)
+    save_arrays(folder / "predictions.npz", logits=logits, labels=labels, ids=ids)
     kept = np.linspace(0, len(labels) - 1, min(len(labels), FEATURES_KEPT)).round().astype(int)
-    np.savez_compressed(
-        folder / "features.npz", features=features[kept].astype(np.float16), labels=labels[kept], ids=ids[kept]
-    )
+    some = features[kept].astype(np.float16)
+    save_arrays(folder / "features.npz", features=some, labels=labels[kept], ids=ids[kept])
     write_examples(folder / "examples", data, logits.argmax(1))
     runs.write_json(folder / runs.METRICS, metrics)
+
+
+def save_arrays(path: Path, **arrays: np.ndarray) -> None:
+    """Atomically."""
+    fresh = path.with_suffix(".tmp.npz")
+    np.savez_compressed(fresh, **arrays)  # type: ignore[arg-type]
+    fresh.replace(path)
 
 
 def evaluate(run: Path | str, data_root: Path | None = None, device: str = "auto") -> dict[Path, dict[str, Any]]:
@@ -142,13 +149,18 @@ def evaluate(run: Path | str, data_root: Path | None = None, device: str = "auto
 
 
 def evaluate_one(record: runs.Run, data_root: Path | None, device_name: str) -> dict[str, Any]:
-    config, device = record.config, choose_device(device_name)
+    config, device = record.config, choose_device(device_name, "--device")
     data = load(replace(config.data, root=data_root or config.data.root))
     stored = record.environment["data"]["checksum"]
     if data.checksum != stored:
         raise UserError(f"{record.folder} was trained on other images (checksum {stored}): name them with --data-root")
     method = place(methods.make(config, data.train.counts, stored=True), config.train, device)
-    method.net.load_state_dict(load_file(record.folder / runs.MODEL, device=str(device)))
+    path = record.folder / runs.MODEL
+    try:
+        method.net.load_state_dict(load_file(path, device=str(device)))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path} does not hold the network of config.json ({reason}): train it again") from error
     views = Views(config.views, config.data.image_size)
     metrics, logits, features = measure(method, data, views, device, config.train.batch_size)
     metrics |= {k: record.metrics[k] for k in ("seconds", "peak_memory")}

@@ -15,7 +15,8 @@ SIDE = 96  # pixels, at most
 
 
 def write_examples(folder: Path, data: DataSet, predicted: np.ndarray) -> None:
-    """PNG files, and index.json that says what each shows; classes are given by number."""
+    """PNG files, and index.json that says what each shows; classes are given by number. Replaces what was there, whole."""
+    final, folder = folder, folder.with_suffix(".tmp")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     chosen = {"confusions": worst_confusions(data, predicted), **rare_classes(data, predicted)}
@@ -24,6 +25,8 @@ def write_examples(folder: Path, data: DataSet, predicted: np.ndarray) -> None:
         image.thumbnail((SIDE, SIDE))
         image.save(folder / f"{item}.png")
     (folder / "index.json").write_text(json.dumps(chosen, indent=1) + "\n")
+    shutil.rmtree(final, ignore_errors=True)
+    folder.replace(final)
 
 
 def worst_confusions(data: DataSet, predicted: np.ndarray) -> list[dict[str, Any]]:

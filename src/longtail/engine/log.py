@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 def truncate(path: Path, epochs: int) -> None:
     """Keep the first `epochs` whole lines: what a killed run wrote after its last checkpoint will be written again."""
-    lines = path.read_text().splitlines()[:epochs]
+    lines = path.read_text(errors="replace").splitlines()[:epochs]
     fresh = path.with_suffix(".tmp")
     fresh.write_text("".join(line + "\n" for line in lines))
     os.replace(fresh, path)
@@ -24,15 +24,13 @@ class Log:
 
     def __init__(self, path: Path, steps: int, progress: str, title: str) -> None:
         self.path, self.steps, self.title = path, steps, title
-        terminal = sys.stderr.isatty() if progress == "auto" else progress == "bar"
+        terminal = (sys.stderr is not None and sys.stderr.isatty()) if progress == "auto" else progress == "bar"
         self.plain = progress != "none" and not terminal
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(20),
-            TextColumn("{task.fields[now]}"),
-            TimeRemainingColumn(),
-        )
-        self.bar = Progress(*columns, console=Console(stderr=True), transient=True) if terminal else None
+        console = Console(stderr=True)
+        self.narrow = console.width < 130
+        now, bar = TextColumn("{task.fields[now]}"), BarColumn(6 if self.narrow else 20)
+        columns = (TextColumn("{task.description}"), bar, now, TimeRemainingColumn(compact=True))
+        self.bar = Progress(*columns, console=console, transient=True) if terminal else None
         self.task = self.bar.add_task(title, total=steps, now="") if self.bar else None
         self._spoke, self._said = time.monotonic(), 0  # when the screen last had news, and at which step
 
@@ -52,7 +50,7 @@ class Log:
     def news(self, step: int, row: dict[str, Any]) -> None:
         """Move the bar."""
         if self.bar and self.task is not None:
-            self.bar.update(self.task, completed=step, now=summary(row))
+            self.bar.update(self.task, completed=step, now=summary(row, self.narrow))
             self._spoke = time.monotonic()
 
     def epoch(self, step: int, row: dict[str, Any], left: float) -> None:
@@ -66,11 +64,17 @@ class Log:
         due = step - self._said >= self.steps / 40 and time.monotonic() - self._spoke > 5
         if self.plain and (due or row["epoch"] + 1 == row["epochs"]):
             self._said, self._spoke = step, time.monotonic()
-            print(f"{self.title}  {summary(row)}  {clock(left)} left", file=sys.stderr, flush=True)
+            try:
+                print(f"{self.title}  {summary(row)}  {clock(left)} left", file=sys.stderr, flush=True)
+            except OSError:  # whoever listened has gone; the run goes on
+                self.plain = False
 
 
-def summary(row: dict[str, Any]) -> str:
-    """Stage, epoch, loss, accuracies and speed in one short line."""
+def summary(row: dict[str, Any], narrow: bool = False) -> str:
+    """Stage, epoch, loss, accuracies and speed in one short line; the least of it where there is no room."""
+    if narrow:
+        accuracy = f"acc {row['accuracy']:.0f}% " if "accuracy" in row else ""
+        return f"{row['epoch'] + 1}/{row['epochs']} loss {row['loss']:.2f} {accuracy}{row['images_per_second']:,.0f}/s"
     parts = [f"{row['stage']} {row['epoch'] + 1}/{row['epochs']}", f"loss {row['loss']:.3f}"]
     parts += [f"{name} {row[key]:.1f} %" for key, name in (("accuracy", "acc"), ("val_accuracy", "val")) if key in row]
     parts += [f"P_sup {row['P_sup']:.2f}"] if "P_sup" in row else []

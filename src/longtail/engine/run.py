@@ -159,7 +159,11 @@ class Run:
         path = self.folder / runs.CHECKPOINT
         found = path.exists()
         if found:
-            self._restore(checkpoint.load(path, self.device), path)
+            state = checkpoint.load(path, self.device)
+            try:
+                self._restore(state, path)
+            except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
+                raise UserError(f"{path} is no checkpoint of this run: delete its run folder to start anew") from error
         if (self.folder / runs.LOG).exists():
             log.truncate(self.folder / runs.LOG, self.epochs_before() + self.step // self.steps_per_epoch)
         return found
@@ -170,6 +174,8 @@ class Run:
         if state["precision"] != precision(self.config.train, self.device):
             raise UserError(f"{path} was trained in {state['precision']}: add --train.precision {state['precision']}")
         self.enter(state["stage"])
+        if not 0 <= state["step"] <= self.steps_left().stop:
+            raise ValueError("no such step")
         self.step, self.seconds, self.epoch_seconds = state["step"], state["seconds"], state["epoch_seconds"]
         self.method.load_state_dict(state["method"])
         # The rate and the kernel are this device's, whatever the checkpoint came from.

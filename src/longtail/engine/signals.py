@@ -1,5 +1,7 @@
 """Ctrl-C and SIGTERM, taken between two steps."""
 
+import contextlib
+import os
 import signal
 import threading
 from types import FrameType
@@ -21,6 +23,8 @@ class StopSignals:
         if self.signum == signal.SIGINT == signum:
             raise KeyboardInterrupt
         self.signum = signum
+        with contextlib.suppress(OSError):
+            os.write(2, b"\nstopping after this step, to save (Ctrl-C again: at once, keeping the last checkpoint)\n")
 
     def __exit__(self, *_: object) -> None:
         for signum, handler in self.before.items():

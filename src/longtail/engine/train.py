@@ -1,10 +1,13 @@
 """Training: `fit` is the loop and `advance` its step; around them, one run per seed, each in a folder that can be resumed."""
 
-from collections.abc import Callable
+import contextlib
+import fcntl
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from longtail import runs
 from longtail.config import Config, differences, to_dict
@@ -68,6 +71,8 @@ def train(config: Config, out: Path | str, resume: bool = False, data: DataSet |
         data = load(config.data)
         if shows:
             print(*data.describe(), sep="\n", flush=True)
+    for folder in folders.values():
+        check_images(folder, data)
     for seed, folder in folders.items():
         if not (folder / runs.METRICS).exists():
             train_seed(config, seed, data, folder, device, shows)
@@ -78,10 +83,11 @@ def train(config: Config, out: Path | str, resume: bool = False, data: DataSet |
 
 def train_seed(config: Config, seed: int, data: DataSet, folder: Path, device: torch.device, shows: bool) -> None:
     """One run, from its start or its checkpoint to its metrics."""
-    run, exhausted = None, False
+    run, exhausted, lock = None, False, contextlib.ExitStack()
     try:
         run = Run(config, seed, data, folder, device)
         resumed = run.restore()
+        lock.enter_context(locked(folder))
         start_folder(run)
         if shows:
             where = f", continues at step {run.steps_done()} of {run.total_steps()}" if resumed else ""
@@ -96,6 +102,11 @@ def train_seed(config: Config, seed: int, data: DataSet, folder: Path, device: t
         if not out_of_memory(error):
             raise
         exhausted = True  # handled below: in here the traceback still holds the memory
+    except (OSError, SafetensorError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise RunError(f"cannot write to {folder} ({reason}): free some space and --resume") from error
+    finally:
+        lock.close()
     if exhausted:
         small = f"the network and {len(data.train.labels):,} images do not fit in the memory of {device}"
         raise RunError(
@@ -105,7 +116,11 @@ def train_seed(config: Config, seed: int, data: DataSet, folder: Path, device: t
 
 def check_folder(folder: Path, config: Config, resume: bool) -> None:
     """A folder that holds a run is continued on request, and only by the configuration that started it."""
-    if not (folder / runs.CONFIG).exists():
+    try:
+        there_is_one = (folder / runs.CONFIG).exists()
+    except OSError as error:
+        raise UserError(f"--out {folder}: {error.strerror}, choose another") from error
+    if not there_is_one:
         return
     if not resume:
         raise UserError(f"{folder} already holds a run: continue it with --resume, or choose another --out")
@@ -113,6 +128,30 @@ def check_folder(folder: Path, config: Config, resume: bool) -> None:
     for field, (was, now) in differences(there, here).items():
         changed = f"{field} was {was}, now {now}"
         raise UserError(f"{folder} was started with another configuration ({changed}): use its flags, or another --out")
+
+
+def check_images(folder: Path, data: DataSet) -> None:
+    """Seeds of one run share their images."""
+    if (folder / runs.ENVIRONMENT).exists():
+        stored = runs.read_json(folder / runs.ENVIRONMENT)
+        if not isinstance(stored, dict) or stored.get("data", {}).get("checksum") != data.checksum:
+            raise UserError(f"{folder} was trained on other images: use its --data.root, or another --out")
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time in a run folder; the lock goes with the process."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / "lock", "w")  # noqa: SIM115
+    except OSError as error:
+        raise UserError(f"cannot write to {folder} ({error.strerror}): choose another --out") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(f"another process trains in {folder}: wait for it, or choose another --out") from error
+        yield
 
 
 def start_folder(run: Run) -> None:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from longtail import runs
 from longtail.config import differences
+from longtail.errors import UserError
 from longtail.metrics import mean_std
 
 # metric -> (heading, digits after the point)
@@ -96,7 +97,7 @@ def _apart(row: Row, alike: list[Row]) -> str:
 def data_name(run: runs.Run) -> str:
     """The data of a run, as a reader of the table would say it."""
     data = run.config.data
-    name = data.root.name if data.name == "folder" and data.root else data.name
+    name = data.root.resolve().name if data.name == "folder" and data.root else data.name
     return f"{name}-lt, imbalance {data.imbalance:g}" if data.imbalance > 1 else name
 
 
@@ -108,19 +109,23 @@ def to_markdown(rows: Sequence[Row]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in escaped) + f"\n\n{CAPTION}\n"
 
 
-def to_rich(rows: Sequence[Row]) -> Table:
+def to_rich(rows: Sequence[Row], width: int = 150) -> Table:
+    """For a terminal of so many columns: what there is no room for stands in table.md."""
+    shown = [c for c in COLUMNS if width >= 130 or c not in ("macro_f1", "knn_top1", "seconds")]
+    shown = [c for c in shown if width >= 100 or c != "ece"]
+    cells = [[row.cell(c) if width >= 100 else row.cell(c).replace(" ", "") for c in shown] for row in rows]
     one = len({row.data for row in rows}) == 1  # then it stands above, and leaves the width to the numbers
     table = Table(title=rows[0].data if one else None, caption=CAPTION, title_justify="left", caption_justify="left")
     for heading in ("method", "seeds") if one else ("data", "method", "seeds"):
-        table.add_column(heading)
-    for heading, _ in COLUMNS.values():
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*([] if one else [row.data]), row.label, str(len(row.runs)), *map(row.cell, COLUMNS))
+        table.add_column(heading, min_width=5)
+    for column in shown:
+        table.add_column(COLUMNS[column][0], justify="right", no_wrap=True)
+    for row, values in zip(rows, cells, strict=True):
+        table.add_row(*([] if one else [row.data]), row.label, str(len(row.runs)), *values)
     return table
 
 
-def shifted_table(rows: Sequence[Row]) -> Table:
+def shifted_table(rows: Sequence[Row], width: int = 150) -> Table:
     """Accuracy if the test set were as long-tailed as the training set (forward) or the other way round (backward)."""
     caption = (
         "Accuracy under shifted test priors: for. (forward), the training head is frequent in the test too; "
@@ -131,6 +136,8 @@ def shifted_table(rows: Sequence[Row]) -> Table:
     first = rows[0].runs[0].metrics["shifted"]
     forward, backward = reversed(first["forward"]), first["backward"]
     keys = [("forward", f) for f in forward] + [("uniform", "")] + [("backward", f) for f in backward]
+    if width < 130:
+        keys = [keys[0], keys[len(keys) // 2], keys[-1]]
     for direction, factor in keys:
         table.add_column(f"{direction[:3]}. {factor}" if factor else direction, justify="right")
     for row in rows:
@@ -144,7 +151,14 @@ def table(paths: Iterable[Path | str] | Path | str, out: Path | str | None = Non
     """The finished runs below `paths` as rows; written to OUT/table.md and OUT/table.json where `out` is given."""
     rows = make_rows(runs.finished(paths))
     if out is not None:
-        Path(out).mkdir(parents=True, exist_ok=True)
-        (Path(out) / "table.md").write_text(to_markdown(rows))
-        runs.write_json(Path(out) / "table.json", [row.to_dict() for row in rows])
+        write_table(rows, Path(out))
     return rows
+
+
+def write_table(rows: Sequence[Row], out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "table.md").write_text(to_markdown(rows), encoding="utf-8")
+        runs.write_json(out / "table.json", [row.to_dict() for row in rows])
+    except OSError as error:
+        raise UserError(f"cannot write the table to {out} ({error.strerror}): choose another --out") from error
