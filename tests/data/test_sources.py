@@ -373,7 +373,7 @@ def test_many_single_images_make_one_note(tmp_path):
     assert data.val is not None and data.val.counts.sum() == 2
     note = "6 classes (1 image each) train, but have no {} image, such as rare0"
     assert data.notes == (note.format("evaluation"), note.format("validation"))
-    assert load(DataConfig(name="folder", root=tmp_path)).notes == ()
+    assert load(DataConfig(name="folder", root=tmp_path)).notes == (note.format("evaluation"),)
 
 
 def test_a_class_may_be_called_train(tmp_path):
