@@ -19,8 +19,8 @@ from longtail.config import to_dict
 from longtail.data.loader import ResidentLoader
 from longtail.data.sources import load
 from longtail.engine import checkpoint
-from longtail.engine import train as engine
 from longtail.engine.evaluate import evaluate
+from longtail.engine.folder import locked, start_folder
 from longtail.engine.log import Log
 from longtail.engine.run import Run
 from longtail.engine.signals import StopSignals
@@ -109,7 +109,7 @@ def test_a_checkpoint_in_another_precision_is_refused(tmp_path):
 
 def test_a_refused_resume_changes_nothing_and_an_accepted_one_is_added(tmp_path):
     config, folder = tiny("ce", epochs=2), tmp_path / "seed0"
-    engine.start_folder(run_until(config, folder, 3))
+    start_folder(run_until(config, folder, 3))
     first = (folder / runs.ENVIRONMENT).read_text()
     with pytest.raises(UserError, match="other images"):
         train(config, tmp_path, resume=True, data=replace(DATA, checksum="other"))
@@ -149,7 +149,7 @@ def test_pretrained_weights_are_fetched_once(tmp_path, monkeypatch):
     config = replace(config, data=replace(config.data, image_size=32), optim=replace(config.optim, lr=1e-9))
     run = run_until(config, tmp_path / "seed0", 2)
     assert (run.method.net.trunk.body.conv1.weight - 0.5).abs().max() < 1e-4
-    engine.start_folder(run)
+    start_folder(run)
     train(config, tmp_path, resume=True)
     evaluate(tmp_path)
     assert asked == [True, False, False]
@@ -311,7 +311,7 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path):
     config = tiny("ce", epochs=2)
     folder = tmp_path / "seed0"
     run = run_until(config, folder, 3)
-    engine.start_folder(run)
+    start_folder(run)
     (folder / runs.CHECKPOINT).write_bytes(b"no checkpoint")
     with pytest.raises(UserError, match="cannot read the checkpoint"):
         train(config, tmp_path, resume=True)
@@ -345,7 +345,7 @@ def test_flipped_bits_in_a_checkpoint_are_found(tmp_path):
 
 
 def test_one_process_at_a_time_in_a_folder(tmp_path):
-    with engine.locked(tmp_path / "seed0"), pytest.raises(UserError, match="another process trains in"):
+    with locked(tmp_path / "seed0"), pytest.raises(UserError, match="another process trains in"):
         train(tiny("ce", epochs=1), tmp_path)
     train(tiny("ce", epochs=1), tmp_path)
 

@@ -1,8 +1,7 @@
 """Training: `fit` is the loop and `advance` its step; around them, one run per seed, each in a folder that can be resumed."""
 
 import contextlib
-import fcntl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -10,13 +9,14 @@ import torch
 from safetensors import SafetensorError
 
 from longtail import runs
-from longtail.config import Config, differences, to_dict
+from longtail.config import Config
 from longtail.data.sources import DataSet, load
 from longtail.engine.advice import advise_batch, advise_finite, out_of_memory
 from longtail.engine.capture import CapturedStep
 from longtail.engine.device import choose_device
-from longtail.engine.environment import describe_environment, describe_model
+from longtail.engine.environment import describe_model
 from longtail.engine.evaluate import finish, peak_memory
+from longtail.engine.folder import check_folder, check_images, locked, start_folder
 from longtail.engine.log import Log
 from longtail.engine.meter import NonFinite
 from longtail.engine.run import Run
@@ -86,8 +86,8 @@ def train_seed(config: Config, seed: int, data: DataSet, folder: Path, device: t
     run, exhausted, lock = None, False, contextlib.ExitStack()
     try:
         run = Run(config, seed, data, folder, device)
-        resumed = run.restore()
         lock.enter_context(locked(folder))
+        resumed = run.restore()
         start_folder(run)
         if shows:
             where = f", continues at step {run.steps_done()} of {run.total_steps()}" if resumed else ""
@@ -112,59 +112,3 @@ def train_seed(config: Config, seed: int, data: DataSet, folder: Path, device: t
         raise RunError(
             advise_batch(run, advance) if run else f"{small}: try a smaller --data.image_size or --model.name"
         )
-
-
-def check_folder(folder: Path, config: Config, resume: bool) -> None:
-    """A folder that holds a run is continued on request, and only by the configuration that started it."""
-    try:
-        there_is_one = (folder / runs.CONFIG).exists()
-    except OSError as error:
-        raise UserError(f"--out {folder}: {error.strerror}, choose another") from error
-    if not there_is_one:
-        return
-    if not resume:
-        raise UserError(f"{folder} already holds a run: continue it with --resume, or choose another --out")
-    there, here = runs.load_config(folder).identity(), config.identity()
-    for field, (was, now) in differences(there, here).items():
-        changed = f"{field} was {was}, now {now}"
-        raise UserError(f"{folder} was started with another configuration ({changed}): use its flags, or another --out")
-
-
-def check_images(folder: Path, data: DataSet) -> None:
-    """Seeds of one run share their images."""
-    if (folder / runs.ENVIRONMENT).exists():
-        stored = runs.read_json(folder / runs.ENVIRONMENT)
-        if not isinstance(stored, dict) or stored.get("data", {}).get("checksum") != data.checksum:
-            raise UserError(f"{folder} was trained on other images: use its --data.root, or another --out")
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One process at a time in a run folder; the lock goes with the process."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / "lock", "w")  # noqa: SIM115
-    except OSError as error:
-        raise UserError(f"cannot write to {folder} ({error.strerror}): choose another --out") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(f"another process trains in {folder}: wait for it, or choose another --out") from error
-        yield
-
-
-def start_folder(run: Run) -> None:
-    """The files that say what the run is; a resume is added to what the first start wrote."""
-    path, now = run.folder / runs.ENVIRONMENT, describe_environment(run)
-    try:
-        run.folder.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            first = runs.read_json(path)
-            again = {k: now[k] for k in ("started", "commit", "versions", "device")}
-            now = first | {"resumed": [*first.get("resumed", []), again]}
-        else:
-            runs.write_json(run.folder / runs.CONFIG, to_dict(run.config))
-        runs.write_json(path, now)
-    except OSError as error:
-        raise UserError(f"cannot write to {run.folder} ({error.strerror}): choose another --out") from error
