@@ -26,6 +26,7 @@ from longtail.engine.run import Run
 from longtail.engine.signals import StopSignals
 from longtail.engine.train import advance, fit, train
 from longtail.errors import Interrupted, RunError, UserError
+from longtail.methods import Batch
 from longtail.methods.paco import PaCo
 from longtail.methods.softmax import CrossEntropy
 from longtail.models import backbones
@@ -228,7 +229,7 @@ def test_accumulation_averages_gradients(tmp_path):
     one, two = (Run(tiny("ce", batch_size=64 // n, accumulate=n), 0, DATA, tmp_path, CPU) for n in (1, 2))
     one.prepare(0), two.prepare(0)
     same = one.batch()
-    halves = [same.first(32), type(same)(same.query[32:], None, same.y_B[32:])]
+    halves = [Batch(same.query[part], None, same.y_B[part]) for part in (slice(32), slice(32, 64))]
     for run, batches in ((one, [same]), (two, halves)):
         run.method.eval()
         run.batch = iter(batches).__next__

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from longtail.engine.meter import NEVER
+
 if TYPE_CHECKING:
     from longtail.engine.run import Run
 
@@ -51,6 +53,6 @@ def undo(run: "Run", before: dict[str, Tensor]) -> None:
         if name in before and before[name].shape == tensor.shape:
             tensor.copy_(before[name])
         elif name == "first_bad":
-            tensor.fill_(-1)
+            tensor.fill_(NEVER)
         else:
             tensor.zero_()

@@ -17,9 +17,6 @@ class Batch(NamedTuple):
     key: Tensor | None
     y_B: Tensor
 
-    def first(self, size: int) -> "Batch":
-        return Batch(self.query[:size], None if self.key is None else self.key[:size], self.y_B[:size])
-
 
 @dataclass(frozen=True)
 class Stage:
