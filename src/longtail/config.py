@@ -270,8 +270,11 @@ class TrainConfig(Section):
     """`auto`: bf16 on CUDA, fp32 on the CPU; fp32 on CUDA is exact and repeatable (no TF32), and slower."""
     channels_last: bool = True
     """Memory format of images and weights."""
-    step: Literal["auto", "eager", "captured", "compiled"] = "auto"
-    """`captured`: the step is one CUDA graph; `compiled`: its networks go through torch.compile as well; `auto`: captured."""
+    step: Literal["auto", "eager", "captured", "compiled", "fused"] = "auto"
+    """On CUDA. `eager`: plain torch; `captured`: the step is one CUDA graph; `compiled`: its networks go through
+    torch.compile as well; `fused`: the CIFAR ResNets run by kernels of our own; `auto`: fused if it can be and pays."""
+    together: int = 4
+    """On CUDA, seeds trained side by side in one process, as branches of one captured step."""
     checkpoint_every: int = 10
     """Epochs between checkpoints (Ctrl-C and SIGTERM save at once)."""
     validate_every: int = 10
@@ -279,7 +282,7 @@ class TrainConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("epochs", "batch_size", "accumulate", "checkpoint_every", "validate_every"):
+        for name in ("epochs", "batch_size", "accumulate", "together", "checkpoint_every", "validate_every"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "at least 1")
         distinct = len(set(self.seeds)) == len(self.seeds) > 0 and all(0 <= s < 2**31 for s in self.seeds)
         _require(distinct, "train.seeds", self.seeds, "distinct whole numbers from 0: try --train.seeds 0 1 2")
@@ -327,7 +330,7 @@ class Config(Section):
         """What makes two runs repetitions of one another: everything but seeds, place, display and speed."""
         tree = to_dict(self)
         del tree["recipe"], tree["log"], tree["data"]["root"], tree["data"]["download"]
-        for key in ("seeds", "device", "step", "checkpoint_every", "validate_every"):
+        for key in ("seeds", "device", "step", "together", "checkpoint_every", "validate_every"):
             del tree["train"][key]
         if not isinstance(self.method, MomentumContrast):
             del tree["views"]["key"]

@@ -39,7 +39,7 @@ def test_cpu_and_cuda_give_the_same_loss_and_gradients(method, tmp_path):
     config = tiny(method, precision="fp32")
     runs = [Run(config, 0, DATA, tmp_path, torch.device(d)) for d in ("cpu", "cuda")]
     runs[0].prepare(0)
-    batch = runs[0].batch()
+    batch = runs[0].batches.next()
     for run in runs:
         run.method.loss(type(batch)(*(t if t is None else t.to(run.device) for t in batch)))["loss"].backward()
     for a, b in zip(*(r.method.parameters() for r in runs), strict=True):

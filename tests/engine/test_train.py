@@ -54,7 +54,7 @@ def run_until(config, folder: Path, step: int | None = None, device: torch.devic
     run.restore()
     with Log(folder / runs.LOG, run.total_steps(), "none", "") as log:
         try:
-            fit(run, log, StopAt(run, step))
+            fit([run], [log], StopAt(run, step))
         except Interrupted:
             assert run.steps_done() == step
     return run
@@ -126,7 +126,7 @@ def test_networks_and_views_are_channels_last(tmp_path):
     losses = []
     for run, flag in zip(runs_, (True, False), strict=True):
         run.prepare(0)
-        batch = run.batch()
+        batch = run.batches.next()
         weight = run.method.net.trunk.body.conv1.weight
         assert all(t.is_contiguous(memory_format=torch.channels_last) == flag for t in (batch.query, weight))
         losses.append(run.method.loss(batch)["loss"].item())
@@ -228,11 +228,11 @@ def test_accumulation_averages_gradients(tmp_path):
     """Two batches of 32 make the gradient of one of 64 where nothing looks across the batch: frozen batch norm."""
     one, two = (Run(tiny("ce", batch_size=64 // n, accumulate=n), 0, DATA, tmp_path, CPU) for n in (1, 2))
     one.prepare(0), two.prepare(0)
-    same = one.batch()
+    same = one.batches.next()
     halves = [Batch(same.query[part], None, same.y_B[part]) for part in (slice(32), slice(32, 64))]
     for run, batches in ((one, [same]), (two, halves)):
         run.method.eval()
-        run.batch = iter(batches).__next__
+        run.batches.next = iter(batches).__next__
         advance(run)
     for a, b in zip(one.method.parameters(), two.method.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
@@ -246,10 +246,10 @@ def test_an_epoch_shows_no_image_twice_and_leaves_out_only_the_remainder():
     seen = []
     for epoch in (0, 1, 0):
         loader.seek(epoch, 0)
-        seen.append(torch.cat([loader.next()[0] for _ in range(loader.batches)]).tolist())
+        seen.append(loader.take(loader.batches)[0].tolist())
     assert loader.batches == 7 and len(set(seen[0])) == 350 and seen[0] == seen[2] and seen[0] != seen[1]
     loader.seek(0, 3)
-    assert loader.next()[0].tolist() == seen[0][150:200]
+    assert loader.take(1)[0].tolist() == seen[0][150:200]
 
 
 # What goes wrong

@@ -1,4 +1,4 @@
-"""The resident loader: the whole set lives on the device as uint8, and a batch is a gather of its rows."""
+"""The resident loader: the whole set lives on the device as uint8, and taking images is a gather of its rows."""
 
 import hashlib
 
@@ -15,31 +15,37 @@ def derive_seed(purpose: str, *parts: int) -> int:
 
 
 class ResidentLoader:
-    """Batches of (images, labels) in an order that is a function of seed and epoch alone: nothing to save for a resume."""
+    """Images and labels in an order that is a function of seed and epoch alone: nothing to save for a resume.
 
-    def __init__(self, source: Source, batch_size: int, seed: int, device: torch.device) -> None:
-        self.images_N = torch.from_numpy(source.images).permute(0, 3, 1, 2).contiguous().to(device)
-        self.y_N = torch.from_numpy(source.labels).to(device)
+    `twin` is a loader of the same source: runs side by side keep one copy of the images.
+    """
+
+    def __init__(
+        self, source: Source, batch_size: int, seed: int, device: torch.device, twin: "ResidentLoader | None" = None
+    ) -> None:
+        self.images_N = (
+            twin.images_N if twin else torch.from_numpy(source.images).permute(0, 3, 1, 2).contiguous().to(device)
+        )
+        self.y_N = twin.y_N if twin else torch.from_numpy(source.labels).to(device)
         # A smaller last batch is left out, so that every step has one shape; a set below one batch is one batch.
         self.batch_size = min(batch_size, len(source.labels))
         self.batches = len(source.labels) // self.batch_size
         self.seed, self.epoch = seed, -1
-        # Where the next batch lies is known to the device, so that a captured step finds it without the host.
+        # Where the next images lie is known to the device, so that captured work finds them without the host.
         self.order_N = torch.zeros_like(self.y_N)
         self.cursor = torch.zeros((), dtype=torch.int64, device=device)
-        self.rows_B = torch.arange(self.batch_size, device=device)
 
-    def seek(self, epoch: int, index: int) -> None:
-        """Go to batch `index` of an epoch."""
+    def seek(self, epoch: int, batch: int) -> None:
+        """Go to a batch of an epoch."""
         if epoch != self.epoch:
             self.order_N.copy_(self.order(epoch))
             self.epoch = epoch
-        self.cursor.fill_(index * self.batch_size)
+        self.cursor.fill_(batch * self.batch_size)
 
-    def next(self) -> tuple[Tensor, Tensor]:
-        """The batch at the cursor, which moves on: uint8 images N,3,H,W and their labels."""
-        rows = self.order_N[self.cursor + self.rows_B]
-        self.cursor += self.batch_size
+    def take(self, batches: int) -> tuple[Tensor, Tensor]:
+        """The next images, uint8 N,3,H,W, and their labels; past the end of the epoch come those of its beginning."""
+        ahead = torch.arange(batches * self.batch_size, device=self.y_N.device)
+        rows = self.order_N[(self.cursor + ahead) % len(self.y_N)]
         return self.images_N[rows], self.y_N[rows]
 
     def order(self, epoch: int) -> Tensor:

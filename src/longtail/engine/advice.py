@@ -45,7 +45,7 @@ def _fits(run: Run, advance: Callable[[Run], None], size: int) -> bool:
     if run.device.type == "cuda":
         torch.cuda.empty_cache()
     run.prepare(0)
-    run.loader.rows_B = run.loader.rows_B[:size]
+    run.batches.rows_B = run.batches.rows_B[:size]
     try:
         advance(run)
     except RuntimeError as error:

@@ -1,6 +1,6 @@
-"""The step recorded once as a CUDA graph and replayed: hundreds of small kernels for the price of one launch."""
+"""Work recorded once as a CUDA graph and replayed: hundreds of small kernels for the price of one launch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,31 +11,67 @@ from longtail.engine.meter import NEVER
 if TYPE_CHECKING:
     from longtail.engine.run import Run
 
-WARM_UP = 3  # steps that choose kernels and allocate what lives on; their effect is undone
+WARM_UP = 3  # calls that choose kernels and allocate what lives on
 
 
-class CapturedStep:
-    """A step without the host: what changes from one to the next (`run.prepare`) lives in tensors on the device."""
+class Captured:
+    """A function of nothing that draws from `rng`: all it reads and writes lives in tensors on the device."""
 
-    def __init__(self, run: "Run", advance: Callable[[], None]) -> None:
+    def __init__(self, work: Callable[[], None], *rngs: torch.Generator) -> None:
         self.graph = torch.cuda.CUDAGraph()
-        self.graph.register_generator_state(run.rng)
-        before, drawn = {name: t.clone() for name, t in state(run).items()}, torch.cuda.get_rng_state()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP):
-                run.prepare(run.step)
-                advance()
-        torch.cuda.current_stream().wait_stream(side)
-        undo(run, before)
-        torch.cuda.set_rng_state(drawn)
-        run.prepare(run.step)
+        for rng in rngs:
+            self.graph.register_generator_state(rng)
+        warm_up(work)
         with torch.cuda.graph(self.graph):
-            advance()
+            work()
 
     def __call__(self) -> None:
         self.graph.replay()
+
+
+class CapturedStep:
+    """A step of each run, without the host: what changes from one to the next (`run.prepare`) lives on the device.
+
+    Runs are branches of one graph, which the device works on side by side.
+    """
+
+    def __init__(self, runs: "Sequence[Run]", advance: "Callable[[Run], None]") -> None:
+        before = [{name: t.clone() for name, t in state(run).items()} for run in runs]
+        drawn = torch.cuda.get_rng_state()
+
+        def once() -> None:
+            for run in runs:
+                run.prepare(run.step)
+                advance(run)
+
+        warm_up(once)
+        for run, tensors in zip(runs, before, strict=True):
+            undo(run, tensors)
+            run.prepare(run.step)
+        torch.cuda.set_rng_state(drawn)
+        self.graph = torch.cuda.CUDAGraph()
+        streams = [torch.cuda.Stream() for _ in runs]
+        with torch.cuda.graph(self.graph):
+            main = torch.cuda.current_stream()
+            for run, stream in zip(runs, streams, strict=True):
+                stream.wait_stream(main)
+                with torch.cuda.stream(stream):
+                    advance(run)
+            for stream in streams:
+                main.wait_stream(stream)
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+
+def warm_up(work: Callable[[], None]) -> None:
+    """On another stream than the usual one, as recording wants it."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
 
 
 def state(run: "Run") -> dict[str, Tensor]:

@@ -1,11 +1,13 @@
 """Where a run computes, and how a method is put there."""
 
+import importlib.util
+
 import torch
 
 from longtail.config import TrainConfig
 from longtail.errors import UserError
 from longtail.methods import Method
-from longtail.models.backbones import Trunk
+from longtail.models.backbones import CifarResNet, Trunk
 
 
 def choose_device(name: str, flag: str = "--train.device") -> torch.device:
@@ -25,6 +27,13 @@ def precision(train: TrainConfig, device: torch.device) -> str:
     return train.precision if train.precision != "auto" else "bf16" if device.type == "cuda" else "fp32"
 
 
+def fusible(trunk: Trunk, train: TrainConfig, device: torch.device) -> bool:
+    """Whether our kernels can train this network here."""
+    modern = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    has_triton = importlib.util.find_spec("triton") is not None
+    return modern and has_triton and train.channels_last and isinstance(trunk.body, CifarResNet)
+
+
 def place(method: Method, train: TrainConfig, device: torch.device) -> Method:
     """The method on its device, its trunks in the precision and memory format asked for."""
     method = method.to(device=device, memory_format=memory_format(train))  # type: ignore[call-overload]
@@ -37,6 +46,7 @@ def place(method: Method, train: TrainConfig, device: torch.device) -> Method:
         torch.backends.cudnn.deterministic = True
     for trunk in (m for m in method.modules() if isinstance(m, Trunk)):
         trunk.precision = torch.bfloat16 if low else torch.float32
+        trunk.fused = fusible(trunk, train, device) and (train.step == "fused" or (train.step == "auto" and low))
         if train.step == "compiled":
             trunk.body.compile()
     return method

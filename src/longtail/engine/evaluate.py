@@ -26,6 +26,7 @@ KNN = 20  # neighbours
 KNN_TAU = 0.07  # a neighbour votes with exp(cosine similarity / KNN_TAU)
 FEATURES_KEPT = 10_000
 LATENCY_BATCH = 64
+COST = ("seconds", "setup_seconds", "together", "peak_memory")  # of training
 
 
 @torch.no_grad()
@@ -107,16 +108,16 @@ def finish(
     device: torch.device,
     batch: int,
     folder: Path,
-    seconds: float,
-    memory: int,
+    cost: dict[str, Any],
 ) -> dict[str, Any]:
     """Measure the last epoch's network and write the files of a finished run; metrics.json comes last and says so.
 
-    `seconds` and `memory` (bytes, at its peak) are what training took.
+    `cost` is what training took: seconds, setup_seconds (compiling and capturing), together (the runs that shared the device
+    and these seconds), peak_memory (bytes, of all of them).
     """
     save_file({k: v.contiguous() for k, v in method.net.state_dict().items()}, folder / runs.MODEL)
     metrics, logits, features = measure(method, data, views, device, batch)
-    metrics |= {"seconds": seconds, "peak_memory": memory}
+    metrics |= cost
     write_results(folder, data, metrics, logits, features)
     return metrics
 
@@ -163,6 +164,6 @@ def evaluate_one(record: runs.Run, data_root: Path | None, device_name: str) -> 
         raise UserError(f"{path} does not hold the network of config.json ({reason}): train it again") from error
     views = Views(config.views, config.data.image_size)
     metrics, logits, features = measure(method, data, views, device, config.train.batch_size)
-    metrics |= {k: record.metrics[k] for k in ("seconds", "peak_memory")}
+    metrics |= {k: record.metrics[k] for k in COST if k in record.metrics}
     write_results(record.folder, data, metrics, logits, features)
     return metrics

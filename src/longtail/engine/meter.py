@@ -34,6 +34,9 @@ class Meter:
         newly_bad = ~values.isfinite() & (self.first_bad == NEVER)
         self.first_bad.copy_(torch.where(newly_bad, step, self.first_bad))
 
+    def spoilt(self) -> bool:
+        return bool((self.first_bad != NEVER).any())
+
     def means(self) -> dict[str, float]:
         """The mean of each term. A term that was ever not finite ends the run: the weights are spoilt from there on."""
         bad = {n: s for n, s in zip(self.names, self.first_bad.tolist(), strict=True) if s != NEVER}

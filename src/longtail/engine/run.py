@@ -10,37 +10,50 @@ from torch import Tensor
 
 from longtail import methods, runs
 from longtail.config import Config, OptimConfig
-from longtail.data.loader import ResidentLoader, derive_seed
+from longtail.data.loader import ResidentLoader
 from longtail.data.sources import DataSet
 from longtail.engine import checkpoint, log
+from longtail.engine.batches import Batches
 from longtail.engine.device import memory_format, place, precision
 from longtail.engine.evaluate import balanced_accuracy
 from longtail.engine.meter import Meter
 from longtail.engine.schedule import learning_rate
 from longtail.errors import UserError
-from longtail.methods import Batch, Stage
+from longtail.methods import Stage
 from longtail.views import Views
 
 
 class Run:
-    """Method, optimiser, loader, and the two counters that say where training stands: the stage, and the step in it."""
+    """Method, optimiser, batches, and the two counters that say where training stands: the stage, and the step in it.
 
-    def __init__(self, config: Config, seed: int, data: DataSet, folder: Path, device: torch.device) -> None:
+    `twin` is a run of another seed on the same data, which shares its images.
+    """
+
+    def __init__(
+        self, config: Config, seed: int, data: DataSet, folder: Path, device: torch.device, twin: "Run | None" = None
+    ) -> None:
         self.config, self.seed, self.data, self.folder, self.device = config, seed, data, folder, device
         torch.manual_seed(seed)  # initial weights, and what a network draws itself (dropout)
         stored = (folder / runs.CHECKPOINT).exists()
         self.method = place(methods.make(config, data.train.counts, stored), config.train, device)
         self.views = Views(config.views, config.data.image_size)
-        self.loader = ResidentLoader(data.train, config.train.batch_size, seed, device)
+        self.loader = ResidentLoader(data.train, config.train.batch_size, seed, device, twin.loader if twin else None)
         self.accumulate = config.train.accumulate
         if self.accumulate > self.loader.batches:
             raise UserError(f"--train.accumulate {self.accumulate}: an epoch has only {self.loader.batches} batches")
-        self.steps_per_epoch = self.loader.batches // self.accumulate
-        self.rng = torch.Generator(device)
+        low = device.type == "cuda" and precision(config.train, device) == "bf16"
+        self.batches = Batches(
+            self.loader,
+            self.views,
+            self.accumulate,
+            memory_format(config.train),
+            torch.bfloat16 if low else torch.float32,
+        )
+        self.steps_per_epoch = self.batches.steps_per_epoch
         self.clock = torch.zeros((), dtype=torch.int64, device=device)  # the step under way, for the meter
-        self.layout = memory_format(config.train)
         self.captured = device.type == "cuda" and config.train.step != "eager"
         self.seconds = 0.0  # of finished epochs, over all resumes
+        self.setup_seconds = 0.0  # spent on making the step: capture and compilation, in this process
         self.epoch_seconds = 0.0  # of the epoch under way, before the clock was last started
         self.start_clock()
         self.enter(0)
@@ -52,6 +65,7 @@ class Run:
         self.method.enter(self.stage)
         self.method.train()
         self.meter = Meter()
+        self.batches.enter(stage_index, self.stage.two_views, self.captured)
         self.optimiser = self.make_optimiser(self.stage.optim)
 
     def start_clock(self) -> None:
@@ -77,21 +91,12 @@ class Run:
         )
 
     def prepare(self, step: int) -> None:
-        """The host's part of a step: where the batch lies, the rate, and the seed of its views, all functions of `step`."""
-        epoch, index = divmod(step, self.steps_per_epoch)
-        self.loader.seek(self.epochs_before() + epoch, index * self.accumulate)
-        self.rng.manual_seed(derive_seed("views", self.seed, self.stage_index, step))
+        """The host's part of a step: its views and where they lie, and the rate, all functions of `step`."""
+        self.batches.prepare(self.epochs_before() + step // self.steps_per_epoch, step)
         self.clock.fill_(self.steps_done())
         self.rate = learning_rate(self.stage.optim, step, self.steps_per_epoch, self.stage.epochs)
         for group in self.optimiser.param_groups:
             group["lr"] = group["lr"].fill_(self.rate) if isinstance(group["lr"], Tensor) else self.rate
-
-    def batch(self) -> Batch:
-        """The views of the next images."""
-        images, y_B = self.loader.next()
-        query = self.views.query(images, self.rng).to(memory_format=self.layout)
-        key = self.views.key(images, self.rng).to(memory_format=self.layout) if self.stage.two_views else None
-        return Batch(query, key, y_B)
 
     def finished(self, step: int) -> None:
         """Count the step, and the batches whose terms the meter has."""

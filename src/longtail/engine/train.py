@@ -1,8 +1,11 @@
-"""Training: `fit` is the loop and `advance` its step; around them, one run per seed, each in a folder that can be resumed."""
+"""Training: `fit` is the loop and `advance` its step; around them, one run per seed, each in a folder that can be resumed.
+
+On a GPU several seeds train side by side: a network this small leaves most of the device idle.
+"""
 
 import contextlib
-from collections.abc import Callable
-from functools import partial
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -24,31 +27,50 @@ from longtail.engine.signals import StopSignals
 from longtail.errors import Interrupted, RunError, UserError
 
 
-def fit(run: Run, log: Log, stop: StopSignals) -> None:
-    """Every step that is left, from wherever the run stands."""
-    run.start_clock()
-    for _ in run.stages_left():
-        step_on: Callable[[], None] = partial(advance, run)
-        if run.captured and run.steps_left():
-            step_on = CapturedStep(run, step_on)
-        for step in run.steps_left():
-            run.prepare(step)
+def fit(runs: Sequence[Run], logs: Sequence[Log], stop: StopSignals) -> None:
+    """Every step that is left, from wherever the runs stand: all at the same step."""
+    for _ in zip(*(run.stages_left() for run in runs), strict=True):
+        step_on = make_step(runs)
+        for run in runs:
+            run.start_clock()
+        for step in runs[0].steps_left():
+            for run in runs:
+                run.prepare(step)
             step_on()
-            run.finished(step)
-            if run.step % run.steps_per_epoch == 0:
-                run.end_epoch(log)
-            elif log.wants_news():
-                log.news(run.steps_done(), run.row())
+            for run, log in zip(runs, logs, strict=True):
+                run.finished(step)
+                if run.step % run.steps_per_epoch == 0:
+                    run.end_epoch(log)
+                elif log.wants_news():
+                    log.news(run.steps_done(), run.row())
             if stop.signum is not None:
-                run.save()
-                message = f"stopped at step {run.steps_done()} and saved in {run.folder}: --resume continues"
-                raise Interrupted(message, stop.signum)
+                for run in runs:
+                    run.save()
+                where = f"step {runs[0].steps_done()} and saved in {', '.join(str(run.folder) for run in runs)}"
+                raise Interrupted(f"stopped at {where}: --resume continues", stop.signum)
+
+
+def make_step(runs: Sequence[Run]) -> Callable[[], None]:
+    """The device's part of one step of each run; what making it costs is no part of the training's time."""
+    if runs[0].captured and runs[0].steps_left():
+        start = time.perf_counter()
+        step = CapturedStep(runs, advance)
+        torch.cuda.synchronize()
+        for run in runs:
+            run.setup_seconds += time.perf_counter() - start
+        return step
+
+    def each() -> None:
+        for run in runs:
+            advance(run)
+
+    return each
 
 
 def advance(run: Run) -> None:
-    """The device's part of a step, which never waits for the host: views, loss, gradients, update, key network, queue."""
+    """The device's part of a step, which never waits for the host: loss, gradients, update, key network, queue."""
     for _ in range(run.accumulate):
-        terms = run.method.loss(run.batch())
+        terms = run.method.loss(run.batches.next())
         (terms["loss"] / run.accumulate).backward()
         run.meter.add(terms, run.clock)
     run.optimiser.step()
@@ -73,31 +95,38 @@ def train(config: Config, out: Path | str, resume: bool = False, data: DataSet |
             print(*data.describe(), sep="\n", flush=True)
     for folder in folders.values():
         check_images(folder, data)
-    for seed, folder in folders.items():
-        if not (folder / runs.METRICS).exists():
-            train_seed(config, seed, data, folder, device, shows)
-        elif shows:
-            print(f"{folder} has finished already", flush=True)
+    left = {seed: folder for seed, folder in folders.items() if not (folder / runs.METRICS).exists()}
+    if shows:
+        for folder in folders.values():
+            if folder not in left.values():
+                print(f"{folder} has finished already", flush=True)
+    together = config.train.together if device.type == "cuda" and config.train.step != "eager" else 1
+    seeds = list(left)
+    for i in range(0, len(seeds), together):
+        train_seeds(config, {seed: left[seed] for seed in seeds[i : i + together]}, data, device, shows)
     return list(folders.values())
 
 
-def train_seed(config: Config, seed: int, data: DataSet, folder: Path, device: torch.device, shows: bool) -> None:
-    """One run, from its start or its checkpoint to its metrics."""
-    run, exhausted, lock = None, False, contextlib.ExitStack()
+def train_seeds(config: Config, folders: dict[int, Path], data: DataSet, device: torch.device, shows: bool) -> None:
+    """Runs side by side, from their start or their checkpoints to their metrics."""
+    made: list[Run] = []
+    exhausted, lock = False, contextlib.ExitStack()
+    folder = next(iter(folders.values()))
     try:
-        run = Run(config, seed, data, folder, device)
-        lock.enter_context(locked(folder))
-        resumed = run.restore()
-        start_folder(run)
-        if shows:
-            where = f", continues at step {run.steps_done()} of {run.total_steps()}" if resumed else ""
-            print(f"{folder}: {describe_model(run)}{where}", flush=True)
-        title = f"{config.method.label}, seed {seed}"
-        with StopSignals() as stop, Log(folder / runs.LOG, run.total_steps(), config.log.progress, title) as log:
-            fit(run, log, stop)
-        finish(run.method, data, run.views, device, config.train.batch_size, folder, run.seconds, peak_memory(device))
+        for seed, folder in folders.items():
+            run = Run(config, seed, data, folder, device, made[0] if made else None)
+            lock.enter_context(locked(folder))
+            resumed = run.restore()
+            start_folder(run)
+            made.append(run)
+            if shows:
+                where = f", continues at step {run.steps_done()} of {run.total_steps()}" if resumed else ""
+                print(f"{folder}: {describe_model(run)}{where}", flush=True)
+        for group in at_the_same_step(made):
+            train_group(group)
     except NonFinite as error:
-        raise RunError(advise_finite(run, error) if run else str(error)) from error
+        spoilt = next((run for run in made if run.meter.spoilt()), None)
+        raise RunError(advise_finite(spoilt, error) if spoilt else str(error)) from error
     except RuntimeError as error:
         if not out_of_memory(error):
             raise
@@ -107,8 +136,39 @@ def train_seed(config: Config, seed: int, data: DataSet, folder: Path, device: t
         raise RunError(f"cannot write to {folder} ({reason}): free some space and --resume") from error
     finally:
         lock.close()
+    if exhausted and len(folders) > 1:
+        raise RunError(f"out of memory with {len(folders)} seeds side by side: --resume with --train.together 1")
     if exhausted:
         small = f"the network and {len(data.train.labels):,} images do not fit in the memory of {device}"
         raise RunError(
-            advise_batch(run, advance) if run else f"{small}: try a smaller --data.image_size or --model.name"
+            advise_batch(made[0], advance) if made else f"{small}: try a smaller --data.image_size or --model.name"
         )
+
+
+def at_the_same_step(all_runs: Sequence[Run]) -> list[list[Run]]:
+    """Groups that can train side by side; after a crash between two checkpoints the seeds may stand at different steps."""
+    groups: dict[int, list[Run]] = {}
+    for run in all_runs:
+        groups.setdefault(run.steps_done(), []).append(run)
+    return list(groups.values())
+
+
+def train_group(group: Sequence[Run]) -> None:
+    config = group[0].config
+    seeds = f"seed{'s' * (len(group) > 1)} {' '.join(str(run.seed) for run in group)}"
+    with StopSignals() as stop, contextlib.ExitStack() as open_logs:
+        logs = []
+        for run in group:  # the first speaks for all
+            progress = config.log.progress if run is group[0] else "none"
+            log = Log(run.folder / runs.LOG, run.total_steps(), progress, f"{config.method.label}, {seeds}")
+            logs.append(open_logs.enter_context(log))
+        fit(group, logs, stop)
+    memory = peak_memory(group[0].device)
+    for run in group:
+        cost = {
+            "seconds": run.seconds,
+            "setup_seconds": run.setup_seconds,
+            "together": len(group),
+            "peak_memory": memory,
+        }
+        finish(run.method, run.data, run.views, run.device, config.train.batch_size, run.folder, cost)

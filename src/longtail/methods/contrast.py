@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from longtail import config as cfg
 from longtail.methods.base import Batch, Method
+from longtail.models.beside import Beside
 from longtail.models.heads import Classifier, projection
 from longtail.models.momentum import EMPTY, LabelledQueue, MomentumNetwork
 
@@ -44,15 +45,20 @@ class MomentumContrast(Method):
 
     def contrast(self, batch: Batch) -> Contrast:
         assert batch.key is not None
+        beside = Beside(batch.key.device)  # the two networks meet only in the loss
+        k_BD = beside.run(self.keys, batch.key)
         x_BF = self.features(batch.query)
         q_BD = F.normalize(self.G(x_BF))
-        k_BD = F.normalize(self.key(batch.key))
+        beside.join()
         self.fresh.append((k_BD, batch.y_B))
         z_MD = torch.cat([q_BD, k_BD, self.queue.keys_KD])
         y_M = torch.cat([batch.y_B, batch.y_B, self.queue.labels_K])
         drop_BM = (y_M == EMPTY).repeat(len(q_BD), 1)
         drop_BM.fill_diagonal_(True)  # the anchor itself: q_i is column i
         return Contrast(x_BF, q_BD @ z_MD.T, y_M, drop_BM)
+
+    def keys(self, view: Tensor) -> Tensor:
+        return F.normalize(self.key(view))
 
     def after_step(self) -> None:
         self.key.follow(self.query_network())
