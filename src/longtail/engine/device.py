@@ -28,10 +28,12 @@ def precision(train: TrainConfig, device: torch.device) -> str:
 
 
 def fusible(trunk: Trunk, train: TrainConfig, device: torch.device) -> bool:
-    """Whether our kernels can train this network here."""
-    modern = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-    has_triton = importlib.util.find_spec("triton") is not None
-    return modern and has_triton and train.channels_last and isinstance(trunk.body, CifarResNet)
+    """Whether our kernels can train this network here: a CIFAR ResNet, in bf16."""
+    if device.type != "cuda" or not isinstance(trunk.body, CifarResNet):
+        return False
+    modern = torch.cuda.get_device_capability(device) >= (8, 0)
+    has_compiler = importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.bindings") is not None
+    return modern and has_compiler and train.channels_last and precision(train, device) == "bf16"
 
 
 def place(method: Method, train: TrainConfig, device: torch.device) -> Method:
@@ -46,7 +48,7 @@ def place(method: Method, train: TrainConfig, device: torch.device) -> Method:
         torch.backends.cudnn.deterministic = True
     for trunk in (m for m in method.modules() if isinstance(m, Trunk)):
         trunk.precision = torch.bfloat16 if low else torch.float32
-        trunk.fused = fusible(trunk, train, device) and (train.step == "fused" or (train.step == "auto" and low))
+        trunk.fused = train.step in ("auto", "fused") and fusible(trunk, train, device)
         if train.step == "compiled":
             trunk.body.compile()
     return method

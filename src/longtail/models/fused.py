@@ -7,32 +7,18 @@ their own. Sums over pixels are added up in no fixed order, so repetitions diffe
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from longtail.models import kernels
 from longtail.models.backbones import Block, CifarResNet
 from longtail.models.beside import Beside
+from longtail.models.kernels import compile_all, expression, kernel
 
-
-class How(NamedTuple):
-    """How a kernel runs: pixels of a tile, warps, stages of its loop. Found by trying, on an H200."""
-
-    block: int
-    warps: int = 4
-    stages: int = 3
-
-
-# By the channels of the result.
-CONVOLVE = {16: How(128), 32: How(128), 64: How(64)}
-JOIN = {16: How(128), 32: How(128), 64: How(64)}
-INPUT_GRAD = {16: How(128), 32: How(128), 64: How(64)}
-WEIGHT_GRAD = {16: How(64), 32: How(64), 64: How(64)}
-CHUNKS = {16: 64, 32: 32, 64: 16}  # into which the pixels are divided for the weights' gradient
+# Blocks that share the pixels for the weights' gradient, by the width of the result. Few: each adds its part to all weights.
+WEIGHT_GRAD_BLOCKS = {16: 264, 32: 128, 64: 64}
 
 
 class Layer(NamedTuple):
@@ -94,9 +80,9 @@ class _Features(torch.autograd.Function):
         return None, None, *grads
 
 
-def features(body: CifarResNet, images: Tensor, dtype: torch.dtype) -> Tensor:
-    """What the network makes of N,3,H,W images in training mode, as float32 N,C; its activations are kept in `dtype`."""
-    images = images.to(dtype=dtype, memory_format=torch.channels_last)
+def features(body: CifarResNet, images: Tensor) -> Tensor:
+    """What the network makes of N,3,H,W images in training mode, as float32 N,C; its activations are kept in bf16."""
+    images = images.to(dtype=torch.bfloat16, memory_format=torch.channels_last)
     if torch.is_grad_enabled():
         return _Features.apply(images, body, *parameters(body))
     return run(body, images)[1]
@@ -120,17 +106,25 @@ def run(body: CifarResNet, images: Tensor) -> tuple[list[Joint], Tensor]:
 
 
 def convolve(conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor, before: Layer | None, sums: Tensor, side: int) -> Layer:
-    n, wide, stride = len(x), conv.out_channels, int(conv.stride[0])
-    y = torch.empty(n, side, side, wide, dtype=x.dtype, device=x.device)
+    into, out, stride = conv.in_channels, conv.out_channels, int(conv.stride[0])
+    y = torch.empty(len(x), side, side, out, dtype=x.dtype, device=x.device)
     layer = Layer(conv, norm, x, before, y, sums, side)
-    how = CONVOLVE[wide]
+    name = expression("convolve", into, out, side, stride, before is not None)
     launch(
-        kernels.convolve, (ceil(layer.pixels, how.block),), how,
-        x, conv.weight, y, sums, *normalised_by(before), layer.pixels, x.numel() // conv.in_channels, layer.stride, norm.eps,
-        IN=conv.in_channels, OUT=wide, SIDE=side, STRIDE=stride, NORM=before is not None,
-        BLOCK_IN=max(conv.in_channels, 16), BLOCK=how.block,
+        name, layer.pixels // tile_pixels(side), threads_for(out),
+        x, conv.weight, y, sums, *normalised_by(before), x.numel() // into, layer.stride,
     )  # fmt: skip
     return layer
+
+
+def tile_pixels(side: int) -> int:
+    """What a block of threads works on: 128 pixels of an image, or all of a smaller one; `rows_of` in resnet.cu."""
+    return min(side * side, 128)
+
+
+def threads_for(channels: int) -> int:
+    """`warps_for` in resnet.cu."""
+    return 256 if channels == 64 else 128
 
 
 def normalised_by(layer: Layer | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -139,12 +133,9 @@ def normalised_by(layer: Layer | None) -> tuple[Tensor | None, Tensor | None, Te
 
 def join(layer: Layer, x: Tensor | None, stride: int = 1) -> Tensor:
     out, wide = torch.empty_like(layer.y), layer.conv.out_channels
-    how = JOIN[wide]
-    launch(
-        kernels.join, (ceil(layer.pixels, how.block),), how,
-        layer.y, *normalised_by(layer), x, out, layer.pixels, layer.stride, layer.norm.eps,
-        C=wide, X_C=x.shape[-1] if x is not None else 0, SIDE=layer.side, STRIDE=stride, BLOCK=how.block,
-    )  # fmt: skip
+    name = expression("join", wide, x.shape[-1] if x is not None else 0, layer.side, stride)
+    args = (layer.y, *normalised_by(layer), x, out, layer.pixels, layer.stride)
+    launch(name, ceil(out.numel() // 8, 256), 256, *args)
     return out
 
 
@@ -177,14 +168,10 @@ def run_back(joints: list[Joint], grad: Tensor) -> list[Tensor]:
     widths = [layer.conv.out_channels for layer in layers]
     beta, gamma = torch.zeros(2, sum(widths), device=grad.device)
     sums = dict(zip(map(id, layers), beta.split(widths), strict=True))
-    last = layers[-1]
-    g = torch.empty_like(last.y)
-    how = JOIN[last.conv.out_channels]
-    launch(
-        kernels.pooled_grad, (ceil(last.pixels, how.block),), how,
-        grad, joints[-1].out, last.y, last.sums, g, sums[id(last)], last.pixels, last.stride, last.norm.eps,
-        C=last.conv.out_channels, SIDE=last.side, BLOCK=how.block,
-    )  # fmt: skip
+    last, g = layers[-1], torch.empty_like(layers[-1].y)
+    name = expression("pooled_grad", last.conv.out_channels, last.side)
+    args = (grad, joints[-1].out, last.y, last.sums, g, sums[id(last)], last.pixels, last.stride)
+    launch(name, len(g), 256, *args)
     beside, kept = Beside(grad.device), [g]  # what the other stream still reads must not be given away
     for i in range(len(joints) - 1, 0, -1):
         joint, before = joints[i], joints[i - 1]
@@ -209,28 +196,23 @@ def input_grad(
 ) -> Tensor:  # fmt: skip
     """g of the batch norm before `layer`'s convolution, and into `before_sums` its sums."""
     x_g, conv = torch.empty_like(before.y), layer.conv
-    how = INPUT_GRAD[conv.in_channels]
+    into, stride = conv.in_channels, int(conv.stride[0])
+    name = expression("input_grad", into, conv.out_channels, before.side, stride, out is not None)
     launch(
-        kernels.input_grad, (ceil(before.pixels, how.block),), how,
+        name, before.pixels // tile_pixels(before.side), threads_for(into),
         g, layer.y, layer.sums, sums, layer.norm.weight, conv.weight,
-        before.y, *normalised_by(before), out, skip, x_g, before_sums,
-        layer.pixels, before.pixels, layer.stride, layer.norm.eps,
-        IN=conv.in_channels, OUT=conv.out_channels, SIDE=before.side, STRIDE=int(conv.stride[0]),
-        BLOCK_START=out is not None, BLOCK=how.block,
+        before.y, *normalised_by(before), out, skip, x_g, before_sums, layer.pixels, before.pixels, layer.stride,
     )  # fmt: skip
     return x_g
 
 
 def weight_grad(layer: Layer, g: Tensor, sums: Tensor, dw: Tensor) -> None:
-    conv, wide = layer.conv, layer.conv.out_channels
-    how, x_pixels = WEIGHT_GRAD[wide], layer.x.numel() // layer.conv.in_channels
-    pixels = ceil(ceil(layer.pixels, CHUNKS[wide]), how.block) * how.block
+    into, out, stride = layer.conv.in_channels, layer.conv.out_channels, int(layer.conv.stride[0])
+    name = expression("weight_grad", into, out, layer.side, stride, layer.before is not None)
     launch(
-        kernels.weight_grad, (ceil(layer.pixels, pixels), 3), how,
+        name, min(WEIGHT_GRAD_BLOCKS[out], layer.pixels // tile_pixels(layer.side)), 288,
         g, layer.y, layer.sums, sums, layer.norm.weight, layer.x, *normalised_by(layer.before), dw,
-        layer.pixels, x_pixels, layer.stride, layer.norm.eps, pixels,
-        IN=conv.in_channels, OUT=wide, SIDE=layer.side, STRIDE=int(conv.stride[0]), NORM=layer.before is not None,
-        BLOCK_IN=max(conv.in_channels, 16), BLOCK=how.block,
+        layer.pixels, layer.x.numel() // into, layer.stride,
     )  # fmt: skip
 
 
@@ -238,26 +220,23 @@ def ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
-_wanted: list[Callable[[], Any]] | None = None  # where launches go while `compile_ahead` takes note of them
+_wanted: list[str] | None = None  # where names go while `compile_ahead` takes note of them
 
 
-def launch(kernel: Any, grid: tuple[int, ...], how: How, *args: Any, **constants: Any) -> None:
-    options = {"num_warps": how.warps, "num_stages": how.stages}
+def launch(name: str, blocks: int, threads: int, *args: Tensor | int | None) -> None:
     if _wanted is None:
-        kernel[grid](*args, **constants, **options)
+        kernel(name)(blocks, threads, *args)
     else:
-        _wanted.append(functools.partial(kernel.warmup, *args, grid=grid, **constants, **options))
+        _wanted.append(name)
 
 
-def compile_ahead(body: CifarResNet, images: Tensor, dtype: torch.dtype) -> None:
-    """Compile every kernel that training on such images needs, many at a time; what is on the disk already is only loaded."""
+def compile_ahead(body: CifarResNet, images: Tensor) -> None:
+    """Compile what training on such images needs."""
     global _wanted
     _wanted = []
     try:
         twin = copy.deepcopy(body)  # nothing runs, but its averages would be touched
-        joints, pooled = run(twin, images.to(dtype=dtype, memory_format=torch.channels_last))
-        run_back(joints, pooled)
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda compile_one: compile_one(), _wanted))
+        run_back(*run(twin, images.to(dtype=torch.bfloat16, memory_format=torch.channels_last)))
+        compile_all(_wanted)
     finally:
         _wanted = None

@@ -1,0 +1,435 @@
+// The CIFAR ResNets in training: a 3x3 convolution with the batch norms on both sides of it in one launch, in bf16.
+//
+// Activations lie pixel by pixel, (images, rows, columns, channels). What a convolution leaves in memory is its raw output y and
+// the two sums over pixels that batch norm needs (T floats apart, so that those of all layers lie in one piece); whoever reads
+// y normalises it on the way in:
+//
+//     bn(y) = scale · y + shift,   scale = gamma · rstd,   shift = beta - mean · scale.
+//
+// Backwards, g is the gradient of bn(y), and its sums are the gradients of beta and gamma: G1 = sum g and
+// G2 = sum g · (y - mean) · rstd. The gradient of y is then linear in g and y, with a constant per channel:
+//
+//     dy = scale · (g - G1/P - (y - mean) · rstd · G2/P)        (P: pixels).
+//
+// A block of threads works on some rows of one image. It brings them to shared memory once, with a border of one pixel, and
+// multiplies from there for each of the nine taps with the tensor cores' 16x8x16 products.
+
+using bf16 = unsigned short;  // as bits
+constexpr float EPS = 1e-5f;
+
+__device__ constexpr int warps_for(int channels) { return channels == 64 ? 8 : 4; }  // of a block, by the width of its result
+
+__device__ float low(unsigned pair) { return __uint_as_float(pair << 16); }
+__device__ float high(unsigned pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+__device__ unsigned pack(float low, float high) {
+  unsigned pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+__device__ unsigned at(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
+
+__device__ void load_matrices(unsigned (&r)[4], unsigned address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
+}
+
+__device__ void load_transposed(unsigned (&r)[4], unsigned address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
+}
+
+__device__ void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Batch norm, per channel
+
+struct Statistics { float mean, rstd; };
+
+__device__ Statistics statistics(const float* sums, int c, int T, float P) {
+  float mean = sums[c] / P, variance = sums[T + c] / P - mean * mean;
+  return {mean, rsqrtf(fmaxf(variance, 0.f) + EPS)};
+}
+
+template <int C>
+__device__ void scale_and_shift(float* scale, float* shift, const float* sums, const float* gamma, const float* beta, int T,
+                                float P) {
+  for (int c = threadIdx.x; c < C; c += blockDim.x) {
+    Statistics s = statistics(sums, c, T, P);
+    scale[c] = gamma[c] * s.rstd;
+    shift[c] = beta[c] - s.mean * scale[c];
+  }
+}
+
+// dy = of_g · g + of_y · y + constant
+template <int C>
+__device__ void backward_affine(float* of_g, float* of_y, float* constant, const float* sums, const float* grads,
+                                const float* gamma, int T, float P) {
+  for (int c = threadIdx.x; c < C; c += blockDim.x) {
+    Statistics s = statistics(sums, c, T, P);
+    float scale = gamma[c] * s.rstd, slope = grads[T + c] / P * s.rstd;
+    of_g[c] = scale;
+    of_y[c] = -scale * slope;
+    constant[c] = scale * (slope * s.mean - grads[c] / P);
+  }
+}
+
+// Tiles in shared memory: a pixel has 16 bytes to spare, so that eight neighbours lie in different banks
+
+__device__ constexpr int rows_of(int side) { return side * side < 128 ? side : 128 / side; }  // of a tile: 128 pixels, or the image
+__device__ constexpr int bytes_of(int C) { return 2 * C + 16; }
+__device__ constexpr int bordered(int n, int stride) { return (n - 1) * stride + 3; }
+
+__device__ uint4 map8(uint4 v, const float* scale, const float* shift) {
+  unsigned* pairs = (unsigned*)&v;
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    pairs[i] = pack(fmaxf(low(pairs[i]) * scale[2 * i] + shift[2 * i], 0.f),
+                    fmaxf(high(pairs[i]) * scale[2 * i + 1] + shift[2 * i + 1], 0.f));
+  return v;
+}
+
+// The input of a convolution for the rows [row, row + rows_of(SIDE)) of its output, with border; x may be raw.
+template <int C, int SIDE, int STRIDE, bool NORM, int N_THREADS>
+__device__ void load_input(char* tile, const bf16* __restrict__ x, int image, int row, const float* scale, const float* shift) {
+  constexpr int FULL = SIDE * STRIDE, H = bordered(rows_of(SIDE), STRIDE), W = bordered(SIDE, STRIDE);
+  if constexpr (C == 3) {  // the images: three channels become sixteen
+    for (int i = threadIdx.x; i < H * W; i += N_THREADS) {
+      int r = row - 1 + i / W, c = i % W - 1;
+      uint4 v = {0, 0, 0, 0};
+      if (r >= 0 && r < FULL && c >= 0 && c < FULL) {
+        const bf16* p = x + ((image * FULL + r) * FULL + c) * 3;
+        v.x = p[0] | (unsigned)p[1] << 16;
+        v.y = p[2];
+      }
+      *(uint4*)(tile + i * bytes_of(16)) = v;
+      *(uint4*)(tile + i * bytes_of(16) + 16) = {0, 0, 0, 0};
+    }
+  } else {
+    constexpr int PARTS = C / 8;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < H * W * PARTS; i += N_THREADS) {
+      int pixel = i / PARTS, part = i % PARTS, r = row * STRIDE - 1 + pixel / W, c = pixel % W - 1;
+      uint4 v = {0, 0, 0, 0};
+      if (r >= 0 && r < FULL && c >= 0 && c < FULL) {
+        v = __ldg((const uint4*)(x + ((image * FULL + r) * FULL + c) * C + part * 8));
+        if (NORM) v = map8(v, scale + part * 8, shift + part * 8);
+      }
+      *(uint4*)(tile + pixel * bytes_of(C) + part * 16) = v;
+    }
+  }
+}
+
+// dy for the rows [row, row + rows_of(SIDE)), with a border of BORDER pixels; where the convolution had a stride, SIDE is its
+// input's and dy has zeros between its pixels.
+template <int C, int SIDE, int STRIDE, int BORDER, int N_THREADS>
+__device__ void load_gradient(char* tile, const bf16* __restrict__ g, const bf16* __restrict__ y, int image, int row,
+                              const float* of_g, const float* of_y, const float* constant) {
+  constexpr int H = rows_of(SIDE) + 2 * BORDER, W = SIDE + 2 * BORDER, SMALL = SIDE / STRIDE, PARTS = C / 8;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < H * W * PARTS; i += N_THREADS) {
+    int pixel = i / PARTS, part = i % PARTS, r = row - BORDER + pixel / W, c = pixel % W - BORDER;
+    uint4 v = {0, 0, 0, 0};
+    if (r >= 0 && r < SIDE && c >= 0 && c < SIDE && r % STRIDE == 0 && c % STRIDE == 0) {
+      int from = ((image * SMALL + r / STRIDE) * SMALL + c / STRIDE) * C + part * 8;
+      uint4 gs = __ldg((const uint4*)(g + from)), ys = __ldg((const uint4*)(y + from));
+      unsigned *to = (unsigned*)&v, *gp = (unsigned*)&gs, *yp = (unsigned*)&ys;
+#pragma unroll
+      for (int k = 0; k < 4; k++) {
+        int ch = part * 8 + 2 * k;
+        to[k] = pack(of_g[ch] * low(gp[k]) + of_y[ch] * low(yp[k]) + constant[ch],
+                     of_g[ch + 1] * high(gp[k]) + of_y[ch + 1] * high(yp[k]) + constant[ch + 1]);
+      }
+    }
+    *(uint4*)(tile + pixel * bytes_of(C) + part * 16) = v;
+  }
+}
+
+// The products of a tile with the weights. Of the block's warps, ACROSS share the N channels of the result, the others its pixels.
+// Each holds UP x OVER pieces of 16 pixels by 8 channels; thread `lane` has in [0], [1] the channels 2·(lane % 4) + {0, 1} of pixel
+// lane / 4, in [2], [3] those of the pixel eight further.
+
+template <int N, int SIDE>
+struct Share {
+  static constexpr int PIXELS = rows_of(SIDE) * SIDE, WARPS = warps_for(N), ACROSS = N == 64 ? 4 : 1;
+  static constexpr int UP = PIXELS / 16 / (WARPS / ACROSS), OVER = N / 8 / ACROSS, THREADS = 32 * WARPS;
+  static __device__ int pixel(int up) { return (threadIdx.x / 32 / ACROSS * UP + up) * 16 + threadIdx.x % 32 / 4; }
+  static __device__ int channel(int over) { return (threadIdx.x / 32 % ACROSS * OVER + over) * 8 + threadIdx.x % 4 * 2; }
+};
+
+// Weights lie as (output channel, tap, input channel). BACK: from output channels to input channels, the taps reversed.
+template <int K, int K_STORED, int N, bool BACK>
+__device__ void load_weights(unsigned& b0, unsigned& b1, const float* __restrict__ w, int tap, int k, int n) {
+  if constexpr (BACK) {
+    const float* p = w + (k * 9 + 8 - tap) * N + n;
+    b0 = pack(__ldg(p), __ldg(p + 9 * N));
+    b1 = pack(__ldg(p + 8 * 9 * N), __ldg(p + 9 * 9 * N));
+  } else if constexpr (K_STORED == 3) {
+    const float* p = w + (n * 9 + tap) * 3;
+    b0 = k == 0 ? pack(p[0], p[1]) : k == 2 ? pack(p[2], 0.f) : 0;
+    b1 = 0;
+  } else {
+    const float* p = w + (n * 9 + tap) * K + k;
+    float2 first = __ldg((const float2*)p), second = __ldg((const float2*)(p + 8));
+    b0 = pack(first.x, first.y);
+    b1 = pack(second.x, second.y);
+  }
+}
+
+template <int K, int K_STORED, int N, int SIDE, int STRIDE, bool BACK>
+__device__ void multiply(float (&total)[Share<N, SIDE>::UP][Share<N, SIDE>::OVER][4], const char* tile,
+                         const float* __restrict__ w) {
+  using S = Share<N, SIDE>;
+  constexpr int W = bordered(SIDE, STRIDE);
+  int lane = threadIdx.x % 32;
+  unsigned start[S::UP];  // where this thread's row of eight numbers begins
+#pragma unroll
+  for (int up = 0; up < S::UP; up++) {
+    int pixel = S::pixel(up) - lane / 4 + lane % 16;
+    start[up] = at(tile + (pixel / SIDE * STRIDE * W + pixel % SIDE * STRIDE) * bytes_of(K) + lane / 16 * 16);
+  }
+  constexpr int STEPS = 9 * K / 16, AHEAD = 3;  // weights are asked for some steps before their turn
+  unsigned b[AHEAD][S::OVER][2], a[4];
+  auto fetch = [&](int step) {
+#pragma unroll
+    for (int over = 0; over < S::OVER; over++) {
+      int n = S::channel(over) - lane % 4 * 2 + lane / 4;
+      load_weights<K, K_STORED, N, BACK>(b[step % AHEAD][over][0], b[step % AHEAD][over][1], w, step * 16 / K,
+                                         step * 16 % K + lane % 4 * 2, n);
+    }
+  };
+#pragma unroll
+  for (int step = 0; step < AHEAD - 1; step++) fetch(step);
+#pragma unroll
+  for (int step = 0; step < STEPS; step++) {
+    if (step + AHEAD - 1 < STEPS) fetch(step + AHEAD - 1);
+    int tap = step * 16 / K, k = step * 16 % K;
+#pragma unroll
+    for (int up = 0; up < S::UP; up++) {
+      load_matrices(a, start[up] + (tap / 3 * W + tap % 3) * bytes_of(K) + k * 2);
+#pragma unroll
+      for (int over = 0; over < S::OVER; over++)
+        multiply_add(total[up][over], a, b[step % AHEAD][over][0], b[step % AHEAD][over][1]);
+    }
+  }
+}
+
+// Adds the column sums of two values per result (first, second), from registers to the totals in memory.
+template <int N, int SIDE>
+__device__ void add_sums(float (&first)[Share<N, SIDE>::OVER][2], float (&second)[Share<N, SIDE>::OVER][2], float* block,
+                         float* sums, int T) {
+  using S = Share<N, SIDE>;
+#pragma unroll
+  for (int over = 0; over < S::OVER; over++)
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+#pragma unroll
+      for (int far = 4; far < 32; far *= 2) {
+        first[over][j] += __shfl_xor_sync(~0u, first[over][j], far);
+        second[over][j] += __shfl_xor_sync(~0u, second[over][j], far);
+      }
+      if (threadIdx.x % 32 < 4) {
+        atomicAdd(block + S::channel(over) + j, first[over][j]);
+        atomicAdd(block + N + S::channel(over) + j, second[over][j]);
+      }
+    }
+  __syncthreads();
+  for (int i = threadIdx.x; i < 2 * N; i += S::THREADS) atomicAdd(sums + i / N * T + i % N, block[i]);
+}
+
+// y = x * w and its sums; with NORM, x is raw, and relu(bn(x)) is what is convolved. SIDE is that of y's images.
+template <int IN, int OUT, int SIDE, int STRIDE, bool NORM>
+__global__ void __launch_bounds__(32 * warps_for(OUT)) convolve(const bf16* x, const float* w, bf16* y, float* sums, const float* x_sums,
+                                                    const float* x_gamma, const float* x_beta, int x_P, int T) {
+  constexpr int K = IN == 3 ? 16 : IN, TILES = SIDE / rows_of(SIDE);
+  using S = Share<OUT, SIDE>;
+  __shared__ __align__(16) char tile[bordered(rows_of(SIDE), STRIDE) * bordered(SIDE, STRIDE) * bytes_of(K)];
+  __shared__ float scale[K], shift[K], block[2 * OUT];
+  for (int i = threadIdx.x; i < 2 * OUT; i += S::THREADS) block[i] = 0.f;
+  if (NORM) {
+    scale_and_shift<K>(scale, shift, x_sums, x_gamma, x_beta, T, x_P);
+    __syncthreads();
+  }
+  load_input<IN, SIDE, STRIDE, NORM, S::THREADS>(tile, x, blockIdx.x / TILES, blockIdx.x % TILES * rows_of(SIDE), scale, shift);
+  __syncthreads();
+  float total[S::UP][S::OVER][4] = {};
+  multiply<K, IN, OUT, SIDE, STRIDE, false>(total, tile, w);
+  float first[S::OVER][2] = {}, second[S::OVER][2] = {};
+#pragma unroll
+  for (int up = 0; up < S::UP; up++)
+#pragma unroll
+    for (int over = 0; over < S::OVER; over++)
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        unsigned pair = pack(total[up][over][2 * half], total[up][over][2 * half + 1]);
+        int p = blockIdx.x * S::PIXELS + S::pixel(up) + 8 * half;
+        *(unsigned*)(y + p * OUT + S::channel(over)) = pair;
+        first[over][0] += low(pair), second[over][0] += low(pair) * low(pair);
+        first[over][1] += high(pair), second[over][1] += high(pair) * high(pair);
+      }
+  add_sums<OUT, SIDE>(first, second, block, sums, T);
+}
+
+// The gradient of a convolution's input, through that input's relu, to x_g of the batch norm before it, and its sums.
+// (g, y, sums, grads, gamma) belong to the convolution's own batch norm, x_… to the one before it. At the START of a block of the
+// network the input is x_out, the sum of a branch and a shortcut, and the gradient `skip` of this block's shortcut is added.
+// SIDE is that of x's images.
+template <int IN, int OUT, int SIDE, int STRIDE, bool START>
+__global__ void __launch_bounds__(32 * warps_for(IN)) input_grad(const bf16* g, const bf16* y, const float* sums, const float* grads,
+                                                      const float* gamma, const float* w, const bf16* x_y,
+                                                      const float* x_sums, const float* x_gamma, const float* x_beta,
+                                                      const bf16* x_out, const bf16* skip, bf16* x_g, float* x_grads, int P,
+                                                      int x_P, int T) {
+  constexpr int TILES = SIDE / rows_of(SIDE), SMALL = SIDE / STRIDE;
+  using S = Share<IN, SIDE>;
+  __shared__ __align__(16) char tile[(rows_of(SIDE) + 2) * (SIDE + 2) * bytes_of(OUT)];
+  __shared__ float of_g[OUT], of_y[OUT], constant[OUT], scale[IN], shift[IN], mean[IN], rstd[IN], block[2 * IN];
+  for (int i = threadIdx.x; i < 2 * IN; i += S::THREADS) block[i] = 0.f;
+  backward_affine<OUT>(of_g, of_y, constant, sums, grads, gamma, T, P);
+  for (int c = threadIdx.x; c < IN; c += S::THREADS) {
+    Statistics s = statistics(x_sums, c, T, x_P);
+    mean[c] = s.mean, rstd[c] = s.rstd;
+  }
+  if (!START) scale_and_shift<IN>(scale, shift, x_sums, x_gamma, x_beta, T, x_P);
+  __syncthreads();
+  int image = blockIdx.x / TILES, row = blockIdx.x % TILES * rows_of(SIDE);
+  load_gradient<OUT, SIDE, STRIDE, 1, S::THREADS>(tile, g, y, image, row, of_g, of_y, constant);
+  __syncthreads();
+  float total[S::UP][S::OVER][4] = {};
+  multiply<OUT, OUT, IN, SIDE, 1, true>(total, tile, w);
+  float first[S::OVER][2] = {}, second[S::OVER][2] = {};
+#pragma unroll
+  for (int up = 0; up < S::UP; up++)
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      int q = S::pixel(up) + 8 * half, r = row + q / SIDE, c = q % SIDE;
+#pragma unroll
+      for (int over = 0; over < S::OVER; over++) {
+        int ch = S::channel(over), here = (blockIdx.x * S::PIXELS + q) * IN + ch;
+        float a = total[up][over][2 * half], b = total[up][over][2 * half + 1];
+        unsigned raw = __ldg((const unsigned*)(x_y + here));
+        if (START) {
+          if (r % STRIDE == 0 && c % STRIDE == 0) {
+            int from = ((image * SMALL + r / STRIDE) * SMALL + c / STRIDE) * OUT + (OUT - IN) / 2 + ch;
+            unsigned more = __ldg((const unsigned*)(skip + from));
+            a += low(more), b += high(more);
+          }
+          unsigned out = __ldg((const unsigned*)(x_out + here));
+          a = low(out) > 0.f ? a : 0.f, b = high(out) > 0.f ? b : 0.f;
+        } else {
+          a = low(raw) * scale[ch] + shift[ch] > 0.f ? a : 0.f;
+          b = high(raw) * scale[ch + 1] + shift[ch + 1] > 0.f ? b : 0.f;
+        }
+        unsigned pair = pack(a, b);
+        *(unsigned*)(x_g + here) = pair;
+        first[over][0] += low(pair), second[over][0] += low(pair) * (low(raw) - mean[ch]) * rstd[ch];
+        first[over][1] += high(pair), second[over][1] += high(pair) * (high(raw) - mean[ch + 1]) * rstd[ch + 1];
+      }
+    }
+  add_sums<IN, SIDE>(first, second, block, x_grads, T);
+}
+
+// Adds to dw the gradient of the weights: one warp for each tap, the block's tiles in turn. x as in `convolve`, g and y as above.
+template <int IN, int OUT, int SIDE, int STRIDE, bool NORM>
+__global__ void __launch_bounds__(288) weight_grad(const bf16* g, const bf16* y, const float* sums, const float* grads,
+                                                   const float* gamma, const bf16* x, const float* x_sums,
+                                                   const float* x_gamma, const float* x_beta, float* dw, int P, int x_P, int T) {
+  constexpr int K = IN == 3 ? 16 : IN, R = rows_of(SIDE), W = bordered(SIDE, STRIDE), PIXELS = R * SIDE, TILES = SIDE / R;
+  __shared__ __align__(16) char tile[bordered(R, STRIDE) * W * bytes_of(K)];
+  __shared__ __align__(16) char dy[PIXELS * bytes_of(OUT)];
+  __shared__ float scale[K], shift[K], of_g[OUT], of_y[OUT], constant[OUT];
+  backward_affine<OUT>(of_g, of_y, constant, sums, grads, gamma, T, P);
+  if (NORM) scale_and_shift<K>(scale, shift, x_sums, x_gamma, x_beta, T, x_P);
+  int lane = threadIdx.x % 32, tap = threadIdx.x / 32;
+  float total[OUT / 16][K / 8][4] = {};
+  for (int t = blockIdx.x; t < P / PIXELS; t += gridDim.x) {
+    __syncthreads();
+    load_input<IN, SIDE, STRIDE, NORM, 288>(tile, x, t / TILES, t % TILES * R, scale, shift);
+    load_gradient<OUT, SIDE, 1, 0, 288>(dy, g, y, t / TILES, t % TILES * R, of_g, of_y, constant);
+    __syncthreads();
+#pragma unroll 2
+    for (int q = 0; q < PIXELS; q += 16) {
+      unsigned a[OUT / 16][4], b[4];
+      int along = q + lane % 8 + lane / 16 * 8;
+#pragma unroll
+      for (int m = 0; m < OUT / 16; m++)
+        load_transposed(a[m], at(dy + along * bytes_of(OUT) + m * 32 + lane / 8 % 2 * 16));
+      int pixel = q + lane % 16;
+      int there = (pixel / SIDE * STRIDE + tap / 3) * W + pixel % SIDE * STRIDE + tap % 3;
+#pragma unroll
+      for (int n = 0; n < K / 16; n++) {
+        load_transposed(b, at(tile + there * bytes_of(K) + n * 32 + lane / 16 * 16));
+#pragma unroll
+        for (int m = 0; m < OUT / 16; m++) {
+          multiply_add(total[m][2 * n], a[m], b[0], b[1]);
+          multiply_add(total[m][2 * n + 1], a[m], b[2], b[3]);
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < OUT / 16; m++)
+#pragma unroll
+    for (int n = 0; n < K / 8; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        int co = m * 16 + lane / 4 + i / 2 * 8, ci = n * 8 + lane % 4 * 2 + i % 2;
+        if (ci < IN) atomicAdd(dw + (co * 9 + tap) * IN + ci, total[m][n][i]);
+      }
+}
+
+// out = relu(bn(y) + shortcut of x); X_C 0 means no shortcut. A strided one takes every STRIDE-th pixel, with channels of zeros on
+// both sides. A thread for eight channels.
+template <int C, int X_C, int SIDE, int STRIDE>
+__global__ void __launch_bounds__(256) join(const bf16* y, const float* sums, const float* gamma, const float* beta,
+                                            const bf16* x, bf16* out, int P, int T) {
+  __shared__ float scale[C], shift[C];
+  scale_and_shift<C>(scale, shift, sums, gamma, beta, T, P);
+  __syncthreads();
+  int i = blockIdx.x * 256 + threadIdx.x, p = i / (C / 8), c = i % (C / 8) * 8;
+  if (p >= P) return;
+  uint4 v = __ldg((const uint4*)(y + p * C + c)), more = {0, 0, 0, 0};
+  if constexpr (X_C > 0) {
+    int k = c - (C - X_C) / 2, image = p / (SIDE * SIDE), r = p / SIDE % SIDE, s = p % SIDE;
+    int from = ((image * SIDE + r) * STRIDE * SIDE + s) * STRIDE * X_C + k;
+    if (k >= 0 && k < X_C) more = __ldg((const uint4*)(x + from));
+  }
+  unsigned *to = (unsigned*)&v, *add = (unsigned*)&more;
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    float a = low(to[k]) * scale[c + 2 * k] + shift[c + 2 * k] + low(add[k]);
+    float b = high(to[k]) * scale[c + 2 * k + 1] + shift[c + 2 * k + 1] + high(add[k]);
+    to[k] = pack(fmaxf(a, 0.f), fmaxf(b, 0.f));
+  }
+  *(uint4*)(out + p * C + c) = v;
+}
+
+// From the gradient of the mean over an image's pixels to g of the last batch norm, and its sums. A block for an image, a thread
+// for two channels.
+template <int C, int SIDE>
+__global__ void __launch_bounds__(256) pooled_grad(const float* grad, const bf16* out, const bf16* y, const float* sums, bf16* g,
+                                                   float* grads, int P, int T) {
+  __shared__ float block[2 * C];
+  for (int i = threadIdx.x; i < 2 * C; i += 256) block[i] = 0.f;
+  __syncthreads();
+  int c = threadIdx.x % (C / 2) * 2;
+  Statistics s0 = statistics(sums, c, T, P), s1 = statistics(sums, c + 1, T, P);
+  float a = grad[blockIdx.x * C + c] / (SIDE * SIDE), b = grad[blockIdx.x * C + c + 1] / (SIDE * SIDE);
+  float first0 = 0, first1 = 0, second0 = 0, second1 = 0;
+  for (int q = threadIdx.x / (C / 2); q < SIDE * SIDE; q += 512 / C) {
+    int here = (blockIdx.x * SIDE * SIDE + q) * C + c;
+    unsigned o = *(const unsigned*)(out + here), raw = *(const unsigned*)(y + here);
+    unsigned pair = pack(low(o) > 0.f ? a : 0.f, high(o) > 0.f ? b : 0.f);
+    *(unsigned*)(g + here) = pair;
+    first0 += low(pair), second0 += low(pair) * (low(raw) - s0.mean) * s0.rstd;
+    first1 += high(pair), second1 += high(pair) * (high(raw) - s1.mean) * s1.rstd;
+  }
+  atomicAdd(block + c, first0), atomicAdd(block + c + 1, first1);
+  atomicAdd(block + C + c, second0), atomicAdd(block + C + c + 1, second1);
+  __syncthreads();
+  for (int i = threadIdx.x; i < 2 * C; i += 256) atomicAdd(grads + i / C * T + i % C, block[i]);
+}
