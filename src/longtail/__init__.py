@@ -14,13 +14,14 @@ _HOME = {
     "evaluate": "engine.evaluate",
     "paco_loss": "losses",
     "paco_terms": "losses",
+    "reproduce": "reproduction",
     "supcon_loss": "losses",
     "table": "report.table",
     "train": "engine.train",
 }
 _MODULES = ("recipes", "losses", "metrics")
 
-__all__ = ["Config", "UserError", "demo", "evaluate", "recipes", "table", "train"]
+__all__ = ["Config", "UserError", "demo", "evaluate", "recipes", "reproduce", "table", "train"]
 __all__ += ["balanced_softmax_loss", "cross_entropy_loss", "paco_loss", "paco_terms", "supcon_loss"]
 
 

@@ -3,6 +3,7 @@
 Every accuracy, F1, confidence and calibration error here is a percentage, from 0 to 100. NumPy only.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,6 +57,36 @@ def evaluate_predictions(
 def mean_std(values: Sequence[float]) -> tuple[float, float | None]:
     """Mean and sample standard deviation (n - 1) over seeds; one value has no deviation."""
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+def paired_difference(first: Sequence[float], second: Sequence[float], level: float = 0.95) -> tuple[float, float]:
+    """Mean of first - second over the seeds they share, and half the width of its t interval; two seeds at least."""
+    mean, std = mean_std([a - b for a, b in zip(first, second, strict=True)])
+    if std is None:
+        raise ValueError("one difference has no interval")
+    return mean, t_quantile(len(first) - 1, level) * std / math.sqrt(len(first))
+
+
+def t_quantile(freedom: int, level: float = 0.95) -> float:
+    """The t with P(|T| < t) = level, for whole degrees of freedom."""
+    low, high = 0.0, math.pi / 2  # angles: t = sqrt(freedom) * tan(angle), and the probability rises with the angle
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, freedom) < level else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def _within(angle: float, freedom: int) -> float:
+    """P(|T| < t), a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    sin, cos = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term = total = cos if odd else 1.0
+    for k in range(2 + odd, freedom - 1, 2):
+        term *= cos * cos * (k - 1) / k
+        total += term
+    if not odd:
+        return sin * total
+    return 2 / math.pi * (angle + (sin * total if freedom > 1 else 0.0))
 
 
 def _checked(

@@ -88,7 +88,11 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, tree: Any) -> None:
+    write_text(path, json.dumps(tree, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
     """Atomically: a reader sees the old file or the new one."""
     fresh = path.with_suffix(path.suffix + ".tmp")
-    fresh.write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
+    fresh.write_text(text, encoding="utf-8")
     os.replace(fresh, path)

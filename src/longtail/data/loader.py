@@ -14,6 +14,12 @@ def derive_seed(purpose: str, *parts: int) -> int:
     return int.from_bytes(digest[:8]) >> 1
 
 
+def put(source: Source, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Images as N,3,H,W and labels, on the device."""
+    images_N = torch.from_numpy(source.images).permute(0, 3, 1, 2).contiguous().to(device)
+    return images_N, torch.from_numpy(source.labels).to(device)
+
+
 class ResidentLoader:
     """Images and labels in an order that is a function of seed and epoch alone: nothing to save for a resume.
 
@@ -23,10 +29,7 @@ class ResidentLoader:
     def __init__(
         self, source: Source, batch_size: int, seed: int, device: torch.device, twin: "ResidentLoader | None" = None
     ) -> None:
-        self.images_N = (
-            twin.images_N if twin else torch.from_numpy(source.images).permute(0, 3, 1, 2).contiguous().to(device)
-        )
-        self.y_N = twin.y_N if twin else torch.from_numpy(source.labels).to(device)
+        self.images_N, self.y_N = twin.resident if twin else put(source, device)
         # A smaller last batch is left out, so that every step has one shape; a set below one batch is one batch.
         self.batch_size = min(batch_size, len(source.labels))
         self.batches = len(source.labels) // self.batch_size
@@ -34,6 +37,10 @@ class ResidentLoader:
         # Where the next images lie is known to the device, so that captured work finds them without the host.
         self.order_N = torch.zeros_like(self.y_N)
         self.cursor = torch.zeros((), dtype=torch.int64, device=device)
+
+    @property
+    def resident(self) -> tuple[Tensor, Tensor]:
+        return self.images_N, self.y_N
 
     def seek(self, epoch: int, batch: int) -> None:
         """Go to a batch of an epoch."""

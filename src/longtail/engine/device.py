@@ -32,7 +32,9 @@ def fusible(trunk: Trunk, train: TrainConfig, device: torch.device) -> bool:
     if device.type != "cuda" or not isinstance(trunk.body, CifarResNet):
         return False
     modern = torch.cuda.get_device_capability(device) >= (8, 0)
-    has_compiler = importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.bindings") is not None
+    has_compiler = (
+        importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.bindings") is not None
+    )
     return modern and has_compiler and train.channels_last and precision(train, device) == "bf16"
 
 

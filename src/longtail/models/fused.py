@@ -9,6 +9,7 @@ import copy
 import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,18 @@ from longtail.models.backbones import Block, CifarResNet
 from longtail.models.beside import Beside
 from longtail.models.kernels import compile_all, expression, kernel
 
-# Blocks that share the pixels for the weights' gradient, by the width of the result. Few: each adds its part to all weights.
-WEIGHT_GRAD_BLOCKS = {16: 264, 32: 128, 64: 64}
+# Blocks of threads at most, by the width of the result; they share the tiles. Found by trying, on an H200.
+CONVOLVE_BLOCKS = {16: 512, 32: 256, 64: 128}
+INPUT_GRAD_BLOCKS = {16: 512, 32: 256, 64: 128}
+WEIGHT_GRAD_BLOCKS = {16: 132, 32: 64, 64: 32}  # few: each adds its part to all weights
+
+
+class Packed(NamedTuple):
+    """A network's weights in bf16, in the order in which the kernels take them; made anew before each pass."""
+
+    jobs: Tensor  # what `pack_weights` is told
+    forward: tuple[Tensor, ...]  # by layer
+    back: tuple[Tensor, ...]
 
 
 class Layer(NamedTuple):
@@ -31,6 +42,7 @@ class Layer(NamedTuple):
     y: Tensor  # raw result
     sums: Tensor  # of y over its pixels; those of y² stand `stride` floats behind
     side: int  # of y's images
+    back: Tensor  # the packed weights for the way back
 
     @property
     def pixels(self) -> int:
@@ -53,18 +65,39 @@ class Joint(NamedTuple):
 def convolutions(body: CifarResNet) -> Iterator[tuple[nn.Conv2d, nn.BatchNorm2d]]:
     """In the order of the data's way."""
     yield body.conv1, body.bn1
-    for block in blocks(body):
+    for block in residual_blocks(body):
         yield block.conv1, block.bn1
         yield block.conv2, block.bn2
 
 
-def blocks(body: CifarResNet) -> Iterator[Block]:
+def residual_blocks(body: CifarResNet) -> Iterator[Block]:
     for stage in body.stages:
         yield from stage  # type: ignore[misc]
 
 
 def parameters(body: CifarResNet) -> list[Tensor]:
     return [p for conv, norm in convolutions(body) for p in (conv.weight, norm.weight, norm.bias)]
+
+
+PACK_BLOCKS = 9 * 64 * 64 // 4 // 256  # enough threads for the largest layer
+_packed: "WeakKeyDictionary[CifarResNet, tuple[tuple[int, ...], Packed]]" = WeakKeyDictionary()
+
+
+def packed(body: CifarResNet) -> Packed:
+    """Room for the packed weights, made once for a network and again only if its parameters have moved."""
+    convs = [conv for conv, _ in convolutions(body)]
+    where = tuple(conv.weight.data_ptr() for conv in convs)
+    if body not in _packed or _packed[body][0] != where:
+        sizes = [9 * max(conv.in_channels, 16) * conv.out_channels for conv in convs]
+        room = [torch.empty(size, dtype=torch.bfloat16, device=convs[0].weight.device) for size in 2 * sizes]
+        jobs: list[list[int]] = []
+        for conv, to in zip(convs + convs[1:], room[: len(convs)] + room[len(convs) + 1 :], strict=True):
+            into, out, back = conv.in_channels, conv.out_channels, len(jobs) >= len(convs)
+            k, n = (out, into) if back else (max(into, 16), out)
+            jobs.append([conv.weight.data_ptr(), to.data_ptr(), k, n, into, int(back)])
+        table = torch.tensor(jobs, dtype=torch.int64).to(convs[0].weight.device)
+        _packed[body] = where, Packed(table, tuple(room[: len(convs)]), tuple(room[len(convs) :]))
+    return _packed[body][1]
 
 
 class _Features(torch.autograd.Function):
@@ -90,31 +123,44 @@ def features(body: CifarResNet, images: Tensor) -> Tensor:
 
 def run(body: CifarResNet, images: Tensor) -> tuple[list[Joint], Tensor]:
     """Forward."""
+    weights = packed(body)
+    launch("pack_weights", PACK_BLOCKS, 256, weights.jobs, rows=len(weights.jobs))
+    packs = zip(weights.forward, weights.back, strict=True)
     widths = [conv.out_channels for conv, _ in convolutions(body)]
     sums = torch.zeros(2, sum(widths), device=images.device)
     of_layer = iter(sums[0].split(widths))
-    stem = convolve(body.conv1, body.bn1, images.permute(0, 2, 3, 1), None, next(of_layer), images.shape[-1])
+    stem = convolve(
+        body.conv1, body.bn1, images.permute(0, 2, 3, 1), None, next(of_layer), images.shape[-1], next(packs)
+    )
     joints = [Joint((stem,), None, join(stem, None))]
-    for block in blocks(body):
-        x = joints[-1].out
-        first = convolve(block.conv1, block.bn1, x, None, next(of_layer), joints[-1].layers[-1].side // block.stride)
-        second = convolve(block.conv2, block.bn2, first.y, first, next(of_layer), first.side)
+    for block in residual_blocks(body):
+        x, side = joints[-1].out, joints[-1].layers[-1].side // block.stride
+        first = convolve(block.conv1, block.bn1, x, None, next(of_layer), side, next(packs))
+        second = convolve(block.conv2, block.bn2, first.y, first, next(of_layer), side, next(packs))
         joints.append(Joint((first, second), x, join(second, x, block.stride)))
     update_averages([layer for joint in joints for layer in joint.layers], sums)
     last = joints[-1].out
     return joints, last.view(len(images), -1, last.shape[-1]).mean(1, dtype=torch.float32)
 
 
-def convolve(conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor, before: Layer | None, sums: Tensor, side: int) -> Layer:
+def convolve(
+    conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor, before: Layer | None, sums: Tensor, side: int,
+    weights: tuple[Tensor, Tensor],
+) -> Layer:  # fmt: skip
     into, out, stride = conv.in_channels, conv.out_channels, int(conv.stride[0])
     y = torch.empty(len(x), side, side, out, dtype=x.dtype, device=x.device)
-    layer = Layer(conv, norm, x, before, y, sums, side)
+    layer = Layer(conv, norm, x, before, y, sums, side, weights[1])
     name = expression("convolve", into, out, side, stride, before is not None)
     launch(
-        name, layer.pixels // tile_pixels(side), threads_for(out),
-        x, conv.weight, y, sums, *normalised_by(before), x.numel() // into, layer.stride,
+        name, blocks(layer, CONVOLVE_BLOCKS), threads_for(out),
+        x, weights[0], y, sums, *normalised_by(before), layer.pixels, x.numel() // into, layer.stride,
     )  # fmt: skip
     return layer
+
+
+def blocks(layer: Layer, most: dict[int, int]) -> int:
+    """One for each tile, or as many as there may be."""
+    return min(layer.pixels // tile_pixels(layer.side), most[layer.conv.out_channels])
 
 
 def tile_pixels(side: int) -> int:
@@ -199,8 +245,8 @@ def input_grad(
     into, stride = conv.in_channels, int(conv.stride[0])
     name = expression("input_grad", into, conv.out_channels, before.side, stride, out is not None)
     launch(
-        name, before.pixels // tile_pixels(before.side), threads_for(into),
-        g, layer.y, layer.sums, sums, layer.norm.weight, conv.weight,
+        name, blocks(before, INPUT_GRAD_BLOCKS), threads_for(into),
+        g, layer.y, layer.sums, sums, layer.norm.weight, layer.back,
         before.y, *normalised_by(before), out, skip, x_g, before_sums, layer.pixels, before.pixels, layer.stride,
     )  # fmt: skip
     return x_g
@@ -210,7 +256,7 @@ def weight_grad(layer: Layer, g: Tensor, sums: Tensor, dw: Tensor) -> None:
     into, out, stride = layer.conv.in_channels, layer.conv.out_channels, int(layer.conv.stride[0])
     name = expression("weight_grad", into, out, layer.side, stride, layer.before is not None)
     launch(
-        name, min(WEIGHT_GRAD_BLOCKS[out], layer.pixels // tile_pixels(layer.side)), 288,
+        name, blocks(layer, WEIGHT_GRAD_BLOCKS), 288,
         g, layer.y, layer.sums, sums, layer.norm.weight, layer.x, *normalised_by(layer.before), dw,
         layer.pixels, layer.x.numel() // into, layer.stride,
     )  # fmt: skip
@@ -223,9 +269,9 @@ def ceil(a: int, b: int) -> int:
 _wanted: list[str] | None = None  # where names go while `compile_ahead` takes note of them
 
 
-def launch(name: str, blocks: int, threads: int, *args: Tensor | int | None) -> None:
+def launch(name: str, blocks: int, threads: int, *args: Tensor | int | None, rows: int = 1) -> None:
     if _wanted is None:
-        kernel(name)(blocks, threads, *args)
+        kernel(name)((blocks, rows), threads, *args)
     else:
         _wanted.append(name)
 

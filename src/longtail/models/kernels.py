@@ -82,12 +82,12 @@ class Kernel:
         self.module = checked(driver.cuModuleLoadData(code))
         self.function = checked(driver.cuModuleGetFunction(self.module, name.encode()))
 
-    def __call__(self, blocks: int, threads: int, *args: Tensor | int | None) -> None:
+    def __call__(self, blocks: tuple[int, int], threads: int, *args: Tensor | int | None) -> None:
         """On the current stream."""
         values = tuple(a.data_ptr() if isinstance(a, Tensor) else a or 0 for a in args)
         types = tuple(ctypes.c_int if isinstance(a, int) else ctypes.c_void_p for a in args)
         stream = torch.cuda.current_stream().cuda_stream
-        checked(driver.cuLaunchKernel(self.function, blocks, 1, 1, threads, 1, 1, 0, stream, (values, types), 0))
+        checked(driver.cuLaunchKernel(self.function, *blocks, 1, threads, 1, 1, 0, stream, (values, types), 0))
 
 
 def checked(answer: tuple[Any, ...]) -> Any:

@@ -84,7 +84,7 @@ __device__ constexpr int rows_of(int side) { return side * side < 128 ? side : 1
 __device__ constexpr int bytes_of(int C) { return 2 * C + 16; }
 __device__ constexpr int bordered(int n, int stride) { return (n - 1) * stride + 3; }
 
-__device__ uint4 map8(uint4 v, const float* scale, const float* shift) {
+__device__ uint4 normalise(uint4 v, const float* scale, const float* shift) {
   unsigned* pairs = (unsigned*)&v;
 #pragma unroll
   for (int i = 0; i < 4; i++)
@@ -93,61 +93,91 @@ __device__ uint4 map8(uint4 v, const float* scale, const float* shift) {
   return v;
 }
 
-// The input of a convolution for the rows [row, row + rows_of(SIDE)) of its output, with border; x may be raw.
+// A tile on its way from memory: `fetch` asks for it and `store` puts it down, so that other work fits in between. Each thread
+// carries eight channels of every N_THREADS-th pixel.
+
+// The input of a convolution for the rows [row, row + rows_of(SIDE)) of its output, with border; with NORM it is raw.
 template <int C, int SIDE, int STRIDE, bool NORM, int N_THREADS>
-__device__ void load_input(char* tile, const bf16* __restrict__ x, int image, int row, const float* scale, const float* shift) {
-  constexpr int FULL = SIDE * STRIDE, H = bordered(rows_of(SIDE), STRIDE), W = bordered(SIDE, STRIDE);
-  if constexpr (C == 3) {  // the images: three channels become sixteen
-    for (int i = threadIdx.x; i < H * W; i += N_THREADS) {
-      int r = row - 1 + i / W, c = i % W - 1;
-      uint4 v = {0, 0, 0, 0};
-      if (r >= 0 && r < FULL && c >= 0 && c < FULL) {
-        const bf16* p = x + ((image * FULL + r) * FULL + c) * 3;
-        v.x = p[0] | (unsigned)p[1] << 16;
-        v.y = p[2];
+struct Input {
+  static constexpr int FULL = SIDE * STRIDE, H = bordered(rows_of(SIDE), STRIDE), W = bordered(SIDE, STRIDE);
+  static constexpr int PARTS = C == 3 ? 1 : C / 8, ALL = H * W * PARTS, EACH = (ALL + N_THREADS - 1) / N_THREADS;
+  static constexpr int BYTES = H * W * bytes_of(C == 3 ? 16 : C);
+  uint4 carried[EACH];
+  unsigned inside;  // a bit for each: zeros stay zeros
+
+  __device__ void fetch(const bf16* __restrict__ x, int image, int row) {
+    inside = 0;
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+      int i = e * N_THREADS + threadIdx.x, pixel = i / PARTS, r = row * STRIDE - 1 + pixel / W, c = pixel % W - 1;
+      carried[e] = {0, 0, 0, 0};
+      if (i < ALL && r >= 0 && r < FULL && c >= 0 && c < FULL) {
+        inside |= 1u << e;
+        if constexpr (C == 3) {  // the images: three channels become sixteen
+          const bf16* p = x + ((image * FULL + r) * FULL + c) * 3;
+          carried[e].x = p[0] | (unsigned)p[1] << 16;
+          carried[e].y = p[2];
+        } else {
+          carried[e] = __ldg((const uint4*)(x + ((image * FULL + r) * FULL + c) * C + i % PARTS * 8));
+        }
       }
-      *(uint4*)(tile + i * bytes_of(16)) = v;
-      *(uint4*)(tile + i * bytes_of(16) + 16) = {0, 0, 0, 0};
-    }
-  } else {
-    constexpr int PARTS = C / 8;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < H * W * PARTS; i += N_THREADS) {
-      int pixel = i / PARTS, part = i % PARTS, r = row * STRIDE - 1 + pixel / W, c = pixel % W - 1;
-      uint4 v = {0, 0, 0, 0};
-      if (r >= 0 && r < FULL && c >= 0 && c < FULL) {
-        v = __ldg((const uint4*)(x + ((image * FULL + r) * FULL + c) * C + part * 8));
-        if (NORM) v = map8(v, scale + part * 8, shift + part * 8);
-      }
-      *(uint4*)(tile + pixel * bytes_of(C) + part * 16) = v;
     }
   }
-}
+
+  __device__ void store(char* tile, const float* scale, const float* shift) {
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+      int i = e * N_THREADS + threadIdx.x, part = i % PARTS * 8;
+      if (i >= ALL) continue;
+      uint4 v = carried[e];
+      if (NORM && inside >> e & 1) v = normalise(v, scale + part, shift + part);
+      *(uint4*)(tile + i / PARTS * bytes_of(C == 3 ? 16 : C) + 2 * part) = v;
+      if (C == 3) *(uint4*)(tile + i * bytes_of(16) + 16) = {0, 0, 0, 0};
+    }
+  }
+};
 
 // dy for the rows [row, row + rows_of(SIDE)), with a border of BORDER pixels; where the convolution had a stride, SIDE is its
 // input's and dy has zeros between its pixels.
 template <int C, int SIDE, int STRIDE, int BORDER, int N_THREADS>
-__device__ void load_gradient(char* tile, const bf16* __restrict__ g, const bf16* __restrict__ y, int image, int row,
-                              const float* of_g, const float* of_y, const float* constant) {
-  constexpr int H = rows_of(SIDE) + 2 * BORDER, W = SIDE + 2 * BORDER, SMALL = SIDE / STRIDE, PARTS = C / 8;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < H * W * PARTS; i += N_THREADS) {
-    int pixel = i / PARTS, part = i % PARTS, r = row - BORDER + pixel / W, c = pixel % W - BORDER;
-    uint4 v = {0, 0, 0, 0};
-    if (r >= 0 && r < SIDE && c >= 0 && c < SIDE && r % STRIDE == 0 && c % STRIDE == 0) {
-      int from = ((image * SMALL + r / STRIDE) * SMALL + c / STRIDE) * C + part * 8;
-      uint4 gs = __ldg((const uint4*)(g + from)), ys = __ldg((const uint4*)(y + from));
-      unsigned *to = (unsigned*)&v, *gp = (unsigned*)&gs, *yp = (unsigned*)&ys;
+struct Gradient {
+  static constexpr int H = rows_of(SIDE) + 2 * BORDER, W = SIDE + 2 * BORDER, SMALL = SIDE / STRIDE, PARTS = C / 8;
+  static constexpr int ALL = H * W * PARTS, EACH = (ALL + N_THREADS - 1) / N_THREADS, BYTES = H * W * bytes_of(C);
+  uint4 gs[EACH], ys[EACH];
+  unsigned inside;
+
+  __device__ void fetch(const bf16* __restrict__ g, const bf16* __restrict__ y, int image, int row) {
+    inside = 0;
 #pragma unroll
-      for (int k = 0; k < 4; k++) {
-        int ch = part * 8 + 2 * k;
-        to[k] = pack(of_g[ch] * low(gp[k]) + of_y[ch] * low(yp[k]) + constant[ch],
-                     of_g[ch + 1] * high(gp[k]) + of_y[ch + 1] * high(yp[k]) + constant[ch + 1]);
+    for (int e = 0; e < EACH; e++) {
+      int i = e * N_THREADS + threadIdx.x, pixel = i / PARTS, r = row - BORDER + pixel / W, c = pixel % W - BORDER;
+      if (i < ALL && r >= 0 && r < SIDE && c >= 0 && c < SIDE && r % STRIDE == 0 && c % STRIDE == 0) {
+        int from = ((image * SMALL + r / STRIDE) * SMALL + c / STRIDE) * C + i % PARTS * 8;
+        inside |= 1u << e;
+        gs[e] = __ldg((const uint4*)(g + from)), ys[e] = __ldg((const uint4*)(y + from));
       }
     }
-    *(uint4*)(tile + pixel * bytes_of(C) + part * 16) = v;
   }
-}
+
+  __device__ void store(char* tile, const float* of_g, const float* of_y, const float* constant) {
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+      int i = e * N_THREADS + threadIdx.x, part = i % PARTS * 8;
+      if (i >= ALL) continue;
+      uint4 v = {0, 0, 0, 0};
+      if (inside >> e & 1) {
+        unsigned *to = (unsigned*)&v, *gp = (unsigned*)&gs[e], *yp = (unsigned*)&ys[e];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+          int ch = part + 2 * k;
+          to[k] = pack(of_g[ch] * low(gp[k]) + of_y[ch] * low(yp[k]) + constant[ch],
+                       of_g[ch + 1] * high(gp[k]) + of_y[ch + 1] * high(yp[k]) + constant[ch + 1]);
+        }
+      }
+      *(uint4*)(tile + i / PARTS * bytes_of(C) + 2 * part) = v;
+    }
+  }
+};
 
 // The products of a tile with the weights. Of the block's warps, ACROSS share the N channels of the result, the others its pixels.
 // Each holds UP x OVER pieces of 16 pixels by 8 channels; thread `lane` has in [0], [1] the channels 2·(lane % 4) + {0, 1} of pixel
@@ -161,30 +191,30 @@ struct Share {
   static __device__ int channel(int over) { return (threadIdx.x / 32 % ACROSS * OVER + over) * 8 + threadIdx.x % 4 * 2; }
 };
 
-// Weights lie as (output channel, tap, input channel). BACK: from output channels to input channels, the taps reversed.
-template <int K, int K_STORED, int N, bool BACK>
-__device__ void load_weights(unsigned& b0, unsigned& b1, const float* __restrict__ w, int tap, int k, int n) {
-  if constexpr (BACK) {
-    const float* p = w + (k * 9 + 8 - tap) * N + n;
-    b0 = pack(__ldg(p), __ldg(p + 9 * N));
-    b1 = pack(__ldg(p + 8 * 9 * N), __ldg(p + 9 * 9 * N));
-  } else if constexpr (K_STORED == 3) {
-    const float* p = w + (n * 9 + tap) * 3;
-    b0 = k == 0 ? pack(p[0], p[1]) : k == 2 ? pack(p[2], 0.f) : 0;
-    b1 = 0;
-  } else {
-    const float* p = w + (n * 9 + tap) * K + k;
-    float2 first = __ldg((const float2*)p), second = __ldg((const float2*)(p + 8));
-    b0 = pack(first.x, first.y);
-    b1 = pack(second.x, second.y);
-  }
+// Weights lie as (output channel, tap, input channel), float32. The products want them in bf16, in the order in which threads take
+// them: for each sixteen of the K channels going in, tap by tap, and each eight of the N channels coming out, a pair of pairs per
+// thread. A job packs one layer in one direction; `back` goes from output to input channels, the taps reversed.
+struct Job { const float* from; uint2* to; long long K, N, stored, back; };  // K: 16 where 3 are stored
+
+extern "C" __global__ void __launch_bounds__(256) pack_weights(const Job* jobs) {
+  Job job = jobs[blockIdx.y];
+  int i = blockIdx.x * 256 + threadIdx.x, K = job.K, N = job.N, stored = job.stored;
+  if (i >= 9 * K * N / 4) return;
+  int lane = i % 32, n = i / 32 % (N / 8) * 8 + lane / 4, step = i / 32 / (N / 8), tap = step * 16 / K;
+  int k = step * 16 % K + lane % 4 * 2;
+  auto weight = [&](int k) {
+    if (job.back) return job.from[(k * 9 + 8 - tap) * N + n];
+    return k < stored ? job.from[(n * 9 + tap) * stored + k] : 0.f;
+  };
+  job.to[i] = make_uint2(pack(weight(k), weight(k + 1)), pack(weight(k + 8), weight(k + 9)));
 }
 
-template <int K, int K_STORED, int N, int SIDE, int STRIDE, bool BACK>
+template <int K, int N, int SIDE, int STRIDE>
 __device__ void multiply(float (&total)[Share<N, SIDE>::UP][Share<N, SIDE>::OVER][4], const char* tile,
-                         const float* __restrict__ w) {
+                         const uint2* __restrict__ w) {
   using S = Share<N, SIDE>;
-  constexpr int W = bordered(SIDE, STRIDE);
+  constexpr int W = bordered(SIDE, STRIDE), STEPS = 9 * K / 16;
+  constexpr int AHEAD = N == 32 ? 4 : 6;  // weights are asked for some steps before their turn
   int lane = threadIdx.x % 32;
   unsigned start[S::UP];  // where this thread's row of eight numbers begins
 #pragma unroll
@@ -192,15 +222,12 @@ __device__ void multiply(float (&total)[Share<N, SIDE>::UP][Share<N, SIDE>::OVER
     int pixel = S::pixel(up) - lane / 4 + lane % 16;
     start[up] = at(tile + (pixel / SIDE * STRIDE * W + pixel % SIDE * STRIDE) * bytes_of(K) + lane / 16 * 16);
   }
-  constexpr int STEPS = 9 * K / 16, AHEAD = 3;  // weights are asked for some steps before their turn
-  unsigned b[AHEAD][S::OVER][2], a[4];
+  const uint2* mine = w + S::channel(0) / 8 * 32 + lane;
+  uint2 b[AHEAD][S::OVER];
+  unsigned a[4];
   auto fetch = [&](int step) {
 #pragma unroll
-    for (int over = 0; over < S::OVER; over++) {
-      int n = S::channel(over) - lane % 4 * 2 + lane / 4;
-      load_weights<K, K_STORED, N, BACK>(b[step % AHEAD][over][0], b[step % AHEAD][over][1], w, step * 16 / K,
-                                         step * 16 % K + lane % 4 * 2, n);
-    }
+    for (int over = 0; over < S::OVER; over++) b[step % AHEAD][over] = __ldg(mine + (step * (N / 8) + over) * 32);
   };
 #pragma unroll
   for (int step = 0; step < AHEAD - 1; step++) fetch(step);
@@ -213,9 +240,22 @@ __device__ void multiply(float (&total)[Share<N, SIDE>::UP][Share<N, SIDE>::OVER
       load_matrices(a, start[up] + (tap / 3 * W + tap % 3) * bytes_of(K) + k * 2);
 #pragma unroll
       for (int over = 0; over < S::OVER; over++)
-        multiply_add(total[up][over], a, b[step % AHEAD][over][0], b[step % AHEAD][over][1]);
+        multiply_add(total[up][over], a, b[step % AHEAD][over].x, b[step % AHEAD][over].y);
     }
   }
+}
+
+// To memory that other blocks add to as well.
+template <int C>
+__device__ void add_pair(float* to, int c, float a, float b) {
+#if __CUDA_ARCH__ >= 900
+  if (C % 2 == 0) {
+    asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(a), "f"(b) : "memory");
+    return;
+  }
+#endif
+  if (c < C) atomicAdd(to, a);
+  if (c + 1 < C) atomicAdd(to + 1, b);
 }
 
 // Adds the column sums of two values per result (first, second), from registers to the totals in memory.
@@ -243,34 +283,40 @@ __device__ void add_sums(float (&first)[Share<N, SIDE>::OVER][2], float (&second
 
 // y = x * w and its sums; with NORM, x is raw, and relu(bn(x)) is what is convolved. SIDE is that of y's images.
 template <int IN, int OUT, int SIDE, int STRIDE, bool NORM>
-__global__ void __launch_bounds__(32 * warps_for(OUT)) convolve(const bf16* x, const float* w, bf16* y, float* sums, const float* x_sums,
-                                                    const float* x_gamma, const float* x_beta, int x_P, int T) {
+__global__ void __launch_bounds__(32 * warps_for(OUT)) convolve(const bf16* x, const uint2* w, bf16* y, float* sums,
+                                                                const float* x_sums, const float* x_gamma,
+                                                                const float* x_beta, int P, int x_P, int T) {
   constexpr int K = IN == 3 ? 16 : IN, TILES = SIDE / rows_of(SIDE);
   using S = Share<OUT, SIDE>;
-  __shared__ __align__(16) char tile[bordered(rows_of(SIDE), STRIDE) * bordered(SIDE, STRIDE) * bytes_of(K)];
+  Input<IN, SIDE, STRIDE, NORM, S::THREADS> input;
+  __shared__ __align__(16) char tile[input.BYTES];
   __shared__ float scale[K], shift[K], block[2 * OUT];
+  input.fetch(x, blockIdx.x / TILES, blockIdx.x % TILES * rows_of(SIDE));
   for (int i = threadIdx.x; i < 2 * OUT; i += S::THREADS) block[i] = 0.f;
-  if (NORM) {
-    scale_and_shift<K>(scale, shift, x_sums, x_gamma, x_beta, T, x_P);
+  if (NORM) scale_and_shift<K>(scale, shift, x_sums, x_gamma, x_beta, T, x_P);
+  __syncthreads();
+  float first[S::OVER][2] = {}, second[S::OVER][2] = {};
+  for (int t = blockIdx.x; t < P / S::PIXELS; t += gridDim.x) {
+    input.store(tile, scale, shift);
+    __syncthreads();
+    int next = t + gridDim.x;
+    if (next < P / S::PIXELS) input.fetch(x, next / TILES, next % TILES * rows_of(SIDE));
+    float total[S::UP][S::OVER][4] = {};
+    multiply<K, OUT, SIDE, STRIDE>(total, tile, w);
+#pragma unroll
+    for (int up = 0; up < S::UP; up++)
+#pragma unroll
+      for (int over = 0; over < S::OVER; over++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          unsigned pair = pack(total[up][over][2 * half], total[up][over][2 * half + 1]);
+          int p = t * S::PIXELS + S::pixel(up) + 8 * half;
+          *(unsigned*)(y + p * OUT + S::channel(over)) = pair;
+          first[over][0] += low(pair), second[over][0] += low(pair) * low(pair);
+          first[over][1] += high(pair), second[over][1] += high(pair) * high(pair);
+        }
     __syncthreads();
   }
-  load_input<IN, SIDE, STRIDE, NORM, S::THREADS>(tile, x, blockIdx.x / TILES, blockIdx.x % TILES * rows_of(SIDE), scale, shift);
-  __syncthreads();
-  float total[S::UP][S::OVER][4] = {};
-  multiply<K, IN, OUT, SIDE, STRIDE, false>(total, tile, w);
-  float first[S::OVER][2] = {}, second[S::OVER][2] = {};
-#pragma unroll
-  for (int up = 0; up < S::UP; up++)
-#pragma unroll
-    for (int over = 0; over < S::OVER; over++)
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        unsigned pair = pack(total[up][over][2 * half], total[up][over][2 * half + 1]);
-        int p = blockIdx.x * S::PIXELS + S::pixel(up) + 8 * half;
-        *(unsigned*)(y + p * OUT + S::channel(over)) = pair;
-        first[over][0] += low(pair), second[over][0] += low(pair) * low(pair);
-        first[over][1] += high(pair), second[over][1] += high(pair) * high(pair);
-      }
   add_sums<OUT, SIDE>(first, second, block, sums, T);
 }
 
@@ -279,15 +325,17 @@ __global__ void __launch_bounds__(32 * warps_for(OUT)) convolve(const bf16* x, c
 // network the input is x_out, the sum of a branch and a shortcut, and the gradient `skip` of this block's shortcut is added.
 // SIDE is that of x's images.
 template <int IN, int OUT, int SIDE, int STRIDE, bool START>
-__global__ void __launch_bounds__(32 * warps_for(IN)) input_grad(const bf16* g, const bf16* y, const float* sums, const float* grads,
-                                                      const float* gamma, const float* w, const bf16* x_y,
-                                                      const float* x_sums, const float* x_gamma, const float* x_beta,
-                                                      const bf16* x_out, const bf16* skip, bf16* x_g, float* x_grads, int P,
-                                                      int x_P, int T) {
+__global__ void __launch_bounds__(32 * warps_for(IN)) input_grad(const bf16* g, const bf16* y, const float* sums,
+                                                                 const float* grads, const float* gamma, const uint2* w,
+                                                                 const bf16* x_y, const float* x_sums, const float* x_gamma,
+                                                                 const float* x_beta, const bf16* x_out, const bf16* skip,
+                                                                 bf16* x_g, float* x_grads, int P, int x_P, int T) {
   constexpr int TILES = SIDE / rows_of(SIDE), SMALL = SIDE / STRIDE;
   using S = Share<IN, SIDE>;
-  __shared__ __align__(16) char tile[(rows_of(SIDE) + 2) * (SIDE + 2) * bytes_of(OUT)];
+  Gradient<OUT, SIDE, STRIDE, 1, S::THREADS> gradient;
+  __shared__ __align__(16) char tile[gradient.BYTES];
   __shared__ float of_g[OUT], of_y[OUT], constant[OUT], scale[IN], shift[IN], mean[IN], rstd[IN], block[2 * IN];
+  gradient.fetch(g, y, blockIdx.x / TILES, blockIdx.x % TILES * rows_of(SIDE));
   for (int i = threadIdx.x; i < 2 * IN; i += S::THREADS) block[i] = 0.f;
   backward_affine<OUT>(of_g, of_y, constant, sums, grads, gamma, T, P);
   for (int c = threadIdx.x; c < IN; c += S::THREADS) {
@@ -296,40 +344,55 @@ __global__ void __launch_bounds__(32 * warps_for(IN)) input_grad(const bf16* g, 
   }
   if (!START) scale_and_shift<IN>(scale, shift, x_sums, x_gamma, x_beta, T, x_P);
   __syncthreads();
-  int image = blockIdx.x / TILES, row = blockIdx.x % TILES * rows_of(SIDE);
-  load_gradient<OUT, SIDE, STRIDE, 1, S::THREADS>(tile, g, y, image, row, of_g, of_y, constant);
-  __syncthreads();
-  float total[S::UP][S::OVER][4] = {};
-  multiply<OUT, OUT, IN, SIDE, 1, true>(total, tile, w);
   float first[S::OVER][2] = {}, second[S::OVER][2] = {};
+  for (int t = blockIdx.x; t < x_P / S::PIXELS; t += gridDim.x) {
+    int image = t / TILES, row = t % TILES * rows_of(SIDE), next = t + gridDim.x;
+    gradient.store(tile, of_g, of_y, constant);
+    unsigned raw[S::UP][2][S::OVER], out[S::UP][2][S::OVER], more[S::UP][2][S::OVER];  // asked for before they are needed
 #pragma unroll
-  for (int up = 0; up < S::UP; up++)
+    for (int up = 0; up < S::UP; up++)
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-      int q = S::pixel(up) + 8 * half, r = row + q / SIDE, c = q % SIDE;
+      for (int half = 0; half < 2; half++) {
+        int q = S::pixel(up) + 8 * half, r = row + q / SIDE, c = q % SIDE;
 #pragma unroll
-      for (int over = 0; over < S::OVER; over++) {
-        int ch = S::channel(over), here = (blockIdx.x * S::PIXELS + q) * IN + ch;
-        float a = total[up][over][2 * half], b = total[up][over][2 * half + 1];
-        unsigned raw = __ldg((const unsigned*)(x_y + here));
-        if (START) {
-          if (r % STRIDE == 0 && c % STRIDE == 0) {
+        for (int over = 0; over < S::OVER; over++) {
+          int ch = S::channel(over), here = (t * S::PIXELS + q) * IN + ch;
+          raw[up][half][over] = __ldg((const unsigned*)(x_y + here));
+          if (START) {
             int from = ((image * SMALL + r / STRIDE) * SMALL + c / STRIDE) * OUT + (OUT - IN) / 2 + ch;
-            unsigned more = __ldg((const unsigned*)(skip + from));
-            a += low(more), b += high(more);
+            bool taken = r % STRIDE == 0 && c % STRIDE == 0;
+            more[up][half][over] = taken ? __ldg((const unsigned*)(skip + from)) : 0;
+            out[up][half][over] = __ldg((const unsigned*)(x_out + here));
           }
-          unsigned out = __ldg((const unsigned*)(x_out + here));
-          a = low(out) > 0.f ? a : 0.f, b = high(out) > 0.f ? b : 0.f;
-        } else {
-          a = low(raw) * scale[ch] + shift[ch] > 0.f ? a : 0.f;
-          b = high(raw) * scale[ch + 1] + shift[ch + 1] > 0.f ? b : 0.f;
         }
-        unsigned pair = pack(a, b);
-        *(unsigned*)(x_g + here) = pair;
-        first[over][0] += low(pair), second[over][0] += low(pair) * (low(raw) - mean[ch]) * rstd[ch];
-        first[over][1] += high(pair), second[over][1] += high(pair) * (high(raw) - mean[ch + 1]) * rstd[ch + 1];
       }
-    }
+    __syncthreads();
+    if (next < x_P / S::PIXELS) gradient.fetch(g, y, next / TILES, next % TILES * rows_of(SIDE));
+    float total[S::UP][S::OVER][4] = {};
+    multiply<OUT, IN, SIDE, 1>(total, tile, w);
+#pragma unroll
+    for (int up = 0; up < S::UP; up++)
+#pragma unroll
+      for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int over = 0; over < S::OVER; over++) {
+          int ch = S::channel(over), here = (t * S::PIXELS + S::pixel(up) + 8 * half) * IN + ch;
+          float a = total[up][over][2 * half], b = total[up][over][2 * half + 1];
+          float x0 = low(raw[up][half][over]), x1 = high(raw[up][half][over]);
+          if (START) {
+            a = low(out[up][half][over]) > 0.f ? a + low(more[up][half][over]) : 0.f;
+            b = high(out[up][half][over]) > 0.f ? b + high(more[up][half][over]) : 0.f;
+          } else {
+            a = x0 * scale[ch] + shift[ch] > 0.f ? a : 0.f;
+            b = x1 * scale[ch + 1] + shift[ch + 1] > 0.f ? b : 0.f;
+          }
+          unsigned pair = pack(a, b);
+          *(unsigned*)(x_g + here) = pair;
+          first[over][0] += low(pair), second[over][0] += low(pair) * (x0 - mean[ch]) * rstd[ch];
+          first[over][1] += high(pair), second[over][1] += high(pair) * (x1 - mean[ch + 1]) * rstd[ch + 1];
+        }
+    __syncthreads();
+  }
   add_sums<IN, SIDE>(first, second, block, x_grads, T);
 }
 
@@ -339,26 +402,39 @@ __global__ void __launch_bounds__(288) weight_grad(const bf16* g, const bf16* y,
                                                    const float* gamma, const bf16* x, const float* x_sums,
                                                    const float* x_gamma, const float* x_beta, float* dw, int P, int x_P, int T) {
   constexpr int K = IN == 3 ? 16 : IN, R = rows_of(SIDE), W = bordered(SIDE, STRIDE), PIXELS = R * SIDE, TILES = SIDE / R;
-  __shared__ __align__(16) char tile[bordered(R, STRIDE) * W * bytes_of(K)];
-  __shared__ __align__(16) char dy[PIXELS * bytes_of(OUT)];
+  Input<IN, SIDE, STRIDE, NORM, 288> input;
+  Gradient<OUT, SIDE, 1, 0, 288> gradient;
+  __shared__ __align__(16) char tile[input.BYTES];
+  __shared__ __align__(16) char dy[gradient.BYTES];
   __shared__ float scale[K], shift[K], of_g[OUT], of_y[OUT], constant[OUT];
+  constexpr bool EARLY = OUT * K < 64 * 64;  // the widest has no registers left to carry the next tile in
+  if (EARLY) {
+    input.fetch(x, blockIdx.x / TILES, blockIdx.x % TILES * R);
+    gradient.fetch(g, y, blockIdx.x / TILES, blockIdx.x % TILES * R);
+  }
   backward_affine<OUT>(of_g, of_y, constant, sums, grads, gamma, T, P);
   if (NORM) scale_and_shift<K>(scale, shift, x_sums, x_gamma, x_beta, T, x_P);
   int lane = threadIdx.x % 32, tap = threadIdx.x / 32;
   float total[OUT / 16][K / 8][4] = {};
+  __syncthreads();
   for (int t = blockIdx.x; t < P / PIXELS; t += gridDim.x) {
+    if (!EARLY) input.fetch(x, t / TILES, t % TILES * R);
+    input.store(tile, scale, shift);
+    if (!EARLY) gradient.fetch(g, y, t / TILES, t % TILES * R);
+    gradient.store(dy, of_g, of_y, constant);
     __syncthreads();
-    load_input<IN, SIDE, STRIDE, NORM, 288>(tile, x, t / TILES, t % TILES * R, scale, shift);
-    load_gradient<OUT, SIDE, 1, 0, 288>(dy, g, y, t / TILES, t % TILES * R, of_g, of_y, constant);
-    __syncthreads();
+    int next = t + gridDim.x;
+    if (EARLY && next < P / PIXELS) {
+      input.fetch(x, next / TILES, next % TILES * R);
+      gradient.fetch(g, y, next / TILES, next % TILES * R);
+    }
 #pragma unroll 2
     for (int q = 0; q < PIXELS; q += 16) {
       unsigned a[OUT / 16][4], b[4];
-      int along = q + lane % 8 + lane / 16 * 8;
+      int along = q + lane % 8 + lane / 16 * 8, pixel = q + lane % 16;
 #pragma unroll
       for (int m = 0; m < OUT / 16; m++)
         load_transposed(a[m], at(dy + along * bytes_of(OUT) + m * 32 + lane / 8 % 2 * 16));
-      int pixel = q + lane % 16;
       int there = (pixel / SIDE * STRIDE + tap / 3) * W + pixel % SIDE * STRIDE + tap % 3;
 #pragma unroll
       for (int n = 0; n < K / 16; n++) {
@@ -370,15 +446,16 @@ __global__ void __launch_bounds__(288) weight_grad(const bf16* g, const bf16* y,
         }
       }
     }
+    __syncthreads();
   }
 #pragma unroll
   for (int m = 0; m < OUT / 16; m++)
 #pragma unroll
     for (int n = 0; n < K / 8; n++)
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        int co = m * 16 + lane / 4 + i / 2 * 8, ci = n * 8 + lane % 4 * 2 + i % 2;
-        if (ci < IN) atomicAdd(dw + (co * 9 + tap) * IN + ci, total[m][n][i]);
+      for (int half = 0; half < 2; half++) {
+        int co = m * 16 + lane / 4 + 8 * half, ci = n * 8 + lane % 4 * 2;
+        add_pair<IN>(dw + (co * 9 + tap) * IN + ci, ci, total[m][n][2 * half], total[m][n][2 * half + 1]);
       }
 }
 

@@ -43,11 +43,7 @@ class Row:
         return [r.metrics[metric] for r in self.runs if r.metrics[metric] is not None]
 
     def cell(self, metric: str) -> str:
-        values, digits = self.values(metric), COLUMNS[metric][1]
-        if not values:
-            return "–"
-        mean, std = mean_std(values)
-        return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if std is not None else "")
+        return spread(self.values(metric), COLUMNS[metric][1])
 
     def to_dict(self) -> dict[str, Any]:
         stats = {m: mean_std(self.values(m)) if self.values(m) else (None, None) for m in COLUMNS}
@@ -61,6 +57,14 @@ class Row:
             "folders": [str(r.folder) for r in self.runs],
             "metrics": {m: {"mean": mean, "std": std, "values": self.values(m)} for m, (mean, std) in stats.items()},
         }
+
+
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """Mean ± standard deviation as tables print it; – where there is nothing."""
+    if not values:
+        return "–"
+    mean, std = mean_std(values)
+    return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if std is not None else "")
 
 
 def make_rows(records: Sequence[runs.Run]) -> list[Row]:
@@ -89,8 +93,12 @@ def _traits(run: runs.Run) -> dict[str, Any]:
 
 def _apart(row: Row, alike: list[Row]) -> str:
     """What this row has that rows of the same name have not, as ' (alpha=0.02, lr=0.1)'."""
-    here = _traits(row.runs[0])
-    fields = {f: pair[0] for other in alike for f, pair in differences(here, _traits(other.runs[0])).items()}
+    return apart(_traits(row.runs[0]), [_traits(other.runs[0]) for other in alike])
+
+
+def apart(here: dict[str, Any], others: Iterable[dict[str, Any]]) -> str:
+    """The fields in which `here` differs from any of the others, in brackets; nothing where it differs in none."""
+    fields = {f: pair[0] for other in others for f, pair in differences(here, other).items()}
     return " (" + ", ".join(f"{f}={v}" for f, v in sorted(fields.items())) + ")" if fields else ""
 
 
@@ -104,9 +112,14 @@ def data_name(run: runs.Run) -> str:
 def to_markdown(rows: Sequence[Row]) -> str:
     head = ["data", "method", "seeds", *(heading for heading, _ in COLUMNS.values())]
     body = [[row.data, row.label, str(len(row.runs)), *map(row.cell, COLUMNS)] for row in rows]
-    lines = [head, ["---"] * 2 + ["---:"] * (len(head) - 2), *body]
+    return markdown(head, body, 2) + f"\n\n{CAPTION}\n"
+
+
+def markdown(head: list[str], body: list[list[str]], words: int = 1) -> str:
+    """A Markdown table whose first columns, `words` of them, are words and the others numbers."""
+    lines = [head, ["---"] * words + ["---:"] * (len(head) - words), *body]
     escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
-    return "\n".join("| " + " | ".join(line) + " |" for line in escaped) + f"\n\n{CAPTION}\n"
+    return "\n".join("| " + " | ".join(line) + " |" for line in escaped)
 
 
 def to_rich(rows: Sequence[Row], width: int = 150) -> Table:
