@@ -1,11 +1,14 @@
-"""Milliseconds of one PaCo training step on CIFAR-100-LT's shape, by the ways the package can run it.
+"""Milliseconds of one PaCo training step on CIFAR-100-LT's shape (imbalance 100, ResNet-32, batch 128), views included.
 
-    python benchmarks/step.py [--steps eager captured compiled]
+    python benchmarks/step.py [--out FILE] [--steps eager captured compiled fused] [--seeds 2 4 8] [--workers 8 0]
 
+The plain loop of `reference.py`, the ways this package can run a step, and the last of them with several seeds side by side,
+all in one run. Ratios are to the faster reference, seed by seed: `ms` is a step of all seeds, `ms_per_seed` a seed's share.
 Random images with the counts of imbalance 100: a step's time does not depend on what they show.
 """
 
 import argparse
+import itertools
 import tempfile
 import time
 from dataclasses import replace
@@ -14,14 +17,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from measure import Row, release, save, seconds_per_call, table, where
+from reference import BATCH, Reference, batches
 
 from longtail import recipes
 from longtail.data.imbalance import checksum, exponential_counts
 from longtail.data.sources import DataSet, Source
-from longtail.engine.capture import CapturedStep
-from longtail.engine.device import choose_device
+from longtail.engine.device import choose_device, precision
 from longtail.engine.run import Run
-from longtail.engine.train import advance
+from longtail.engine.train import make_step
+
+STEPS, SEEDS, WORKERS = ("eager", "captured", "fused"), (2, 4, 8), (8, 0)
+BUDGET = 2.5  # seconds for each row, or three blocks
 
 
 def random_data() -> DataSet:
@@ -32,42 +39,96 @@ def random_data() -> DataSet:
     return DataSet("random", source, None, source, checksum(labels))
 
 
-def milliseconds(run: Run, repeats: int) -> tuple[float, float]:
-    """Median of a step, host included, in blocks of ten; and what making the step cost, in seconds."""
+def row(name: str, seconds: float, seeds: int, made: float, epoch: int, precision: str) -> Row:
+    """`seconds` of a step of all seeds, `epoch` in steps."""
+    ms = 1000 * seconds / seeds
+    return {
+        "step": name,
+        "precision": precision,
+        "seeds": seeds,
+        "ms": 1000 * seconds,
+        "ms_per_seed": ms,
+        "s_per_epoch": ms * epoch / 1000,
+        "made_in_s": made,
+    }
+
+
+def measure_reference(data: DataSet, device: torch.device, workers: int, calls: int | None) -> Row:
+    """Blocks of a third of an epoch: long against what the workers have made ahead."""
+    epoch = len(data.train.labels) // BATCH
+    chosen, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
     start = time.perf_counter()
-    step_on = partial(advance, run)
-    step_on = CapturedStep(run, step_on) if run.captured else step_on
-    run.prepare(0)
-    step_on()
-    torch.cuda.synchronize()
+    reference, source = Reference(data.train.counts, device), batches(data.train, workers, device.type == "cuda")
+    for _ in range(calls or 2 * workers + 2):  # the first batches were made ahead
+        reference.step(next(source))
     made = time.perf_counter() - start
-    times = []
-    for block in range(repeats):
-        start = time.perf_counter()
-        for step in range(10):
-            run.prepare(block * 10 + step)
-            step_on()
-        torch.cuda.synchronize()
-        times.append(100 * (time.perf_counter() - start))
-    return sorted(times)[repeats // 2], made
+    seconds = seconds_per_call(lambda: reference.step(next(source)), device, calls or epoch // 3, BUDGET)
+    source.close()
+    torch.backends.cudnn.benchmark = chosen
+    return row(f"reference, {workers} workers", seconds, 1, made, epoch, "fp32")
+
+
+def measure_ours(data: DataSet, device: torch.device, step: str, seeds: int, calls: int | None) -> Row:
+    """Blocks of an epoch: views are made for many steps at a time."""
+    config = recipes.cifar100_lt("paco")
+    config = replace(config, train=replace(config.train, step=step))
+    start, runs = time.perf_counter(), list[Run]()
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(seeds):
+            runs.append(Run(config, seed, data, Path(folder), device, runs[0] if runs else None))
+    step_on, count = make_step(runs), itertools.count()
+
+    def once() -> None:
+        at = next(count)
+        for run in runs:
+            run.prepare(at)
+        step_on()
+        for run in runs:
+            run.finished(at)
+
+    once()
+    made = time.perf_counter() - start
+    epoch = runs[0].steps_per_epoch
+    seconds = seconds_per_call(once, device, calls or epoch, BUDGET)
+    if device.type == "cuda" and step == "fused" and not all(run.method.net.trunk.fused for run in runs):
+        step = "captured (fused kernels are not available)"
+    return row(step, seconds, seeds, made, epoch, precision(config.train, device))
+
+
+def measure(
+    device: torch.device,
+    steps: tuple[str, ...] = STEPS,
+    seeds: tuple[int, ...] = SEEDS,
+    workers: tuple[int, ...] = WORKERS,
+    calls: int | None = None,
+) -> Row:
+    """All rows, each printed when it is known."""
+    data, rows = random_data(), list[Row]()
+    todo = [partial(measure_reference, data, device, n, calls) for n in workers]
+    todo += [partial(measure_ours, data, device, step, 1, calls) for step in steps]
+    todo += [partial(measure_ours, data, device, steps[-1], n, calls) for n in seeds]
+    for each in todo:
+        rows.append(each())
+        print(f"{rows[-1]['step']}, seeds: {rows[-1]['seeds']}: {rows[-1]['ms']:.2f} ms a step", flush=True)
+        release()
+    base = min((r["ms"] for r in rows[: len(workers)]), default=rows[0]["ms"])
+    for r in rows:
+        r["times_the_reference"] = base / r["ms_per_seed"]
+    return {"what": (__doc__ or "").strip(), **where(device), "rows": rows}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", nargs="+", default=["eager", "captured", "compiled"])
-    parser.add_argument("--method", default="paco")
-    parser.add_argument("--repeats", type=int, default=15)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", nargs="+", default=STEPS, help="compiled takes half a minute more to make")
+    parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS, help="side by side, by the last of --steps")
+    parser.add_argument("--workers", type=int, nargs="*", default=WORKERS, help="of the reference")
+    parser.add_argument("--calls", type=int, help="steps a block (an epoch; of the reference a third)")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    device, data, base = choose_device("cuda"), random_data(), None
-    for name in args.steps:
-        config = recipes.cifar100_lt(args.method)
-        config = replace(config, train=replace(config.train, step=name))
-        with tempfile.TemporaryDirectory() as folder:
-            ms, made = milliseconds(Run(config, 0, data, Path(folder), device), args.repeats)
-        base = base or ms
-        print(
-            f"{name:10} {ms:7.2f} ms a step   {base / ms:5.1f} times {args.steps[0]}   made in {made:.1f} s", flush=True
-        )
+    found = measure(choose_device(args.device), tuple(args.steps), tuple(args.seeds), tuple(args.workers), args.calls)
+    print(table(found["rows"]))
+    save(args.out, found)
 
 
 if __name__ == "__main__":

@@ -63,6 +63,17 @@ def says(capsys, args: list[str], *words: str, code: int = 2) -> str:
         (["table"], ["name the runs"]),
         (["eval", "nowhere"], ["nowhere", "does not exist"]),
         (["recipes", "--all"], ["--all"]),
+        (["reproduce"], ["cifar100-lt"]),
+        (["reproduce", "cifar100-l"], ["unknown table 'cifar100-l'", "did you mean 'cifar100-lt'"]),
+        (["reproduce", "cifar100-lt", "--methods", "pacco"], ["'pacco'", "did you mean 'paco'"]),
+        (["reproduce", "cifar100", "--methods", "balanced-softmax"], ["'balanced-softmax'", "paco-no-rebalance"]),
+        (["reproduce", "cifar100-lt", "--methods"], ["--methods", "choose among paco"]),
+        (["reproduce", "cifar100-lt", "--imbalance", "20"], ["--imbalance 20", "100 50 10"]),
+        (["reproduce", "cifar100-lt", "--imbalance"], ["--imbalance", "100 50 10"]),
+        (["reproduce", "cifar100-lt", "--seeds"], ["--seeds", "such as --seeds 0 1 2"]),
+        (["reproduce", "cifar100-lt", "--seeds", "1", "1"], ["--seeds 1 1", "distinct"]),
+        (["reproduce", "cifar100-lt", "--epochs", "0"], ["--epochs 0", "from 1"]),
+        (["reproduce", "cifar100-lt", "--minutes", "-1"], ["--minutes -1", "0 (no limit)"]),
     ],
 )
 def test_bad_arguments_are_one_line(args, words, capsys, tmp_path, monkeypatch):
@@ -185,7 +196,7 @@ def test_help_is_fast_and_without_torch():
     assert min(times) < 1 and "demo" in shown.stdout
 
 
-@pytest.mark.parametrize("verb", ["train", "eval", "table", "demo", "recipes"])
+@pytest.mark.parametrize("verb", ["train", "eval", "table", "demo", "recipes", "reproduce"])
 def test_every_verb_explains_itself(verb, capsys):
     with pytest.raises(SystemExit) as stop:
         main([verb, "--help"])

@@ -7,7 +7,7 @@ import pytest
 from sklearn.metrics import confusion_matrix, f1_score  # type: ignore[import-untyped]
 
 from longtail.errors import UserError
-from longtail.metrics import evaluate_predictions, mean_std
+from longtail.metrics import evaluate_predictions, mean_std, paired_difference, t_quantile
 
 COUNTS = [300, 20, 100, 101, 19, 20, 1]
 NAMES = [f"class {c}" for c in range(7)]
@@ -124,3 +124,21 @@ def test_what_does_not_fit_is_refused(case):
 def test_mean_std():
     assert mean_std([1.0, 2.0, 4.0]) == pytest.approx((7 / 3, math.sqrt(7 / 3)))
     assert mean_std([3.0]) == (3.0, None)
+
+
+@pytest.mark.parametrize(
+    ("freedom", "t"), [(1, 12.706205), (2, 4.302653), (3, 3.182446), (4, 2.776445), (9, 2.262157), (30, 2.042272)]
+)
+def test_t_quantile_is_that_of_printed_tables(freedom, t):
+    assert t_quantile(freedom) == pytest.approx(t, abs=1e-6)
+
+
+def test_t_quantile_of_another_level():
+    assert t_quantile(5, 0.99) == pytest.approx(4.032143, abs=1e-6)
+
+
+def test_paired_difference():
+    mean, half = paired_difference([51.0, 53.0, 52.0, 54.0], [50.0, 50.0, 50.0, 52.0])
+    assert mean == 2 and half == pytest.approx(3.182446 * math.sqrt(2 / 3) / 2, rel=1e-6)
+    with pytest.raises(ValueError, match="one difference"):
+        paired_difference([1.0], [2.0])

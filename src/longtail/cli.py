@@ -89,6 +89,32 @@ class Demo:
     """One run of each method per seed."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reproduce:
+    """Train a table of the PaCo paper, what is missing of it, and write our figures beside the paper's."""
+
+    table: Positional[str]
+    """cifar100-lt (five methods, three imbalance factors) or cifar100 (balanced, ResNet-50)."""
+    out: Path | None = None
+    """Where the runs go (default: runs/reproduce-TABLE); what has finished there is not trained again."""
+    results: Path = Path("results")
+    """Folder of the JSON and its page; what the JSON has is not trained again, even where the runs are gone."""
+    seeds: tuple[int, ...] | None = None
+    """One run of each cell per seed (default: the table's)."""
+    methods: tuple[str, ...] | None = None
+    """Some of its methods."""
+    imbalance: tuple[float, ...] | None = None
+    """Some of its imbalance factors."""
+    epochs: int | None = None
+    """Another length than the recipe's; lengths never share a row."""
+    data_root: Path | None = None
+    """Where the archives lie (else $LONGTAIL_DATA, else ./data)."""
+    minutes: float = 0
+    """End before a cell that would likely not fit into so many minutes; 0: no limit."""
+    again: bool = False
+    """Train once more what is recorded; the older run folders are renamed."""
+
+
 @dataclass(frozen=True)
 class Recipes:
     """List the recipes, with the figures published for them."""
@@ -221,6 +247,19 @@ def run_demo(args: list[str]) -> None:
     print(*verdict(rows, given.out), sep="\n")
 
 
+def run_reproduce(args: list[str]) -> None:
+    given = dict(vars(parse(Reproduce, "reproduce", args)))
+
+    from longtail.report.page import to_rich
+    from longtail.reproduction import reproduce
+
+    tree = reproduce(given.pop("table"), **given)
+    screen, place = console(), given["results"] / tree["name"].replace("-", "_")
+    for headline in to_rich(tree, screen.width):
+        screen.print(headline)
+    print(f"written to {place}.json and {place}.md")
+
+
 def run_recipes(args: list[str]) -> None:
     parse(Recipes, "recipes", args)
     table = Table(
@@ -291,6 +330,7 @@ VERBS: dict[str, tuple[type, Callable[[list[str]], None]]] = {
     "train": (Train, run_train),
     "eval": (Eval, run_eval),
     "table": (TableArgs, run_table),
+    "reproduce": (Reproduce, run_reproduce),
 }
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from longtail.losses import balanced_softmax_loss, cross_entropy_loss, paco_loss, paco_terms, supcon_loss
+from longtail.losses import balanced_softmax_loss, cross_entropy_loss, paco, paco_loss, paco_terms, supcon_loss
 
 B, M, C = 7, 23, 5
 CASES = range(4)
@@ -78,6 +78,22 @@ def test_paco_gradients_equal_those_of_the_equation(seed):
         torch.testing.assert_close(
             a.grad, b.grad if b.grad is not None else torch.zeros_like(a), rtol=1e-10, atol=1e-12
         )
+
+
+def loss_and_gradients(centre, contrast, *args):
+    centre, contrast = centre.clone().requires_grad_(), contrast.clone().requires_grad_()
+    loss_B, share_B = paco_terms(centre, contrast, *args)
+    (loss_B * torch.arange(1, B + 1)).sum().backward()  # every anchor with a gradient of its own
+    return loss_B.detach(), share_B, centre.grad, contrast.grad
+
+
+@pytest.mark.parametrize("rows", [1, 3, B])
+def test_paco_in_blocks_of_rows_is_the_same(rows, monkeypatch):
+    centre, contrast, *args = case(0)
+    whole = loss_and_gradients(centre, contrast, *args)
+    monkeypatch.setattr(paco, "AT_ONCE", rows * (C + M) + 1)
+    assert len(list(paco.blocks(centre, contrast))) == math.ceil(B / rows)
+    torch.testing.assert_close(loss_and_gradients(centre, contrast, *args), whole, rtol=1e-14, atol=1e-14)
 
 
 @pytest.mark.parametrize("seed", CASES)
@@ -163,6 +179,42 @@ def test_half_precision_input_is_worked_on_in_float32(dtype):
     loss = paco_loss(centre, contrast, y_B, y_M, drop, log_prior, tau=0.05)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss.double(), wanted, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradients_have_the_precision_of_the_input_and_no_larger_error(dtype):
+    centre, contrast, y_B, y_M, drop, log_prior = case(1, dtype)
+    *_, centre_grad, contrast_grad = loss_and_gradients(centre, contrast, y_B, y_M, drop, log_prior)
+    *_, a, b = loss_and_gradients(centre.double(), contrast.double(), y_B, y_M, drop, log_prior.double())
+    assert centre_grad.dtype == contrast_grad.dtype == dtype
+    eps, tiny = torch.finfo(dtype).eps, torch.finfo(dtype).tiny
+    torch.testing.assert_close(centre_grad.double(), a, rtol=eps, atol=tiny)
+    torch.testing.assert_close(contrast_grad.double(), b, rtol=eps, atol=tiny)
+
+
+def test_a_class_without_images_has_no_share():
+    """log q = -inf: the loss and the gradients of the other classes alone, and zero for that centre."""
+    centre, contrast, y_B, y_M, drop, log_prior = case(2)
+    y_B, y_M, log_prior[3] = y_B.where(y_B != 3, 0), y_M.where(y_M != 3, 0), -math.inf
+    others = torch.tensor([0, 1, 2, 4])
+    loss_B, share_B, to_centre, to_contrast = loss_and_gradients(centre, contrast, y_B, y_M, drop, log_prior)
+    wanted = loss_and_gradients(
+        centre[:, others], contrast, y_B.clamp(max=3), y_M.clamp(max=3), drop, log_prior[others]
+    )
+    assert (to_centre[:, 3] == 0).all()
+    torch.testing.assert_close((loss_B, share_B, to_centre[:, others], to_contrast), wanted)
+
+
+def test_without_samples_paco_is_balanced_softmax():
+    centre, contrast, y_B, y_M, drop, log_prior = case(0)
+    loss = paco_loss(centre, contrast[:, :0], y_B, y_M[:0], drop[:, :0], log_prior)
+    torch.testing.assert_close(loss, balanced_softmax_loss(centre, y_B, log_prior))
+
+
+def test_p_sup_has_no_gradient():
+    centre, contrast, *args = case(0)
+    loss_B, share_B = paco_terms(centre.requires_grad_(), contrast, *args)
+    assert loss_B.requires_grad and not share_B.requires_grad
 
 
 @pytest.mark.parametrize(("alpha", "K"), [(0.05, 8), (0.01, 60), (0.2, 3)])

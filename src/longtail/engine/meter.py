@@ -7,7 +7,7 @@ from torch import Tensor
 
 from longtail.errors import RunError
 
-NEVER = -1
+NEVER = 2**62  # later than any step
 
 
 class Meter:
@@ -31,8 +31,8 @@ class Meter:
             self.names, self.sums = list(terms), torch.zeros_like(values)
             self.first_bad = torch.full_like(values, NEVER, dtype=torch.int64)
         self.sums += values
-        newly_bad = ~values.isfinite() & (self.first_bad == NEVER)
-        self.first_bad.copy_(torch.where(newly_bad, step, self.first_bad))
+        finite = values * 0 == 0  # one kernel less than isfinite has
+        torch.minimum(self.first_bad, torch.where(finite, NEVER, step), out=self.first_bad)
 
     def spoilt(self) -> bool:
         return bool((self.first_bad != NEVER).any())

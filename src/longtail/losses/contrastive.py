@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from longtail.losses.numerics import at_least_float32, mask_out
+from longtail.losses.numerics import at_least_float32, mask_out_
 
 
 def supcon_loss(contrast_BM: Tensor, y_B: Tensor, y_M: Tensor, drop_BM: Tensor, tau: float = 0.2) -> Tensor:
@@ -11,7 +11,7 @@ def supcon_loss(contrast_BM: Tensor, y_B: Tensor, y_M: Tensor, drop_BM: Tensor, 
 
     An anchor without positives counts zero and is not averaged in; a batch of nothing else gives zero.
     """
-    logit_BM = mask_out(at_least_float32(contrast_BM) / tau, drop_BM)
+    logit_BM = mask_out_(at_least_float32(contrast_BM) / tau, drop_BM)
     in_P_BM = (y_B[:, None] == y_M[None, :]) & ~drop_BM
     P_B = in_P_BM.sum(1, dtype=logit_BM.dtype)
     log_p_BM = logit_BM - logit_BM.logsumexp(1, keepdim=True)

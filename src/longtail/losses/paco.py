@@ -11,13 +11,25 @@ and with P(i), the samples of A(i) that share the anchor's class,
     L_i = - [ log psi(c_y) / Z_i  +  alpha · sum_{z+ in P(i)} log psi(z+) / Z_i ]  /  (1 + alpha |P(i)|),
     Z_i = sum of psi over A(i) and C.
 
-Shapes: B anchors, M contrast samples, C classes.
+This is a cross-entropy over all partners k of the anchor, centres and samples alike,
+
+    L_i = - sum_k w_k log p_k,    p_k = psi_k / Z_i,    w_k = (c_y: 1, z+: alpha, others: 0) / (1 + alpha |P(i)|),
+
+and since the w_k sum to one, its gradient with respect to log psi_k is p_k - w_k.
+
+Shapes: B anchors, C classes, M contrast samples, K = C + M partners of an anchor, the centres first.
 """
+
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from longtail.losses.numerics import at_least_float32, mask_out
+from longtail.losses.numerics import at_least_float32, finite, mask_out_
+
+AT_ONCE = 2**22  # pairs: 16 MB a matrix in float32; larger ones are worked on some rows at a time
 
 
 def paco_terms(
@@ -35,21 +47,11 @@ def paco_terms(
 
     `centre_BC` holds the raw products c·F(x), `contrast_BM` the raw products z·G(x); `drop_BM` is True where a sample is
     not in A(i): the anchor itself, and queue slots not filled yet. `log_prior_C` is log q, the centre rebalance.
+    P_sup is for the log: it has no gradient.
     """
-    log_psi_BC = at_least_float32(centre_BC) / centre_tau
-    if log_prior_C is not None:
-        log_psi_BC = log_psi_BC + log_prior_C
-    log_psi_BM = mask_out(at_least_float32(contrast_BM) / tau, drop_BM)
-    in_P_BM = (y_B[:, None] == y_M[None, :]) & ~drop_BM
-
-    centres_B, samples_B = log_psi_BC.logsumexp(1), log_psi_BM.logsumexp(1)
-    log_Z_B = torch.logaddexp(centres_B, samples_B)
-    P_B = in_P_BM.sum(1, dtype=log_Z_B.dtype)
-
-    centre_B = log_psi_BC.gather(1, y_B[:, None]).squeeze(1) - log_Z_B
-    positives_B = torch.where(in_P_BM, log_psi_BM, 0.0).sum(1) - P_B * log_Z_B
-    loss_B = -(centre_B + alpha * positives_B) / (1 + alpha * P_B)
-    return loss_B, torch.sigmoid(centres_B - samples_B)
+    log_q_C = centre_BC.new_zeros(centre_BC.shape[1]) if log_prior_C is None else finite(log_prior_C)
+    log_q_C = at_least_float32(log_q_C, centre_BC, contrast_BM)  # the precision of all that follows
+    return Terms.apply(centre_BC, contrast_BM, y_B, y_M, drop_BM, log_q_C, alpha, tau, centre_tau)
 
 
 def paco_loss(
@@ -65,3 +67,66 @@ def paco_loss(
 ) -> Tensor:
     """The mean of L_i over the anchors."""
     return paco_terms(centre_BC, contrast_BM, y_B, y_M, drop_BM, log_prior_C, alpha, tau, centre_tau)[0].mean()
+
+
+def log_psi(
+    centre_BC: Tensor, contrast_BM: Tensor, drop_BM: Tensor, log_q_C: Tensor, tau: float, centre_tau: float
+) -> Tensor:
+    """(B, K), log psi of each pair; what is not in A(i) has psi = 0."""
+    log_psi_BC = torch.add(log_q_C, at_least_float32(centre_BC), alpha=1 / centre_tau)
+    log_psi_BM = mask_out_(at_least_float32(contrast_BM) / tau, drop_BM)
+    return torch.cat([log_psi_BC, log_psi_BM], 1)
+
+
+def weights(y_B: Tensor, y_M: Tensor, drop_BM: Tensor, alpha: float, like_BK: Tensor) -> Tensor:
+    """(B, K), the w of each pair."""
+    w_BK = torch.zeros_like(like_BK)
+    w_BM = w_BK[:, w_BK.shape[1] - len(y_M) :]
+    w_BM.masked_fill_(y_B[:, None] == y_M, alpha).masked_fill_(drop_BM, 0)
+    w_BK.scatter_(1, y_B[:, None], 1.0)  # the anchor's own centre
+    return w_BK.div_(w_BK.sum(1, keepdim=True))
+
+
+class Terms(torch.autograd.Function):
+    """L_i and P_sup, with the gradient written out: autograd would keep a matrix for every step, this keeps its inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        centre_BC, contrast_BM, y_B, y_M, drop_BM, log_q_C, alpha, tau, centre_tau = inputs
+        ctx.save_for_backward(centre_BC, contrast_BM, y_B, y_M, drop_BM, log_q_C)
+        ctx.numbers = alpha, tau, centre_tau
+        ctx.set_materialize_grads(False)  # P_sup has none, not zeros
+        loss_B, P_sup_B = (torch.empty_like(y_B, dtype=log_q_C.dtype) for _ in range(2))
+        for i in blocks(centre_BC, contrast_BM):
+            log_p_BK = log_psi(centre_BC[i], contrast_BM[i], drop_BM[i], log_q_C, tau, centre_tau).log_softmax(1)
+            w_BK = weights(y_B[i], y_M, drop_BM[i], alpha, log_p_BK)
+            torch.sum(w_BK.mul_(log_p_BK), 1, out=loss_B[i])
+            torch.sum(log_p_BK[:, : len(log_q_C)].exp_(), 1, out=P_sup_B[i])
+            del log_p_BK, w_BK  # before the next block needs the room
+        ctx.mark_non_differentiable(P_sup_B)
+        return loss_B.neg_(), P_sup_B
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_B: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        centre_BC, contrast_BM, y_B, y_M, drop_BM, log_q_C = ctx.saved_tensors
+        alpha, tau, centre_tau = ctx.numbers
+        C = len(log_q_C)
+        centre_grad_BC, contrast_grad_BM = torch.empty_like(centre_BC), torch.empty_like(contrast_BM)
+        log_q_grad_C = torch.zeros_like(log_q_C) if ctx.needs_input_grad[5] else None
+        for i in blocks(centre_BC, contrast_BM):
+            p_BK = log_psi(centre_BC[i], contrast_BM[i], drop_BM[i], log_q_C, tau, centre_tau).softmax(1)
+            grad_BK = p_BK.sub_(weights(y_B[i], y_M, drop_BM[i], alpha, p_BK)).mul_(grad_B[i, None])
+            torch.div(grad_BK[:, :C], centre_tau, out=centre_grad_BC[i])
+            torch.div(grad_BK[:, C:], tau, out=contrast_grad_BM[i])
+            if log_q_grad_C is not None:
+                log_q_grad_C += grad_BK[:, :C].sum(0)
+            del p_BK, grad_BK  # as above
+        return centre_grad_BC, contrast_grad_BM, None, None, None, log_q_grad_C, None, None, None
+
+
+def blocks(centre_BC: Tensor, contrast_BM: Tensor) -> Iterator[slice]:
+    """Rows to work on at a time: those of AT_ONCE pairs."""
+    B, K = len(centre_BC), centre_BC.shape[1] + contrast_BM.shape[1]
+    size = max(AT_ONCE // K, 1)
+    return (slice(i, i + size) for i in range(0, B, size))

@@ -1,7 +1,7 @@
 """What the training loop knows of a method: stages, a loss, logits, features, and what happens after a step."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ class Stage:
 
 
 class Method(nn.Module):
-    """Trunk and classifier with an objective. Subclasses give `loss`; `config` is theirs, of the section `method`."""
+    """Trunk and classifier with an objective. Subclasses give `after_trunk`, or `loss` where more than one view is seen."""
 
     two_views: ClassVar[bool] = False
     log_prior_C: Tensor
@@ -48,7 +48,15 @@ class Method(nn.Module):
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """The scalar "loss", and beside it whatever is worth a line in the log."""
+        return self.after_trunk(self.features(batch.query), batch.y_B)
+
+    def after_trunk(self, x_BF: Tensor, y_B: Tensor) -> dict[str, Tensor]:
+        """The terms of the loss from the trunk's features: many small operations, which a compiler can make few of."""
         raise NotImplementedError
+
+    def compile(self, *_: Any, **__: Any) -> None:
+        """Let torch.compile have what follows the trunk; sizes are fixed in training."""
+        self.after_trunk = torch.compile(self.after_trunk, dynamic=False)  # type: ignore[method-assign]
 
     def after_step(self) -> None:
         """Whatever follows the optimiser: momentum networks, queues."""

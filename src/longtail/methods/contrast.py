@@ -4,7 +4,7 @@ Query view -> trunk -> x -> G -> q; key view -> momentum trunk and G -> k; A(i) 
 the queue. The queue is read before this step's keys are pushed, or they would stand in A(i) twice.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +18,8 @@ from longtail.models.momentum import EMPTY, LabelledQueue, MomentumNetwork
 
 
 class Contrast(NamedTuple):
-    """The anchors' features x, and the samples they meet: raw products z·G(x), labels, and which are not in A(i)."""
+    """The samples that the anchors meet: raw products z·G(x), labels, and which are not in A(i)."""
 
-    x_BF: Tensor
     contrast_BM: Tensor
     y_M: Tensor
     drop_BM: Tensor
@@ -43,22 +42,34 @@ class MomentumContrast(Method):
     def query_network(self) -> nn.Sequential:
         return nn.Sequential(self.net.trunk, self.G)
 
-    def contrast(self, batch: Batch) -> Contrast:
+    def loss(self, batch: Batch) -> dict[str, Tensor]:
         assert batch.key is not None
-        beside = Beside(batch.key.device)  # the two networks meet only in the loss
-        k_BD = beside.run(self.keys, batch.key)
+        beside = Beside(batch.key.device)  # the two trunks meet only in the loss
+        key_BF = beside.run(self.key.trunk, batch.key)
         x_BF = self.features(batch.query)
-        q_BD = F.normalize(self.G(x_BF))
         beside.join()
+        terms, k_BD = self.after_trunks(x_BF, key_BF, batch.y_B)
         self.fresh.append((k_BD, batch.y_B))
+        return terms
+
+    def after_trunks(self, x_BF: Tensor, key_BF: Tensor, y_B: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """The terms of the loss from both trunks' features, and the keys; as `after_trunk`, which see."""
+        raise NotImplementedError
+
+    def contrast(self, x_BF: Tensor, k_BD: Tensor, y_B: Tensor) -> Contrast:
+        q_BD = F.normalize(self.G(x_BF))
         z_MD = torch.cat([q_BD, k_BD, self.queue.keys_KD])
-        y_M = torch.cat([batch.y_B, batch.y_B, self.queue.labels_K])
+        y_M = torch.cat([y_B, y_B, self.queue.labels_K])
         drop_BM = (y_M == EMPTY).repeat(len(q_BD), 1)
         drop_BM.fill_diagonal_(True)  # the anchor itself: q_i is column i
-        return Contrast(x_BF, q_BD @ z_MD.T, y_M, drop_BM)
+        return Contrast(q_BD @ z_MD.T, y_M, drop_BM)
 
-    def keys(self, view: Tensor) -> Tensor:
-        return F.normalize(self.key(view))
+    def keys(self, key_BF: Tensor) -> Tensor:
+        return F.normalize(self.key.project(key_BF))
+
+    def compile(self, *_: Any, **__: Any) -> None:
+        super().compile()
+        self.after_trunks = torch.compile(self.after_trunks, dynamic=False)  # type: ignore[method-assign]
 
     def after_step(self) -> None:
         self.key.follow(self.query_network())

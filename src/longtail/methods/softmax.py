@@ -3,13 +3,13 @@
 from torch import Tensor
 
 from longtail.losses import balanced_softmax_loss, cross_entropy_loss
-from longtail.methods.base import Batch, Method, accuracy
+from longtail.methods.base import Method, accuracy
 
 
 class CrossEntropy(Method):
-    def loss(self, batch: Batch) -> dict[str, Tensor]:
-        logits_BC = self(batch.query)
-        return {"loss": self.objective(logits_BC, batch.y_B), "accuracy": accuracy(logits_BC, batch.y_B)}
+    def after_trunk(self, x_BF: Tensor, y_B: Tensor) -> dict[str, Tensor]:
+        logits_BC = self.classify(x_BF)
+        return {"loss": self.objective(logits_BC, y_B), "accuracy": accuracy(logits_BC, y_B)}
 
     def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
         return cross_entropy_loss(logits_BC, y_B)

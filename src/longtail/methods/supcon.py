@@ -40,11 +40,18 @@ class SupCon(MomentumContrast):
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         if self.stage.name == "linear":
-            logits_BC = self(batch.query)
-            return {"loss": cross_entropy_loss(logits_BC, batch.y_B), "accuracy": accuracy(logits_BC, batch.y_B)}
-        _, contrast_BM, y_M, drop_BM = self.contrast(batch)
-        loss = supcon_loss(contrast_BM, batch.y_B, y_M, drop_BM, self.config.tau)
-        return {"loss": loss, "contrast_logit": contrast_BM.detach().abs().amax() / self.config.tau}
+            return self.after_trunk(self.features(batch.query), batch.y_B)
+        return super().loss(batch)
+
+    def after_trunk(self, x_BF: Tensor, y_B: Tensor) -> dict[str, Tensor]:
+        logits_BC = self.classify(x_BF)
+        return {"loss": cross_entropy_loss(logits_BC, y_B), "accuracy": accuracy(logits_BC, y_B)}
+
+    def after_trunks(self, x_BF: Tensor, key_BF: Tensor, y_B: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        k_BD = self.keys(key_BF)
+        contrast_BM, y_M, drop_BM = self.contrast(x_BF, k_BD, y_B)
+        loss = supcon_loss(contrast_BM, y_B, y_M, drop_BM, self.config.tau)
+        return {"loss": loss, "contrast_logit": contrast_BM.detach().abs().amax() / self.config.tau}, k_BD
 
     def after_step(self) -> None:
         if self.stage.name == "contrast":

@@ -6,7 +6,6 @@ their own. Sums over pixels are added up in no fixed order, so repetitions diffe
 """
 
 import copy
-import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -24,12 +23,13 @@ INPUT_GRAD_BLOCKS = {16: 512, 32: 256, 64: 128}
 WEIGHT_GRAD_BLOCKS = {16: 132, 32: 64, 64: 32}  # few: each adds its part to all weights
 
 
-class Packed(NamedTuple):
-    """A network's weights in bf16, in the order in which the kernels take them; made anew before each pass."""
+class Tables(NamedTuple):
+    """What the kernels know of a network as a whole, and room for its weights in bf16, packed anew before each pass."""
 
-    jobs: Tensor  # what `pack_weights` is told
-    forward: tuple[Tensor, ...]  # by layer
+    jobs: Tensor  # for `pack_weights`
+    forward: tuple[Tensor, ...]  # packed, by layer
     back: tuple[Tensor, ...]
+    averages: Tensor  # for `update_averages`
 
 
 class Layer(NamedTuple):
@@ -80,24 +80,38 @@ def parameters(body: CifarResNet) -> list[Tensor]:
 
 
 PACK_BLOCKS = 9 * 64 * 64 // 4 // 256  # enough threads for the largest layer
-_packed: "WeakKeyDictionary[CifarResNet, tuple[tuple[int, ...], Packed]]" = WeakKeyDictionary()
+SIDE = 32  # of the images
+_tables: "WeakKeyDictionary[CifarResNet, tuple[tuple[int, ...], Tables]]" = WeakKeyDictionary()
 
 
-def packed(body: CifarResNet) -> Packed:
-    """Room for the packed weights, made once for a network and again only if its parameters have moved."""
-    convs = [conv for conv, _ in convolutions(body)]
-    where = tuple(conv.weight.data_ptr() for conv in convs)
-    if body not in _packed or _packed[body][0] != where:
-        sizes = [9 * max(conv.in_channels, 16) * conv.out_channels for conv in convs]
-        room = [torch.empty(size, dtype=torch.bfloat16, device=convs[0].weight.device) for size in 2 * sizes]
-        jobs: list[list[int]] = []
-        for conv, to in zip(convs + convs[1:], room[: len(convs)] + room[len(convs) + 1 :], strict=True):
-            into, out, back = conv.in_channels, conv.out_channels, len(jobs) >= len(convs)
-            k, n = (out, into) if back else (max(into, 16), out)
-            jobs.append([conv.weight.data_ptr(), to.data_ptr(), k, n, into, int(back)])
-        table = torch.tensor(jobs, dtype=torch.int64).to(convs[0].weight.device)
-        _packed[body] = where, Packed(table, tuple(room[: len(convs)]), tuple(room[len(convs) :]))
-    return _packed[body][1]
+def tables(body: CifarResNet) -> Tables:
+    """Made once for a network, and again only if its parameters have moved: a step being recorded cannot ask the host."""
+    where = tuple(conv.weight.data_ptr() for conv, _ in convolutions(body))
+    if body not in _tables or _tables[body][0] != where:
+        _tables[body] = where, make_tables(body)
+    return _tables[body][1]
+
+
+def make_tables(body: CifarResNet) -> Tables:
+    jobs: list[list[int]] = []
+    back_jobs: list[list[int]] = []
+    averages: list[list[int]] = []
+    forward, back, first, side = [], [], 0, SIDE
+    for conv, norm in convolutions(body):
+        into, out = conv.in_channels, conv.out_channels
+        side //= int(conv.stride[0])
+        room = [conv.weight.new_empty(9 * max(into, 16) * out, dtype=torch.bfloat16) for _ in range(2)]
+        jobs.append([conv.weight.data_ptr(), room[0].data_ptr(), max(into, 16), out, into, 0])
+        if into != 3:  # nobody asks for the images' gradient
+            back_jobs.append([conv.weight.data_ptr(), room[1].data_ptr(), out, into, into, 1])
+        running: Any = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
+        averages.append([*(t.data_ptr() for t in running), first, out, side])
+        first += out
+        forward.append(room[0])
+        back.append(room[1])
+    device = body.conv1.weight.device
+    made = (torch.tensor(rows, dtype=torch.int64).to(device) for rows in (jobs + back_jobs, averages))
+    return Tables(next(made), tuple(forward), tuple(back), next(made))
 
 
 class _Features(torch.autograd.Function):
@@ -123,7 +137,7 @@ def features(body: CifarResNet, images: Tensor) -> Tensor:
 
 def run(body: CifarResNet, images: Tensor) -> tuple[list[Joint], Tensor]:
     """Forward."""
-    weights = packed(body)
+    weights = tables(body)
     launch("pack_weights", PACK_BLOCKS, 256, weights.jobs, rows=len(weights.jobs))
     packs = zip(weights.forward, weights.back, strict=True)
     widths = [conv.out_channels for conv, _ in convolutions(body)]
@@ -138,7 +152,7 @@ def run(body: CifarResNet, images: Tensor) -> tuple[list[Joint], Tensor]:
         first = convolve(block.conv1, block.bn1, x, None, next(of_layer), side, next(packs))
         second = convolve(block.conv2, block.bn2, first.y, first, next(of_layer), side, next(packs))
         joints.append(Joint((first, second), x, join(second, x, block.stride)))
-    update_averages([layer for joint in joints for layer in joint.layers], sums)
+    launch("update_averages", len(widths), 64, weights.averages, sums, len(images), sums.shape[1])
     last = joints[-1].out
     return joints, last.view(len(images), -1, last.shape[-1]).mean(1, dtype=torch.float32)
 
@@ -183,27 +197,6 @@ def join(layer: Layer, x: Tensor | None, stride: int = 1) -> Tensor:
     args = (layer.y, *normalised_by(layer), x, out, layer.pixels, layer.stride)
     launch(name, ceil(out.numel() // 8, 256), 256, *args)
     return out
-
-
-@torch.no_grad()
-def update_averages(layers: list[Layer], sums: Tensor) -> None:
-    """Batch norm's running mean and (unbiased) variance, and its counter; `sums` are those of all layers."""
-    widths = [layer.conv.out_channels for layer in layers]
-    pixels_T = per_channel(tuple(layer.pixels for layer in layers), tuple(widths), sums.device)
-    mean_T, square_T = sums / pixels_T
-    variance_T = (square_T - mean_T**2) * (pixels_T / (pixels_T - 1))
-    norms: list[Any] = [layer.norm for layer in layers]
-    torch._foreach_lerp_([n.running_mean for n in norms], list(mean_T.split(widths)), norms[0].momentum)
-    torch._foreach_lerp_([n.running_var for n in norms], list(variance_T.split(widths)), norms[0].momentum)
-    torch._foreach_add_([n.num_batches_tracked for n in norms], 1)
-
-
-@functools.cache
-def per_channel(values: tuple[int, ...], widths: tuple[int, ...], device: torch.device) -> Tensor:
-    """A constant, made once: a step that is being recorded cannot fetch it from the host."""
-    return torch.cat([torch.full((width,), float(value)) for value, width in zip(values, widths, strict=True)]).to(
-        device
-    )
 
 
 def run_back(joints: list[Joint], grad: Tensor) -> list[Tensor]:

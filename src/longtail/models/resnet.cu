@@ -15,7 +15,7 @@
 // multiplies from there for each of the nine taps with the tensor cores' 16x8x16 products.
 
 using bf16 = unsigned short;  // as bits
-constexpr float EPS = 1e-5f;
+constexpr float EPS = 1e-5f, MOMENTUM = 0.1f;  // of batch norm, as torch has them
 
 __device__ constexpr int warps_for(int channels) { return channels == 64 ? 8 : 4; }  // of a block, by the width of its result
 
@@ -76,6 +76,21 @@ __device__ void backward_affine(float* of_g, float* of_y, float* constant, const
     of_y[c] = -scale * slope;
     constant[c] = scale * (slope * s.mean - grads[c] / P);
   }
+}
+
+// Running averages of all layers, a block for each: mean and unbiased variance.
+struct Average { float *mean, *variance; long long *count, first, channels, side; };
+
+extern "C" __global__ void __launch_bounds__(64) update_averages(const Average* layers, const float* sums, int images, int T) {
+  Average a = layers[blockIdx.x];
+  int c = threadIdx.x;
+  float P = (float)images * a.side * a.side;
+  if (c < a.channels) {
+    float mean = sums[a.first + c] / P, variance = sums[T + a.first + c] / P - mean * mean;
+    a.mean[c] += MOMENTUM * (mean - a.mean[c]);
+    a.variance[c] += MOMENTUM * (variance * P / (P - 1) - a.variance[c]);
+  }
+  if (c == 0) ++*a.count;
 }
 
 // Tiles in shared memory: a pixel has 16 bytes to spare, so that eight neighbours lie in different banks

@@ -1,0 +1,132 @@
+"""Time and memory of the PaCo loss, forward and backward, against batch, queue and classes.
+
+    python benchmarks/loss.py [--out FILE] [--plot FILE]
+
+One of the three varies at a time around batch 128, queue 8,192 and 1,000 classes; the last row has all at their largest. Beside
+ours the same loss by autograd, as matrices of masks (`reference.py`). `ms` is by the wall clock, operation by operation;
+`replayed_ms` the same work replayed as a CUDA graph, as training does. `MB` (of 2^20 bytes) is what is taken at the peak beyond
+inputs and gradients, `matrices` the same as a multiple of the two matrices of products.
+"""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from measure import Row, release, save, seconds_per_call, table, where
+from reference import plain_paco_loss
+from torch import Tensor
+
+from longtail.engine.capture import Captured
+from longtail.engine.device import choose_device
+from longtail.losses import paco_loss
+
+BASE = {"batch": 128, "queue": 8192, "classes": 1000}
+RANGES = {
+    "batch": (16, 32, 64, 128, 256, 512, 1024),
+    "queue": (1024, 2048, 4096, 8192, 16384, 32768, 65536),
+    "classes": (100, 1000, 10_000, 100_000),
+}
+LARGEST = {"batch": 128, "queue": 65_536, "classes": 100_000}
+LOSSES: dict[str, Callable[..., Tensor]] = {"ours": paco_loss, "autograd": plain_paco_loss}
+ALPHA, TAU = 0.05, 0.2
+BUDGET = 0.2  # seconds for each time
+
+
+def inputs(batch: int, queue: int, classes: int, device: torch.device) -> tuple[Tensor, ...]:
+    """The products (leaves), labels, drops and the prior; the samples are the queue and two views of the batch."""
+    rng, samples = torch.Generator(device).manual_seed(0), queue + 2 * batch
+    centre = torch.randn(batch, classes, generator=rng, device=device).requires_grad_()
+    contrast = (2 * torch.rand(batch, samples, generator=rng, device=device) - 1).requires_grad_()
+    y_B, y_M = (torch.randint(classes, (n,), generator=rng, device=device) for n in (batch, samples))
+    drop = torch.zeros(batch, samples, dtype=torch.bool, device=device).fill_diagonal_(True)
+    return centre, contrast, y_B, y_M, drop, torch.rand(classes, generator=rng, device=device).log_softmax(0)
+
+
+def peak_memory(work: Callable[[], None]) -> int | None:
+    """Bytes beyond what was there before; CUDA alone counts them."""
+    if not torch.cuda.is_available():
+        return None
+    release()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    work()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def measure_size(vary: str, name: str, device: torch.device, **size: int) -> Row:
+    given = inputs(**size, device=device)
+    products = list(given[:2])
+    matrices = sum(t.numel() * t.element_size() for t in products)
+
+    def work() -> None:
+        torch.autograd.grad(LOSSES[name](*given, ALPHA, TAU), products)
+
+    cuda = device.type == "cuda"
+    row: Row = {"vary": vary, **size, "loss": name}
+    row["ms"] = 1000 * seconds_per_call(work, device, 10, BUDGET)
+    row["replayed_ms"] = 1000 * seconds_per_call(Captured(work), device, 10, BUDGET) if cuda else None
+    release()
+    peak = peak_memory(work) if cuda else None
+    row["MB"] = None if peak is None else (peak - matrices) / 2**20
+    row["matrices"] = None if peak is None else (peak - matrices) / matrices
+    return row
+
+
+def check(device: torch.device) -> None:
+    """That both losses are the same."""
+    given = inputs(32, 512, 100, device)
+    ours, plain = (loss(*given, ALPHA, TAU) for loss in LOSSES.values())
+    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+
+
+def measure(device: torch.device, most: int = 2**31) -> Row:
+    """Sizes of at most `most` pairs."""
+    check(device)
+    sizes = [(vary, BASE | {vary: value}) for vary, values in RANGES.items() for value in values]
+    rows = []
+    for vary, size in [*sizes, ("all", LARGEST)]:
+        if size["batch"] * (size["queue"] + 2 * size["batch"] + size["classes"]) <= most:
+            rows += [measure_size(vary, name, device, **size) for name in LOSSES]
+    return {"what": (__doc__ or "").strip(), **where(device), "rows": rows}
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """Time and memory against each of the three, both axes logarithmic; dashed: what grows in proportion."""
+    from longtail.report.plots import COLOURS, MARKERS, plt  # only here is matplotlib needed
+
+    time = "ms" if rows[0]["replayed_ms"] is None else "replayed_ms"
+    panels = [(time, "forward and backward, ms"), ("MB", "memory beyond inputs\nand gradients, MB")]
+    panels = [p for p in panels if rows[0][p[0]] is not None]
+    figure, axes = plt.subplots(len(panels), 3, figsize=(9, 2.8 * len(panels)), layout="constrained", squeeze=False)
+    for (key, label), line in zip(panels, axes, strict=True):
+        line[0].set_ylabel(label)
+        for vary, axis in zip(RANGES, line, strict=True):
+            for i, name in enumerate(LOSSES):
+                points = [(r[vary], r[key]) for r in rows if r["vary"] == vary and r["loss"] == name]
+                axis.loglog(*zip(*points, strict=True), label=name, color=COLOURS[i], marker=MARKERS[i], markersize=4)
+            x, y = zip(*points, strict=True)
+            axis.loglog(x, [y[-1] * v / x[-1] for v in x], color="0.6", linestyle="--", linewidth=1, label="linear")
+            axis.set_xlabel(vary)
+            axis.grid(alpha=0.3)
+    axes[0][0].legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--most", type=int, default=2**31, help="leave out sizes of more pairs than this")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--plot", type=Path)
+    args = parser.parse_args()
+    found = measure(choose_device(args.device), args.most)
+    print(table(found["rows"]))
+    save(args.out, found)
+    if args.plot:
+        plot(found["rows"], args.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""What the benchmarks share: the clock, the record of where they ran, and tables."""
+
+import gc
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import PIL
+import torch
+import torchvision
+
+import longtail
+from longtail.engine.environment import commit
+
+Row = dict[str, Any]
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def seconds_per_call(work: Callable[[], Any], device: torch.device, calls: int, budget: float) -> float:
+    """By the wall clock, host included: the median over blocks of `calls`, as many as `budget` seconds allow, at least three.
+
+    The first call is not counted: it chooses kernels and allocates.
+    """
+    work()
+    wait(device)
+    blocks: list[float] = []
+    while len(blocks) < 3 or (sum(blocks) < budget and len(blocks) < 25):
+        start = time.perf_counter()
+        for _ in range(calls):
+            work()
+        wait(device)
+        blocks.append(time.perf_counter() - start)
+    return sorted(blocks)[len(blocks) // 2] / calls
+
+
+def release() -> None:
+    """Give back what the last measurement held: captured graphs sit in reference cycles."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def where(device: torch.device) -> Row:
+    """Machine, versions, commit and date of a measurement."""
+    return {
+        "machine": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or "CPU",
+        "cpu_cores": cores(),
+        "versions": {
+            "longtail": longtail.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "torchvision": torchvision.__version__,
+            "pillow": PIL.__version__,
+            "numpy": numpy.__version__,
+        },
+        "commit": commit(),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Columns as wide as their widest entry; numbers to three digits."""
+    names = list(rows[0])
+    lines = [names, *([_entry(row[name]) for name in names] for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(names))]
+    return "\n".join("  ".join(entry.rjust(width) for entry, width in zip(line, widths, strict=True)) for line in lines)
+
+
+def _entry(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def save(path: Path | None, tree: Row) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")

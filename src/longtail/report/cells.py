@@ -1,0 +1,92 @@
+"""Rows and verdicts of a reproduced table, from the runs of its results file.
+
+A row is a method at one factor: runs that differ in nothing but the seed. So lengths, precisions and settings never mix.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from longtail.config import Config, from_dict
+from longtail.metrics import mean_std, paired_difference
+from longtail.report.table import COLUMNS, apart
+
+Tree = dict[str, Any]
+ENOUGH = 3  # common seeds for a verdict
+
+
+def make_rows(tree: Tree) -> list[Tree]:
+    """One per method, factor and configuration, in the order of the table, longest training first."""
+    groups: dict[str, dict[int, Tree]] = {}
+    for record in tree["runs"]:
+        key = [record["method"], record["identity"], record["precision"], record["data"]["checksum"]]
+        groups.setdefault(json.dumps(key, sort_keys=True), {})[record["seed"]] = record
+    cells = [[by_seed[s] for s in sorted(by_seed)] for by_seed in groups.values()]
+    alike: dict[tuple[str, int], list[Tree]] = {}
+    for runs in cells:
+        alike.setdefault((runs[0]["method"], runs[0]["epochs"]), []).append(_traits(runs[0]))
+    rows = [_row(runs, alike[runs[0]["method"], runs[0]["epochs"]], tree["table"]) for runs in cells]
+    methods, factors = list(tree["table"]["methods"]), tree["table"]["imbalance"]
+    return sorted(
+        rows,
+        key=lambda r: (-r["epochs"], methods.index(r["method"]), factors.index(r["imbalance"]), r["label"]),
+    )
+
+
+def _traits(record: Tree) -> Tree:
+    """What rows of one method and length may differ in, the factor apart."""
+    identity = record["identity"]
+    data = {k: v for k, v in identity["data"].items() if k != "imbalance"}
+    return identity | {"data": data, "precision": record["precision"]}
+
+
+def _row(runs: list[Tree], alike: list[Tree], table: Tree) -> Tree:
+    first, metrics = runs[0], dict[str, Tree]()
+    for name in COLUMNS:
+        values = [r["metrics"][name] for r in runs if r["metrics"].get(name) is not None]
+        mean, std = mean_std(values) if values else (None, None)
+        metrics[name] = {"mean": mean, "std": std, "values": values}
+    paper = published(table, first["method"], first["imbalance"])
+    return {
+        "method": first["method"],
+        "label": label_of(first) + apart(_traits(first), alike),
+        "imbalance": first["imbalance"],
+        "epochs": first["epochs"],
+        "precision": first["precision"],
+        "checksum": first["data"]["checksum"],
+        "seeds": [r["seed"] for r in runs],
+        "paper": paper,
+        "difference": None if paper is None else metrics["top1"]["mean"] - paper,
+        "metrics": metrics,
+    }
+
+
+def label_of(record: Tree) -> str:
+    return from_dict(Config, record["identity"]).method.label
+
+
+def published(table: Tree, method: str, imbalance: float) -> float | None:
+    return table["published"].get(method, {}).get(f"{imbalance:g}")
+
+
+def make_verdicts(rows: Sequence[Tree], table: Tree) -> list[Tree]:
+    """The table's first method against its second, wherever both ran on the same images, at one length and precision."""
+    first, second = list(table["methods"])[:2]
+    same = ("epochs", "imbalance", "precision", "checksum")
+    ours, theirs = ([row for row in rows if row["method"] == m] for m in (first, second))
+    return [compare(a, b) for a in ours for b in theirs if all(a[k] == b[k] for k in same)]
+
+
+def compare(a: Tree, b: Tree) -> Tree:
+    """The seed-paired difference a - b in top-1 with its 95 % t interval; tied where the interval contains zero."""
+    seeds = [s for s in a["seeds"] if s in b["seeds"]]
+    mean = half = outcome = None
+    if len(seeds) >= ENOUGH:
+        mean, half = paired_difference([_top1(a)[s] for s in seeds], [_top1(b)[s] for s in seeds])
+        outcome = "tied" if abs(mean) <= half else "ahead" if mean > 0 else "behind"
+    names = {"first": a["label"], "second": b["label"], "epochs": a["epochs"], "imbalance": a["imbalance"]}
+    return names | {"seeds": seeds, "difference": mean, "half_width": half, "outcome": outcome}
+
+
+def _top1(row: Tree) -> dict[int, float]:
+    return dict(zip(row["seeds"], row["metrics"]["top1"]["values"], strict=True))

@@ -1,0 +1,194 @@
+"""The page of a reproduced table, from the tree of its results file alone: ours beside the paper's, details, verdicts.
+
+Trainings of another length have a section, and tables, of their own.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.table import Table
+
+from longtail.report.cells import ENOUGH, Tree, label_of, published
+from longtail.report.table import COLUMNS, markdown, spread
+
+DETAILS = ("top1", "many", "medium", "few", "ece", "knn_top1", "seconds")
+HEADLINE = (
+    "Top-1 accuracy in percent, last epoch, mean ± standard deviation over seeds; in brackets the paper's figure; "
+    "– is not run yet."
+)
+DETAIL = (
+    "Percent, last epoch, test set: accuracy of all images and of classes with many (>100), medium (20-100) and few (<20) "
+    "training images; expected calibration error (lower is better); k-NN accuracy of the features; seconds of training."
+)
+
+
+def to_markdown(tree: Tree) -> str:
+    name = tree["name"].replace("-", "_")
+    made = f"Made by `longtail reproduce {tree['name']}` from [{name}.json]({name}.json), which holds every run. "
+    parts = [f"# {tree['title']}", made + f"Last updated {tree['updated']}."]
+    for epochs in lengths(tree):
+        parts += section(tree, epochs)
+    return "\n\n".join(parts) + "\n"
+
+
+def lengths(tree: Tree) -> list[int]:
+    """The lengths of training that were run, longest first."""
+    return sorted({record["epochs"] for record in tree["runs"]}, reverse=True)
+
+
+def section(tree: Tree, epochs: int) -> list[str]:
+    """All about the runs of one length."""
+    table, rows = tree["table"], [row for row in tree["rows"] if row["epochs"] == epochs]
+    head, body = headline(table, rows)
+    labels = list(table["methods"].values())
+    return [
+        f"## {_count(epochs, 'epoch')}",
+        "\n".join(provenance(tree, epochs)),
+        markdown(head, body),
+        HEADLINE,
+        missing(table, rows),
+        f"### {labels[0]} against {labels[1]}",
+        "Seed-paired difference in top-1 accuracy, with its 95 % t interval.",
+        "\n".join(f"- {words}" for words in verdict_lines(tree, epochs)),
+        *(part for factor in table["imbalance"] for part in details(rows, factor)),
+        DETAIL + side_by_side(tree, epochs),
+    ]
+
+
+def headline(table: Tree, rows: Sequence[Tree]) -> tuple[list[str], list[list[str]]]:
+    """Methods by factors: ours, and the paper's in brackets."""
+    factors = table["imbalance"]
+    body = [[label, *(headline_cell(table, m, f, named) for f in factors)] for m, label, named in lines(table, rows)]
+    return ["method", *map(factor_name, factors)], body
+
+
+def lines(table: Tree, rows: Sequence[Tree]) -> Iterator[tuple[str, str, list[Tree]]]:
+    """Method, label and rows of each line of the headline; a method that ran in two configurations has two lines."""
+    for method, title in table["methods"].items():
+        mine = [row for row in rows if row["method"] == method]
+        for label in _distinct(row["label"] for row in mine) or [title]:
+            yield method, label, [row for row in mine if row["label"] == label]
+
+
+def headline_cell(table: Tree, method: str, factor: float, rows: Iterable[Tree]) -> str:
+    ours = [spread(row["metrics"]["top1"]["values"]) for row in rows if row["imbalance"] == factor] or ["–"]
+    paper = published(table, method, factor)
+    return "; ".join(ours) + ("" if paper is None else f" ({paper:.1f})")
+
+
+def missing(table: Tree, rows: Sequence[Tree]) -> str:
+    """What the table asks for and these rows do not have."""
+    lacks = []
+    for _, label, named in lines(table, rows):
+        cells = [words for factor in table["imbalance"] if (words := _lacking(table, factor, named))]
+        lacks += [f"{label} at {', '.join(cells)}"] if cells else []
+    return f"Not run yet: {'; '.join(lacks)}." if lacks else "Nothing is missing."
+
+
+def _lacking(table: Tree, factor: float, rows: Iterable[Tree]) -> str | None:
+    there = {seed for row in rows if row["imbalance"] == factor for seed in row["seeds"]}
+    seeds = [s for s in table["seeds"] if s not in there]
+    some = f" ({_seeds(seeds)})" if there else ""
+    return factor_name(factor) + some if seeds else None
+
+
+def in_words(verdict: Tree) -> str:
+    seeds = len(verdict["seeds"])
+    where = f"{factor_name(verdict['imbalance']).capitalize()}:"
+    if verdict["outcome"] is None:
+        return f"{where} no verdict, {_count(seeds, 'common seed')} where {ENOUGH} are needed."
+    by = f"{verdict['difference']:+.1f} ± {verdict['half_width']:.1f} points, {seeds} seeds".replace("-", "−")
+    if verdict["outcome"] == "tied":
+        return f"{where} {verdict['first']} and {verdict['second']} are tied ({by})."
+    return f"{where} {verdict['first']} is {verdict['outcome']} of {verdict['second']} ({by})."
+
+
+def verdict_lines(tree: Tree, epochs: int) -> list[str]:
+    first, second = list(tree["table"]["methods"].values())[:2]
+    said = []
+    for factor in tree["table"]["imbalance"]:
+        found = [v for v in tree["verdicts"] if (v["epochs"], v["imbalance"]) == (epochs, factor)]
+        nothing = f"{factor_name(factor).capitalize()}: no verdict, {first} and {second} did not both run."
+        said += [in_words(v) for v in found] or [nothing]
+    return said
+
+
+def details(rows: Sequence[Tree], factor: float) -> list[str]:
+    """All columns at one factor; nothing where nothing ran."""
+    here = [row for row in rows if row["imbalance"] == factor]
+    if not here:
+        return []
+    head = ["method", *(COLUMNS[c][0] for c in DETAILS), "seeds"]
+    body = [[row["label"], *(_figure(row, c) for c in DETAILS), " ".join(map(str, row["seeds"]))] for row in here]
+    return [f"### {factor_name(factor).capitalize()}", markdown(head, body)]
+
+
+def _figure(row: Tree, column: str) -> str:
+    return spread(row["metrics"][column]["values"], COLUMNS[column][1])
+
+
+def provenance(tree: Tree, epochs: int) -> list[str]:
+    """How the runs of one length were made: commands, settings, seeds, commits, machines, dates, and what the data noted."""
+    runs = [r for r in tree["runs"] if r["epochs"] == epochs]
+    starts = [start for r in runs for start in (r, *r["resumed"])]  # a resumed run has several
+    dates = sorted(start["started"][:10] for start in starts)
+    models = _distinct(f"{r['identity']['model']['name']}, batch {r['identity']['train']['batch_size']}" for r in runs)
+    commands = _distinct(f"`{r['command']}`" for r in runs)
+    return [
+        f"- {_one_of('command', commands)}",
+        f"- recipe {tree['table']['recipe']}, setting {tree['table']['setting']}: {', '.join(models)}",
+        *(f"- {words}" for words in second_stages(runs)),
+        f"- {_seeds(sorted({r['seed'] for r in runs}))}",
+        f"- {_one_of('commit', _distinct(str(start['commit'] or 'unknown') for start in starts))}",
+        f"- {_one_of('machine', _distinct(start['device'] for start in starts))}",
+        f"- {_one_of('precision', _distinct(r['precision'] for r in runs))}",
+        f"- trained {dates[0]}" + (f" to {dates[-1]}" if dates[-1] != dates[0] else ""),
+        *(f"- {note}" for note in _distinct(str(note) for r in runs for note in r["data"]["notes"])),
+    ]
+
+
+def second_stages(runs: Sequence[Tree]) -> list[str]:
+    """A method of two stages trains longer than its row's heading says."""
+    stages = [(label_of(r), r["identity"]["method"].get("linear_epochs")) for r in runs]
+    return _distinct(f"{label}: and {_count(n, 'epoch')} of its linear stage" for label, n in stages if n)
+
+
+def side_by_side(tree: Tree, epochs: int) -> str:
+    """Seconds mean something else where seeds shared the device."""
+    together = {r["metrics"].get("together") or 1 for r in tree["runs"] if r["epochs"] == epochs}
+    counts = ", ".join(str(n) for n in sorted(together) if n > 1)
+    return f" Seeds that trained side by side ({counts} at a time) share these seconds." if counts else ""
+
+
+def to_rich(tree: Tree, width: int = 150) -> list[Table]:
+    """The headline of each length, for a terminal of so many columns."""
+    tables = []
+    for epochs in lengths(tree):
+        head, body = headline(tree["table"], [row for row in tree["rows"] if row["epochs"] == epochs])
+        title = f"{tree['title']}, {_count(epochs, 'epoch')}"
+        table = Table(title=title, caption=HEADLINE, title_justify="left", caption_justify="left")
+        for i, heading in enumerate(head):
+            table.add_column(heading, justify="right" if i else "left", no_wrap=i > 0)
+        for row in body:
+            table.add_row(row[0], *(cell if width >= 100 else cell.replace(" ± ", "±") for cell in row[1:]))
+        tables.append(table)
+    return tables
+
+
+def factor_name(factor: float) -> str:
+    return f"imbalance {factor:g}" if factor > 1 else "balanced"
+
+
+def _distinct(items: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(items))
+
+
+def _one_of(kind: str, items: Sequence[str]) -> str:
+    return f"{kind}{'s' * (len(items) > 1)} {', '.join(items)}"
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' * (len(seeds) > 1)} {' '.join(map(str, seeds))}"
+
+
+def _count(n: int, thing: str) -> str:
+    return f"{n} {thing}{'s' * (n != 1)}"

@@ -1,0 +1,105 @@
+"""The results file of a reproduced table: one JSON that holds every run of it, checked when it is read.
+
+name, title, command, updated     what it is, the last call that added to it, and when
+table                             methods and their labels, factors, seeds, and the figures of the paper
+rows, verdicts                    what follows from the runs, for readers who want no arithmetic
+runs                              a record per method, factor, seed and configuration
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from longtail import runs
+from longtail.config import Config, from_dict
+from longtail.errors import UserError
+from longtail.report.cells import make_rows, make_verdicts
+from longtail.report.page import to_markdown
+
+# What a record keeps of metrics.json, besides per_class; all but the first two may lack, or be None for an empty group.
+ALWAYS = ("top1", "seconds")
+METRICS = (*ALWAYS, "many", "medium", "few", "macro_f1", "ece", "knn_top1", "setup_seconds", "together", "peak_memory")
+Kinds = dict[str, type | tuple[type, ...]]
+START: Kinds = {"started": str, "commit": (str, type(None)), "device": str}  # of a run, and of each time it was resumed
+KINDS: Kinds = START | {
+    "method": str,
+    "imbalance": (int, float),
+    "seed": int,
+    "epochs": int,
+    "command": str,
+    "metrics": dict,
+    "per_class": list,
+    "precision": str,
+    "versions": dict,
+    "resumed": list,
+    "data": dict,
+    "identity": dict,
+}
+DATA_KINDS: Kinds = {"checksum": str, "images": int, "notes": list}
+
+
+def read(path: Path, table: dict[str, Any]) -> dict[str, Any]:
+    """The file of `table`; without a run where there is none yet. Identities are brought up to the fields of today's Config."""
+    try:
+        if not path.exists():
+            return {"runs": []}
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(tree, dict) or not isinstance(tree.get("runs"), list):
+            raise ValueError("no list of runs")
+        return tree | {"runs": [_checked(record, table) for record in tree["runs"]]}
+    except (OSError, ValueError, UserError) as error:
+        raise UserError(f"cannot use {path} ({error}): restore it, or move it away to start anew") from error
+
+
+def _checked(record: Any, table: dict[str, Any]) -> dict[str, Any]:
+    _check_kinds(record, KINDS)
+    _check_kinds(record["data"], DATA_KINDS)
+    for start in record["resumed"]:
+        _check_kinds(start, START)
+    if record["method"] not in table["methods"] or record["imbalance"] not in table["imbalance"]:
+        raise ValueError(f"a run of {record['method']} at {record['imbalance']}, which the table does not have")
+    for name in METRICS:
+        value = record["metrics"].get(name)
+        finite = type(value) in (int, float) and math.isfinite(value)
+        if not finite and (value is not None or name in ALWAYS):
+            raise ValueError(f"a run whose {name} is {value!r}")
+    return record | {"identity": from_dict(Config, record["identity"]).identity()}
+
+
+def _check_kinds(tree: Any, kinds: Kinds) -> None:
+    if not isinstance(tree, dict):
+        raise ValueError(f"{tree!r} where a run was expected")
+    for key, kind in kinds.items():
+        if key not in tree or not isinstance(tree[key], kind):
+            raise ValueError(f"a run whose {key} is {tree.get(key)!r}")
+
+
+def find(tree: dict[str, Any], method: str, imbalance: float, config: Config) -> dict[int, dict[str, Any]]:
+    """The recorded runs of one cell in this very configuration, by seed."""
+    same = [r for r in tree["runs"] if (r["method"], r["imbalance"]) == (method, imbalance)]
+    return {r["seed"]: r for r in same if r["identity"] == config.identity()}
+
+
+def add(tree: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, Any]:
+    """The tree with these records, in the place of older ones of the same method, factor, seed and configuration."""
+    fresh = [_key(record) for record in records]
+    return tree | {"runs": [r for r in tree["runs"] if _key(r) not in fresh] + records}
+
+
+def _key(record: dict[str, Any]) -> tuple[Any, ...]:
+    identity = json.dumps(record["identity"], sort_keys=True)
+    return record["method"], record["imbalance"], record["seed"], identity
+
+
+def write(path: Path, tree: dict[str, Any]) -> dict[str, Any]:
+    """The file and its page, each replaced atomically; the tree as it was written, rows and verdicts anew."""
+    rows = make_rows(tree)
+    head = {k: tree[k] for k in ("name", "title", "command", "updated", "table")}
+    tree = head | {"rows": rows, "verdicts": make_verdicts(rows, tree["table"]), "runs": tree["runs"]}
+    try:
+        runs.write_json(path, tree)
+        runs.write_text(path.with_suffix(".md"), to_markdown(tree))
+    except OSError as error:
+        raise UserError(f"cannot write to {path.parent} ({error.strerror}): choose another --results") from error
+    return tree

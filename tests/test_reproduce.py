@@ -1,0 +1,417 @@
+"""`longtail reproduce` on a stand-in table of the embedded digits: resume by folder and by file, the page, the verdicts."""
+
+import json
+import math
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from longtail import recipes, reproduction
+from longtail.cli import main
+from longtail.errors import Interrupted, UserError
+from longtail.report import results as files
+from longtail.report.cells import make_rows, make_verdicts
+from longtail.report.page import to_markdown
+from longtail.reproduction import TABLES, PaperTable, reproduce
+
+STAND_IN = PaperTable(
+    title="Digits, as a stand-in",
+    recipe="digits-lt",
+    setting="equal",
+    methods=("paco", "balanced-softmax", "supcon"),
+    imbalance=(40, 10),
+    seeds=(0, 1),
+)
+PAPER = {("paco", 40): 91.0, ("balanced-softmax", 10): 88.8}
+ONE_CELL = {"methods": ["paco"], "imbalance": [40], "epochs": 1}
+
+
+def install(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(TABLES, "dig-its", STAND_IN)
+    patch.setitem(recipes.RECIPES, "digits-lt", recipes.RECIPES["digits-lt"]._replace(published=PAPER))
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch):
+    install(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """PaCo and Balanced Softmax at imbalance 40, two seeds, one epoch: trained once for all tests."""
+    root = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch)
+        asked = {"methods": ["balanced-softmax", "paco"], "imbalance": [40], "epochs": 1}
+        reproduce("dig-its", root / "runs", root / "results", **asked)
+    return root
+
+
+@pytest.fixture
+def place(trained, tmp_path):
+    """A copy of it that a test may change."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+def again(place: Path, **asked):
+    return reproduce("dig-its", place / "runs", place / "results", **asked)
+
+
+def stored(place: Path):
+    return json.loads((place / "results/dig_its.json").read_text())
+
+
+def store(place: Path, tree) -> None:
+    (place / "results/dig_its.json").write_text(json.dumps(tree))
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The seeds of every call of `train`, by cell folder."""
+    made = []
+
+    def spy(config, out, resume, data):
+        made.append((out.name, config.train.seeds))
+        return train(config, out, resume, data)
+
+    train = reproduction.train
+    monkeypatch.setattr(reproduction, "train", spy)
+    return made
+
+
+@pytest.fixture
+def no_training(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a run was trained")
+
+    monkeypatch.setattr("longtail.engine.train.train_seeds", refuse)
+
+
+# What the file holds
+
+
+def test_every_run_is_recorded_as_its_folder_has_it(trained):
+    tree = stored(trained)
+    assert [(r["method"], r["imbalance"], r["seed"]) for r in tree["runs"]] == [
+        ("paco", 40, 0),
+        ("paco", 40, 1),
+        ("balanced-softmax", 40, 0),
+        ("balanced-softmax", 40, 1),
+    ]
+    for record in tree["runs"]:
+        folder = trained / f"runs/{record['method']}-40-1-epochs/seed{record['seed']}"
+        metrics, environment = (json.loads((folder / f"{n}.json").read_text()) for n in ("metrics", "environment"))
+        assert record["metrics"] == {name: metrics[name] for name in files.METRICS}
+        assert record["per_class"] == metrics["per_class"] and len(record["per_class"]) == 10
+        for key in ("commit", "device", "precision", "versions", "started"):
+            assert record[key] == environment[key]
+        assert record["data"]["checksum"] == environment["data"]["checksum"]
+        assert record["epochs"] == record["identity"]["train"]["epochs"] == 1
+    assert tree["name"] == "dig-its" and tree["title"] == STAND_IN.title and tree["updated"].endswith("Z")
+    assert tree["command"] == "longtail reproduce dig-its --methods balanced-softmax paco --imbalance 40 --epochs 1"
+
+
+def test_rows_have_mean_deviation_and_the_distance_to_the_paper(trained):
+    tree = stored(trained)
+    paco, balanced = tree["rows"]
+    values = [r["metrics"]["top1"] for r in tree["runs"] if r["method"] == "paco"]
+    top1 = paco["metrics"]["top1"]
+    assert top1["values"] == values and paco["seeds"] == [0, 1]
+    assert top1["mean"] == pytest.approx(sum(values) / 2) and top1["std"] == pytest.approx(statistics.stdev(values))
+    assert paco["paper"] == 91.0 and paco["difference"] == pytest.approx(sum(values) / 2 - 91.0)
+    assert balanced["method"] == "balanced-softmax" and balanced["paper"] is balanced["difference"] is None
+
+
+def test_the_page_follows_from_the_file_alone(trained):
+    page = (trained / "results/dig_its.md").read_text()
+    assert page == to_markdown(stored(trained))
+    values = [r["metrics"]["top1"] for r in stored(trained)["runs"] if r["method"] == "paco"]
+    assert f"| PaCo | {sum(values) / 2:.1f} ± {statistics.stdev(values):.1f} (91.0) | – |" in page
+    assert "| SupCon | – | – |" in page and "– (88.8) |" in page
+    assert (
+        "Not run yet: PaCo at imbalance 10; Balanced Softmax at imbalance 10; SupCon at imbalance 40, imbalance 10."
+        in page
+    )
+    assert "Imbalance 40: no verdict, 2 common seeds where 3 are needed." in page
+    assert "Imbalance 10: no verdict, PaCo and Balanced Softmax did not both run." in page
+    assert "### Imbalance 40" in page and "### Imbalance 10" not in page
+
+
+# What is not trained again
+
+
+def test_a_finished_folder_is_recorded_without_training(place, no_training, capsys):
+    before = stored(place)
+    (place / "results/dig_its.json").unlink()
+    again(place, methods=["paco", "balanced-softmax"], imbalance=[40], epochs=1)
+    after = stored(place)
+    assert after["rows"] == before["rows"]
+    assert [r["started"] for r in after["runs"]] == [r["started"] for r in before["runs"]]
+    assert "cell 2 of 2: Balanced Softmax, imbalance 40, seeds 0 1" in capsys.readouterr().out
+
+
+def test_what_the_file_has_is_skipped_where_the_folders_are_gone(place, calls, capsys):
+    before = (place / "results/dig_its.json").read_bytes()
+    shutil.rmtree(place / "runs")
+    again(place, methods=["paco", "balanced-softmax"], imbalance=[40], epochs=1)
+    assert not calls and (place / "results/dig_its.json").read_bytes() == before and not (place / "runs").exists()
+    assert "cell 1 of 2: PaCo, imbalance 40: in " in capsys.readouterr().out
+
+
+def test_only_the_missing_seed_is_trained(place, calls, capsys):
+    shutil.rmtree(place / "runs")
+    tree = again(place, **ONE_CELL, seeds=[0, 2, 1])
+    assert calls == [("paco-40-1-epochs", (2,))] and (place / "runs/paco-40-1-epochs/seed2/metrics.json").exists()
+    assert "cell 1 of 1: PaCo, imbalance 40, seed 2 (seeds 0 1 recorded already)" in capsys.readouterr().out
+    assert tree == stored(place) and tree["rows"][0]["seeds"] == [0, 1, 2] and len(tree["runs"]) == 5
+
+
+def test_again_trains_what_is_recorded_and_keeps_the_older_folder(place, calls):
+    before, folder = stored(place), place / "runs/paco-40-1-epochs"
+    first = json.loads((folder / "seed0/metrics.json").read_text())
+    again(place, **ONE_CELL, seeds=[0], again=True)
+    aside = [f for f in folder.iterdir() if f.name.startswith("seed0-")]
+    assert calls == [("paco-40-1-epochs", (0,))] and len(aside) == 1
+    assert json.loads((aside[0] / "metrics.json").read_text()) == first
+    records = [r for r in stored(place)["runs"] if (r["method"], r["seed"]) == ("paco", 0)]
+    fresh = json.loads((folder / "seed0/metrics.json").read_text())
+    assert len(records) == 1 and len(stored(place)["runs"]) == len(before["runs"])
+    assert records[0]["metrics"]["seconds"] == fresh["seconds"] != first["seconds"]
+
+
+def test_a_field_that_is_new_since_the_file_was_written_has_its_default(place, calls):
+    tree = stored(place)
+    for record in tree["runs"]:
+        del record["identity"]["train"]["accumulate"]
+    store(place, tree)
+    again(place, **ONE_CELL)
+    assert not calls
+
+
+# What does not mix
+
+
+def test_another_length_is_trained_and_has_tables_of_its_own(place, calls):
+    tree = again(place, **ONE_CELL | {"epochs": 2}, seeds=[0])
+    assert calls == [("paco-40-2-epochs", (0,))]
+    paco = [row for row in tree["rows"] if row["method"] == "paco"]
+    assert [(row["epochs"], row["seeds"], row["label"]) for row in paco] == [(2, [0], "PaCo"), (1, [0, 1], "PaCo")]
+    long, short = (place / "results/dig_its.md").read_text().split("## 1 epoch\n")
+    assert "## 2 epochs" in long and "| 0 1 |" not in long and "| 0 1 |" in short
+    assert "PaCo at imbalance 40 (seed 1), imbalance 10" in long
+
+
+def test_another_configuration_has_a_row_of_its_own(place, calls, monkeypatch):
+    def slower(method, imbalance, setting):
+        config = recipes.digits_lt(method, imbalance, setting)
+        return reproduction.replace(config, optim=reproduction.replace(config.optim, lr=0.05))
+
+    changed = recipes.RECIPES["digits-lt"]._replace(build=slower)
+    monkeypatch.setitem(recipes.RECIPES, "digits-lt", changed)
+    with pytest.raises(UserError, match=r"optim.lr was 0.1, now 0.05"):  # the folder is the other's
+        again(place, **ONE_CELL)
+    shutil.rmtree(place / "runs")
+    tree = again(place, **ONE_CELL, seeds=[0])
+    assert calls[1:] == [("paco-40-1-epochs", (0,))]
+    labels = {row["label"]: row["seeds"] for row in tree["rows"] if row["method"] == "paco"}
+    assert labels == {"PaCo (optim.lr=0.1)": [0, 1], "PaCo (optim.lr=0.05)": [0]}
+
+
+def test_other_images_are_refused_before_training(place, calls):
+    tree = stored(place)
+    tree["runs"][0]["data"]["checksum"] = "0123"
+    store(place, tree)
+    with pytest.raises(UserError, match=r"other images \(checksum 0123\).*--data_root"):
+        again(place, **ONE_CELL, seeds=[2])
+    assert not calls
+
+
+def test_precisions_do_not_mix(trained):
+    tree = stored(trained)
+    tree["runs"][0]["precision"] = "bf16"
+    labels = [(row["label"], row["seeds"]) for row in make_rows(tree) if row["method"] == "paco"]
+    assert sorted(labels) == [("PaCo (precision=bf16)", [0]), ("PaCo (precision=fp32)", [1])]
+
+
+# The order, and its end
+
+
+def test_the_most_telling_cells_come_first():
+    cells = TABLES["cifar100-lt"].cells()
+    assert cells[:6] == [(m, f) for f in (100, 50, 10) for m in ("paco", "balanced-softmax")]
+    assert cells[6:] == [(m, f) for m in ("ce", "paco-no-rebalance", "supcon") for f in (100, 50, 10)]
+    assert {m for m, _ in TABLES["cifar100"].cells()} == {"ce", "supcon", "paco-no-rebalance"}
+
+
+def test_configurations_are_the_recipes():
+    table = TABLES["cifar100-lt"]
+    for method, factor in table.cells():
+        assert table.config(method, factor).identity() == recipes.cifar100_lt(method, factor, "equal").identity()
+    assert table.config("supcon", 50).method.linear_epochs == 100
+    assert table.config("supcon", 50, 200).method.linear_epochs == 50  # the stages keep their proportion
+    short = TABLES["cifar100"].config("supcon", 1, 60)
+    assert (short.train.epochs, short.method.linear_epochs) == (60, 60)
+    assert TABLES["cifar100"].to_dict()["published"]["ce"] == {"1": 77.9}
+
+
+def slow_down(place: Path, seconds: float) -> None:
+    tree = stored(place)
+    for record in tree["runs"]:
+        record["metrics"] |= {"seconds": seconds, "setup_seconds": 0, "together": 1}
+    store(place, tree)
+
+
+def test_minutes_end_before_a_cell_that_does_not_fit(place, calls, capsys):
+    slow_down(place, 600.0)  # 10 minutes a seed at imbalance 40, so above 10 at imbalance 10, whose set is larger
+    tree = again(place, methods=["paco"], seeds=[0], epochs=1, minutes=10)
+    said = capsys.readouterr().out
+    assert not calls and "cell 1 of 2: PaCo, imbalance 40: in " in said
+    assert "stopped before cell 2 of 2: PaCo, imbalance 10: it takes about 15.4 minutes and 10.0 are left" in said
+    assert len(tree["runs"]) == 4 and (place / "results/dig_its.md").exists()
+    again(place, methods=["paco"], seeds=[0], epochs=1, minutes=16)
+    assert calls == [("paco-10-1-epochs", (0,))]
+
+
+def test_minutes_that_are_over_begin_nothing(tmp_path, calls):
+    with pytest.raises(UserError, match="more --minutes"):
+        again(tmp_path, **ONE_CELL, minutes=1e-9)
+    assert not calls and not list((tmp_path / "results").iterdir())
+
+
+def test_seeds_side_by_side_share_their_seconds(trained):
+    record = stored(trained)["runs"][0]
+    record["metrics"] |= {"seconds": 90.0, "setup_seconds": 10.0, "together": 2}
+    per_image = 100 / record["data"]["images"]  # of one epoch
+    for seeds, factor in ((1, 1), (2, 1), (3, 1.5), (4, 2)):
+        assert reproduction.seconds_per_image(record, seeds) == pytest.approx(factor * per_image)
+
+
+def test_the_estimate_prefers_the_method_and_this_machine(place):
+    tree = stored(place)
+    for record, seconds, device in zip(tree["runs"], (1, 2, 50, 60), ("here", "there", "here", "there"), strict=True):
+        record["metrics"] |= {"seconds": seconds, "setup_seconds": 0}
+        record["device"] = device
+    store(place, tree)
+    book = reproduction.Book(place / "results/dig_its.json", "dig-its", STAND_IN, "")
+    cells = {m: reproduction.make_cell(STAND_IN, m, 40, 1, place, None) for m in STAND_IN.methods}
+    data = reproduction.load(cells["paco"].config.data)
+
+    def seconds(method):
+        return book.estimate(cells[method], data, 1) / reproduction.MARGIN
+
+    assert seconds("paco") == pytest.approx(2) and seconds("balanced-softmax") == pytest.approx(60)
+    book.device = "here"
+    assert seconds("paco") == pytest.approx(1)
+    assert seconds("supcon") == pytest.approx(50 * 2)  # never run: the slowest, and one epoch of a second stage
+
+
+def test_a_stop_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    def stop(*_, **__):
+        raise Interrupted("saved: --resume continues", 15)
+
+    monkeypatch.setattr(reproduction, "train", stop)
+    flags = ["--methods", "paco", "--imbalance", "40", "--out", str(tmp_path / "runs"), "--results", str(tmp_path)]
+    assert main(["reproduce", "dig-its", *flags]) == 143
+    error = capsys.readouterr().err
+    assert "the same command continues" in error and "--resume" not in error
+
+
+# Damage
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda tree: "{",
+        lambda tree: [],
+        lambda tree: tree | {"runs": {}},
+        lambda tree: tree | {"runs": [3]},
+        lambda tree: tree | {"runs": [{**tree["runs"][0], "seed": "zero"}]},
+        lambda tree: tree | {"runs": [{k: v for k, v in tree["runs"][0].items() if k != "started"}]},
+        lambda tree: tree | {"runs": [{**tree["runs"][0], "metrics": {"seconds": 1.0}}]},
+        lambda tree: tree | {"runs": [{**tree["runs"][0], "metrics": {"seconds": 1.0, "top1": math.nan}}]},
+        lambda tree: tree | {"runs": [{**tree["runs"][0], "identity": {"train": {"epohcs": 1}}}]},
+        lambda tree: tree | {"runs": [{**tree["runs"][0], "data": {}}]},
+        lambda tree: tree | {"runs": [{**tree["runs"][0], "resumed": [{}]}]},
+        lambda tree: tree | {"runs": [{**tree["runs"][0], "imbalance": 39}]},
+    ],
+)
+def test_a_damaged_file_is_one_line_and_stays(damage, place, calls, capsys):
+    broken = damage(stored(place))
+    (place / "results/dig_its.json").write_text(broken if isinstance(broken, str) else json.dumps(broken))
+    before = (place / "results/dig_its.json").read_bytes()
+    assert main(["reproduce", "dig-its", "--out", str(place / "runs"), "--results", str(place / "results")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "dig_its.json" in error and "move it away" in error
+    assert not calls and (place / "results/dig_its.json").read_bytes() == before
+
+
+def test_a_place_that_cannot_be_written_is_found_before_training(tmp_path, calls):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="choose another --results"):
+        reproduce("dig-its", tmp_path / "runs", tmp_path / "file" / "results", **ONE_CELL)
+    assert not calls
+
+
+# Verdicts
+
+
+def two_rows(ours: dict[int, float], theirs: dict[int, float]):
+    """Rows of PaCo and Balanced Softmax with these accuracies by seed, through the file's own records."""
+    methods, cell = {"paco": ours, "balanced-softmax": theirs}, {"precision": "fp32", "data": {"checksum": "0"}}
+    runs = [
+        cell
+        | {"method": method, "imbalance": 40, "seed": seed, "epochs": 40, "metrics": {"top1": top1, "seconds": 1}}
+        | {"identity": recipes.digits_lt(method).identity()}
+        for method, by_seed in methods.items()
+        for seed, top1 in by_seed.items()
+    ]
+    return make_rows({"runs": runs, "table": STAND_IN.to_dict()})
+
+
+@pytest.mark.parametrize(
+    ("differences", "outcome"),
+    [((1.0, 2.0, 3.0), "tied"), ((1.9, 2.0, 2.1), "ahead"), ((-1.9, -2.0, -2.1), "behind"), ((2.0, 2.5), None)],
+)
+def test_verdicts_are_seed_paired_with_a_t_interval(differences, outcome):
+    # Seeds 7 to 9 are common, and far apart: unpaired, or paired by place, nothing would be decided.
+    theirs = {7: 30.0, 8: 60.0, 9: 90.0}
+    ours = {seed: theirs[seed] + d for seed, d in zip(theirs, differences, strict=False)}
+    (verdict,) = make_verdicts(two_rows({0: 1.0} | ours, theirs | {11: 5.0}), STAND_IN.to_dict())
+    assert verdict["outcome"] == outcome and verdict["seeds"] == list(ours)
+    if outcome is None:
+        assert verdict["difference"] is verdict["half_width"] is None
+        return
+    spread = math.sqrt(sum((d - differences[1]) ** 2 for d in differences) / 2)
+    assert verdict["difference"] == pytest.approx(differences[1])
+    assert verdict["half_width"] == pytest.approx(4.302653 * spread / math.sqrt(3), rel=1e-6)  # t of 2 degrees, 97.5 %
+
+
+def test_rows_on_other_images_are_not_compared():
+    ours, theirs = two_rows({0: 1.0, 1: 2.0, 2: 3.0}, {0: 1.0, 1: 2.0, 2: 3.0})
+    assert make_verdicts([ours, theirs], STAND_IN.to_dict())
+    assert not make_verdicts([ours, theirs | {"checksum": "1"}], STAND_IN.to_dict())
+
+
+# The command
+
+
+def test_the_verb_prints_the_headline_and_its_files(place, no_training, capsys, monkeypatch):
+    monkeypatch.chdir(place)
+    flags = ["--methods", "paco", "balanced-softmax", "--imbalance", "40", "--epochs", "1", "--out", "runs"]
+    assert main(["reproduce", "dig-its", *flags]) == 0
+    shown = capsys.readouterr().out
+    assert "Digits, as a stand-in, 1 epoch" in shown and "(91.0)" in shown and "PaCo" in shown
+    assert "written to results/dig_its.json and results/dig_its.md" in shown
+
+
+def test_the_twin_is_public_and_needs_no_tyro():
+    code = """import sys; sys.modules["tyro"] = None
+import longtail, longtail.reproduction
+assert longtail.reproduce is longtail.reproduction.reproduce and "reproduce" in dir(longtail)"""
+    subprocess.run([sys.executable, "-c", code], check=True)
