@@ -7,7 +7,7 @@ the accuracy read by the host at each step. The settings are those of our recipe
 
 import copy
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
@@ -143,7 +143,7 @@ class Reference:
         return loss.item(), (logits.argmax(1) == y).float().mean().item()
 
 
-def batches(source: Source, workers: int, pinned: bool) -> Iterator[Any]:
+def batches(source: Source, workers: int, pinned: bool) -> Generator[Any]:
     """Epoch after epoch, by `workers` processes (0: by this one)."""
     views = ViewSet(source, [auto_view(), sim_view()])
     loader = DataLoader(

@@ -21,6 +21,7 @@ from measure import Row, release, save, seconds_per_call, table, where
 from reference import BATCH, Reference, batches
 
 from longtail import recipes
+from longtail.config import Config
 from longtail.data.imbalance import checksum, exponential_counts
 from longtail.data.sources import DataSet, Source
 from longtail.engine.device import choose_device, precision
@@ -37,6 +38,15 @@ def random_data() -> DataSet:
     images = rng.integers(0, 256, (len(labels), 32, 32, 3), dtype=np.uint8)
     source = Source(images, labels, tuple(map(str, range(100))), np.arange(len(labels)))
     return DataSet("random", source, None, source, checksum(labels))
+
+
+def make_runs(config: Config, seeds: int, data: DataSet, device: torch.device) -> list[Run]:
+    """Side by side, from their start."""
+    runs: list[Run] = []
+    with tempfile.TemporaryDirectory() as folder:  # where they look for a checkpoint
+        for seed in range(seeds):
+            runs.append(Run(config, seed, data, Path(folder), device, runs[0] if runs else None))
+    return runs
 
 
 def row(name: str, seconds: float, seeds: int, made: float, epoch: int, precision: str) -> Row:
@@ -70,12 +80,9 @@ def measure_reference(data: DataSet, device: torch.device, workers: int, calls: 
 
 def measure_ours(data: DataSet, device: torch.device, step: str, seeds: int, calls: int | None) -> Row:
     """Blocks of an epoch: views are made for many steps at a time."""
+    start = time.perf_counter()
     config = recipes.cifar100_lt("paco")
-    config = replace(config, train=replace(config.train, step=step))
-    start, runs = time.perf_counter(), list[Run]()
-    with tempfile.TemporaryDirectory() as folder:
-        for seed in range(seeds):
-            runs.append(Run(config, seed, data, Path(folder), device, runs[0] if runs else None))
+    runs = make_runs(replace(config, train=replace(config.train, step=step)), seeds, data, device)
     step_on, count = make_step(runs), itertools.count()
 
     def once() -> None:

@@ -7,6 +7,7 @@ Ours are normalised and cast, and lie where the network reads them; the workers'
 """
 
 import argparse
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,14 +16,13 @@ from pathlib import Path
 import torch
 from measure import Row, cores, release, save, seconds_per_call, table, where
 from reference import BATCH, ViewSet, auto_view, sim_view
-from step import random_data
+from step import make_runs, random_data
 from torch.utils.data import DataLoader, RandomSampler
 
 from longtail import recipes
 from longtail.config import Config
 from longtail.data.sources import DataSet
 from longtail.engine.device import choose_device
-from longtail.engine.run import Run
 
 BUDGET = 2.0  # seconds for each figure
 PEERS = {"AutoAugment + Cutout": [auto_view], "SimAugment": [sim_view], "both": [auto_view, sim_view]}
@@ -38,10 +38,16 @@ def config_of(kind: str) -> Config:
 
 def ours(kind: str, data: DataSet, device: torch.device, budget: float) -> float:
     """Views per second."""
-    made = Run(config_of(kind), 0, data, Path(), device).batches
-    made.prepare(0, 0)
-    views = len(made.y) * (1 if made.key is None else 2)
-    return views / seconds_per_call(made.make, device, 20 if device.type == "cuda" else 2, budget)
+    (run,) = make_runs(config_of(kind), 1, data, device)
+    batches, count = run.batches, itertools.count()
+    parts = -(-batches.steps_per_epoch // batches.ahead)  # that an epoch's views are made in
+
+    def once() -> None:
+        epoch, part = divmod(next(count), parts)
+        batches.make(epoch, epoch * batches.steps_per_epoch + part * batches.ahead)
+
+    views = batches.ahead * BATCH * len(PEERS[kind])
+    return views / seconds_per_call(once, device, 5 * parts if device.type == "cuda" else 2, budget)
 
 
 def peer(kind: str, data: DataSet, workers: int, budget: float) -> float:
@@ -62,7 +68,7 @@ def measure(device: torch.device, workers: Sequence[int] = (), budget: float = B
     data, rows = random_data(), list[Row]()
     workers = workers or sorted({1, min(8, cores())})
     for kind in PEERS:
-        row = {"views": kind, "ours": ours(kind, data, device, budget)}
+        row: Row = {"views": kind, "ours": ours(kind, data, device, budget)}
         release()
         for n in workers:
             row[f"workers_{n}"] = peer(kind, data, n, budget)

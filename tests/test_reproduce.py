@@ -15,7 +15,7 @@ from longtail.cli import main
 from longtail.errors import Interrupted, UserError
 from longtail.report import results as files
 from longtail.report.cells import make_rows, make_verdicts
-from longtail.report.page import to_markdown
+from longtail.report.page import in_words, to_markdown
 from longtail.reproduction import TABLES, PaperTable, reproduce
 
 STAND_IN = PaperTable(
@@ -140,6 +140,30 @@ def test_the_page_follows_from_the_file_alone(trained):
     assert "Imbalance 40: no verdict, 2 common seeds where 3 are needed." in page
     assert "Imbalance 10: no verdict, PaCo and Balanced Softmax did not both run." in page
     assert "### Imbalance 40" in page and "### Imbalance 10" not in page
+
+
+def test_the_page_names_every_commit_machine_and_note(place):
+    tree = stored(place)
+    first, second = tree["runs"][:2]
+    first |= {"commit": "aaa", "device": "Abacus", "started": "2026-01-02T00:00:00Z"}
+    first["resumed"] = [{"commit": "bbb", "device": "Slide rule", "started": "2026-01-05T00:00:00Z"}]
+    first["data"]["notes"] = ["warning: another file"]
+    second |= {"commit": None, "command": "longtail reproduce dig-its --seeds 1", "started": "2026-01-03T00:00:00Z"}
+    second["metrics"]["together"] = 3
+    page = to_markdown(tree | {"runs": [first, second]})
+    assert "- commits aaa, bbb, unknown\n" in page and "- machines Abacus, Slide rule, CPU" in page
+    assert "- trained 2026-01-02 to 2026-01-05\n" in page and "- warning: another file\n" in page
+    assert "--epochs 1`, `longtail reproduce dig-its --seeds 1`\n" in page and "- seeds 0 1\n" in page
+    assert "(3 at a time) share these seconds" in page
+
+
+def test_what_another_process_wrote_meanwhile_is_kept(place):
+    tree, path = stored(place), place / "results/dig_its.json"
+    store(place, tree | {"runs": tree["runs"][:1]})
+    book = reproduction.Book(path, "dig-its", STAND_IN, "longtail reproduce dig-its")
+    store(place, tree | {"runs": tree["runs"][:2]})
+    book.add(tree["runs"][2:])
+    assert stored(place)["runs"] == tree["runs"]
 
 
 # What is not trained again
@@ -382,7 +406,7 @@ def test_verdicts_are_seed_paired_with_a_t_interval(differences, outcome):
     # Seeds 7 to 9 are common, and far apart: unpaired, or paired by place, nothing would be decided.
     theirs = {7: 30.0, 8: 60.0, 9: 90.0}
     ours = {seed: theirs[seed] + d for seed, d in zip(theirs, differences, strict=False)}
-    (verdict,) = make_verdicts(two_rows({0: 1.0} | ours, theirs | {11: 5.0}), STAND_IN.to_dict())
+    (verdict,) = make_verdicts(two_rows({0: 1.0} | ours, theirs | {3: 5.0}), STAND_IN.to_dict())
     assert verdict["outcome"] == outcome and verdict["seeds"] == list(ours)
     if outcome is None:
         assert verdict["difference"] is verdict["half_width"] is None
@@ -390,6 +414,16 @@ def test_verdicts_are_seed_paired_with_a_t_interval(differences, outcome):
     spread = math.sqrt(sum((d - differences[1]) ** 2 for d in differences) / 2)
     assert verdict["difference"] == pytest.approx(differences[1])
     assert verdict["half_width"] == pytest.approx(4.302653 * spread / math.sqrt(3), rel=1e-6)  # t of 2 degrees, 97.5 %
+
+
+def test_verdicts_in_words():
+    said = {"first": "PaCo", "second": "Balanced Softmax", "imbalance": 40, "seeds": [0, 1, 2], "half_width": 0.25}
+    ahead = said | {"difference": 1.04, "outcome": "ahead"}
+    assert in_words(ahead) == "Imbalance 40: PaCo is ahead of Balanced Softmax (+1.0 ± 0.2 points, 3 seeds)."
+    behind = said | {"difference": -1.04, "outcome": "behind"}
+    assert in_words(behind) == "Imbalance 40: PaCo is behind Balanced Softmax (−1.0 ± 0.2 points, 3 seeds)."
+    tied = said | {"difference": -0.1, "outcome": "tied"}
+    assert in_words(tied) == "Imbalance 40: PaCo and Balanced Softmax are tied (−0.1 ± 0.2 points, 3 seeds)."
 
 
 def test_rows_on_other_images_are_not_compared():

@@ -80,9 +80,9 @@ def test_paco_gradients_equal_those_of_the_equation(seed):
         )
 
 
-def loss_and_gradients(centre, contrast, *args):
+def loss_and_gradients(centre, contrast, *args, terms=paco_terms):
     centre, contrast = centre.clone().requires_grad_(), contrast.clone().requires_grad_()
-    loss_B, share_B = paco_terms(centre, contrast, *args)
+    loss_B, share_B = terms(centre, contrast, *args)
     (loss_B * torch.arange(1, B + 1)).sum().backward()  # every anchor with a gradient of its own
     return loss_B.detach(), share_B, centre.grad, contrast.grad
 
@@ -94,6 +94,14 @@ def test_paco_in_blocks_of_rows_is_the_same(rows, monkeypatch):
     monkeypatch.setattr(paco, "AT_ONCE", rows * (C + M) + 1)
     assert len(list(paco.blocks(centre, contrast))) == math.ceil(B / rows)
     torch.testing.assert_close(loss_and_gradients(centre, contrast, *args), whole, rtol=1e-14, atol=1e-14)
+
+
+def test_paco_can_be_compiled():
+    """In one graph, and with its gradients; training compiles what follows the trunks."""
+    centre, contrast, *args = case(0)
+    compiled = torch.compile(paco_terms, dynamic=False, fullgraph=True, backend="aot_eager")
+    found = loss_and_gradients(centre, contrast, *args, terms=compiled)
+    torch.testing.assert_close(found, loss_and_gradients(centre, contrast, *args))
 
 
 @pytest.mark.parametrize("seed", CASES)

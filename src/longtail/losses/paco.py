@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from longtail.losses.numerics import at_least_float32, finite, mask_out_
 
@@ -104,10 +103,9 @@ class Terms(torch.autograd.Function):
             torch.sum(log_p_BK[:, : len(log_q_C)].exp_(), 1, out=P_sup_B[i])
             del log_p_BK, w_BK  # before the next block needs the room
         ctx.mark_non_differentiable(P_sup_B)
-        return loss_B.neg_(), P_sup_B
+        return -loss_B, P_sup_B  # not neg_(): compiled by torch 2.11, an output changed in place has no gradient
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_B: Tensor, _: None) -> tuple[Tensor | None, ...]:
         centre_BC, contrast_BM, y_B, y_M, drop_BM, log_q_C = ctx.saved_tensors
         alpha, tau, centre_tau = ctx.numbers

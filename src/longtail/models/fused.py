@@ -20,7 +20,8 @@ from longtail.models.kernels import compile_all, expression, kernel
 # Blocks of threads at most, by the width of the result; they share the tiles. Found by trying, on an H200.
 CONVOLVE_BLOCKS = {16: 512, 32: 256, 64: 128}
 INPUT_GRAD_BLOCKS = {16: 512, 32: 256, 64: 128}
-WEIGHT_GRAD_BLOCKS = {16: 132, 32: 64, 64: 32}  # few: each adds its part to all weights
+COPIES = 8  # of the sums, as in resnet.cu
+WEIGHT_GRAD_BLOCKS = {16: 132, 32: 64, 64: 64}  # few: each adds its part to all weights
 
 
 class Tables(NamedTuple):
@@ -40,7 +41,7 @@ class Layer(NamedTuple):
     x: Tensor  # what was convolved: raw and to be normalised by `before`, or finished
     before: "Layer | None"
     y: Tensor  # raw result
-    sums: Tensor  # of y over its pixels; those of y² stand `stride` floats behind
+    sums: Tensor  # of y over its pixels, the first copy; those of y² stand `stride` floats behind
     side: int  # of y's images
     back: Tensor  # the packed weights for the way back
 
@@ -50,8 +51,8 @@ class Layer(NamedTuple):
 
     @property
     def stride(self) -> int:
-        """Of all layers' sums: how far those of y² are behind those of y."""
-        return self.sums.untyped_storage().nbytes() // 8
+        """The T of resnet.cu: channels of all layers."""
+        return self.sums.untyped_storage().nbytes() // (COPIES * 2 * 4)
 
 
 class Joint(NamedTuple):
@@ -141,8 +142,8 @@ def run(body: CifarResNet, images: Tensor) -> tuple[list[Joint], Tensor]:
     launch("pack_weights", PACK_BLOCKS, 256, weights.jobs, rows=len(weights.jobs))
     packs = zip(weights.forward, weights.back, strict=True)
     widths = [conv.out_channels for conv, _ in convolutions(body)]
-    sums = torch.zeros(2, sum(widths), device=images.device)
-    of_layer = iter(sums[0].split(widths))
+    sums = torch.zeros(COPIES, 2, sum(widths), device=images.device)
+    of_layer = iter(sums[0, 0].split(widths))
     stem = convolve(
         body.conv1, body.bn1, images.permute(0, 2, 3, 1), None, next(of_layer), images.shape[-1], next(packs)
     )
@@ -152,7 +153,7 @@ def run(body: CifarResNet, images: Tensor) -> tuple[list[Joint], Tensor]:
         first = convolve(block.conv1, block.bn1, x, None, next(of_layer), side, next(packs))
         second = convolve(block.conv2, block.bn2, first.y, first, next(of_layer), side, next(packs))
         joints.append(Joint((first, second), x, join(second, x, block.stride)))
-    launch("update_averages", len(widths), 64, weights.averages, sums, len(images), sums.shape[1])
+    launch("update_averages", len(widths), 64, weights.averages, sums, len(images), sum(widths))
     last = joints[-1].out
     return joints, last.view(len(images), -1, last.shape[-1]).mean(1, dtype=torch.float32)
 
@@ -205,8 +206,8 @@ def run_back(joints: list[Joint], grad: Tensor) -> list[Tensor]:
     flat = torch.zeros(sum(layer.conv.weight.numel() for layer in layers), device=grad.device)
     dw = dict(zip(map(id, layers), flat.split([layer.conv.weight.numel() for layer in layers]), strict=True))
     widths = [layer.conv.out_channels for layer in layers]
-    beta, gamma = torch.zeros(2, sum(widths), device=grad.device)
-    sums = dict(zip(map(id, layers), beta.split(widths), strict=True))
+    totals = torch.zeros(COPIES, 2, sum(widths), device=grad.device)
+    sums = dict(zip(map(id, layers), totals[0, 0].split(widths), strict=True))
     last, g = layers[-1], torch.empty_like(layers[-1].y)
     name = expression("pooled_grad", last.conv.out_channels, last.side)
     args = (grad, joints[-1].out, last.y, last.sums, g, sums[id(last)], last.pixels, last.stride)
@@ -223,6 +224,7 @@ def run_back(joints: list[Joint], grad: Tensor) -> list[Tensor]:
     stem = layers[0]
     beside.run(weight_grad, stem, g, sums[id(stem)], dw[id(stem)])
     beside.join()
+    beta, gamma = totals.sum(0)
     weights = [
         dw[id(n)].view(n.conv.out_channels, 3, 3, -1).permute(0, 3, 1, 2) for n in layers
     ]  # in their memory's order
@@ -251,7 +253,7 @@ def weight_grad(layer: Layer, g: Tensor, sums: Tensor, dw: Tensor) -> None:
     launch(
         name, blocks(layer, WEIGHT_GRAD_BLOCKS), 288,
         g, layer.y, layer.sums, sums, layer.norm.weight, layer.x, *normalised_by(layer.before), dw,
-        layer.pixels, layer.x.numel() // into, layer.stride,
+        layer.pixels, layer.x.numel() // into, layer.stride, rows=ceil(out, 32),
     )  # fmt: skip
 
 

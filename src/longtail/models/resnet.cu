@@ -1,8 +1,7 @@
 // The CIFAR ResNets in training: a 3x3 convolution with the batch norms on both sides of it in one launch, in bf16.
 //
 // Activations lie pixel by pixel, (images, rows, columns, channels). What a convolution leaves in memory is its raw output y and
-// the two sums over pixels that batch norm needs (T floats apart, so that those of all layers lie in one piece); whoever reads
-// y normalises it on the way in:
+// the two sums over pixels that batch norm needs; whoever reads y normalises it on the way in:
 //
 //     bn(y) = scale · y + shift,   scale = gamma · rstd,   shift = beta - mean · scale.
 //
@@ -10,6 +9,9 @@
 // G2 = sum g · (y - mean) · rstd. The gradient of y is then linear in g and y, with a constant per channel:
 //
 //     dy = scale · (g - G1/P - (y - mean) · rstd · G2/P)        (P: pixels).
+//
+// The sums of all layers lie in one piece, (COPIES, 2, T): blocks of threads add to different copies, as adding to one address is
+// slow when hundreds do it, and whoever reads a sum adds the copies up.
 //
 // A block of threads works on some rows of one image. It brings them to shared memory once, with a border of one pixel, and
 // multiplies from there for each of the nine taps with the tensor cores' 16x8x16 products.
@@ -48,10 +50,23 @@ __device__ void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0,
 
 // Batch norm, per channel
 
+constexpr int COPIES = 8;
+
+struct Moments { float first, second; };
+
+__device__ Moments moments(const float* __restrict__ sums, int c, int T) {
+  Moments m = {0.f, 0.f};
+#pragma unroll
+  for (int copy = 0; copy < COPIES; copy++)
+    m.first += __ldg(sums + 2 * T * copy + c), m.second += __ldg(sums + 2 * T * copy + T + c);
+  return m;
+}
+
 struct Statistics { float mean, rstd; };
 
 __device__ Statistics statistics(const float* sums, int c, int T, float P) {
-  float mean = sums[c] / P, variance = sums[T + c] / P - mean * mean;
+  Moments m = moments(sums, c, T);
+  float mean = m.first / P, variance = m.second / P - mean * mean;
   return {mean, rsqrtf(fmaxf(variance, 0.f) + EPS)};
 }
 
@@ -71,10 +86,11 @@ __device__ void backward_affine(float* of_g, float* of_y, float* constant, const
                                 const float* gamma, int T, float P) {
   for (int c = threadIdx.x; c < C; c += blockDim.x) {
     Statistics s = statistics(sums, c, T, P);
-    float scale = gamma[c] * s.rstd, slope = grads[T + c] / P * s.rstd;
+    Moments G = moments(grads, c, T);
+    float scale = gamma[c] * s.rstd, slope = G.second / P * s.rstd;
     of_g[c] = scale;
     of_y[c] = -scale * slope;
-    constant[c] = scale * (slope * s.mean - grads[c] / P);
+    constant[c] = scale * (slope * s.mean - G.first / P);
   }
 }
 
@@ -86,7 +102,8 @@ extern "C" __global__ void __launch_bounds__(64) update_averages(const Average* 
   int c = threadIdx.x;
   float P = (float)images * a.side * a.side;
   if (c < a.channels) {
-    float mean = sums[a.first + c] / P, variance = sums[T + a.first + c] / P - mean * mean;
+    Moments m = moments(sums, a.first + c, T);
+    float mean = m.first / P, variance = m.second / P - mean * mean;
     a.mean[c] += MOMENTUM * (mean - a.mean[c]);
     a.variance[c] += MOMENTUM * (variance * P / (P - 1) - a.variance[c]);
   }
@@ -152,12 +169,12 @@ struct Input {
   }
 };
 
-// dy for the rows [row, row + rows_of(SIDE)), with a border of BORDER pixels; where the convolution had a stride, SIDE is its
-// input's and dy has zeros between its pixels.
-template <int C, int SIDE, int STRIDE, int BORDER, int N_THREADS>
+// dy for the rows [row, row + rows_of(SIDE)), with a border of BORDER pixels, and of its C channels the SOME that g and y point
+// to; where the convolution had a stride, SIDE is its input's and dy has zeros between its pixels.
+template <int C, int SOME, int SIDE, int STRIDE, int BORDER, int N_THREADS>
 struct Gradient {
-  static constexpr int H = rows_of(SIDE) + 2 * BORDER, W = SIDE + 2 * BORDER, SMALL = SIDE / STRIDE, PARTS = C / 8;
-  static constexpr int ALL = H * W * PARTS, EACH = (ALL + N_THREADS - 1) / N_THREADS, BYTES = H * W * bytes_of(C);
+  static constexpr int H = rows_of(SIDE) + 2 * BORDER, W = SIDE + 2 * BORDER, SMALL = SIDE / STRIDE, PARTS = SOME / 8;
+  static constexpr int ALL = H * W * PARTS, EACH = (ALL + N_THREADS - 1) / N_THREADS, BYTES = H * W * bytes_of(SOME);
   uint4 gs[EACH], ys[EACH];
   unsigned inside;
 
@@ -189,7 +206,7 @@ struct Gradient {
                        of_g[ch + 1] * high(gp[k]) + of_y[ch + 1] * high(yp[k]) + constant[ch + 1]);
         }
       }
-      *(uint4*)(tile + i / PARTS * bytes_of(C) + 2 * part) = v;
+      *(uint4*)(tile + i / PARTS * bytes_of(SOME) + 2 * part) = v;
     }
   }
 };
@@ -293,7 +310,8 @@ __device__ void add_sums(float (&first)[Share<N, SIDE>::OVER][2], float (&second
       }
     }
   __syncthreads();
-  for (int i = threadIdx.x; i < 2 * N; i += S::THREADS) atomicAdd(sums + i / N * T + i % N, block[i]);
+  for (int i = threadIdx.x; i < 2 * N; i += S::THREADS)
+    atomicAdd(sums + (blockIdx.x % COPIES * 2 + i / N) * T + i % N, block[i]);
 }
 
 // y = x * w and its sums; with NORM, x is raw, and relu(bn(x)) is what is convolved. SIDE is that of y's images.
@@ -347,7 +365,7 @@ __global__ void __launch_bounds__(32 * warps_for(IN)) input_grad(const bf16* g, 
                                                                  bf16* x_g, float* x_grads, int P, int x_P, int T) {
   constexpr int TILES = SIDE / rows_of(SIDE), SMALL = SIDE / STRIDE;
   using S = Share<IN, SIDE>;
-  Gradient<OUT, SIDE, STRIDE, 1, S::THREADS> gradient;
+  Gradient<OUT, OUT, SIDE, STRIDE, 1, S::THREADS> gradient;
   __shared__ __align__(16) char tile[gradient.BYTES];
   __shared__ float of_g[OUT], of_y[OUT], constant[OUT], scale[IN], shift[IN], mean[IN], rstd[IN], block[2 * IN];
   gradient.fetch(g, y, blockIdx.x / TILES, blockIdx.x % TILES * rows_of(SIDE));
@@ -356,8 +374,8 @@ __global__ void __launch_bounds__(32 * warps_for(IN)) input_grad(const bf16* g, 
   for (int c = threadIdx.x; c < IN; c += S::THREADS) {
     Statistics s = statistics(x_sums, c, T, x_P);
     mean[c] = s.mean, rstd[c] = s.rstd;
+    if (!START) scale[c] = x_gamma[c] * s.rstd, shift[c] = x_beta[c] - s.mean * scale[c];
   }
-  if (!START) scale_and_shift<IN>(scale, shift, x_sums, x_gamma, x_beta, T, x_P);
   __syncthreads();
   float first[S::OVER][2] = {}, second[S::OVER][2] = {};
   for (int t = blockIdx.x; t < x_P / S::PIXELS; t += gridDim.x) {
@@ -411,51 +429,49 @@ __global__ void __launch_bounds__(32 * warps_for(IN)) input_grad(const bf16* g, 
   add_sums<IN, SIDE>(first, second, block, x_grads, T);
 }
 
-// Adds to dw the gradient of the weights: one warp for each tap, the block's tiles in turn. x as in `convolve`, g and y as above.
+// Adds to dw the gradient of the weights: one warp for each tap, the block's tiles in turn, and of the
+// output channels at most 32 (blockIdx.y says which), so that registers suffice. x as in `convolve`, g and y as above.
 template <int IN, int OUT, int SIDE, int STRIDE, bool NORM>
 __global__ void __launch_bounds__(288) weight_grad(const bf16* g, const bf16* y, const float* sums, const float* grads,
                                                    const float* gamma, const bf16* x, const float* x_sums,
                                                    const float* x_gamma, const float* x_beta, float* dw, int P, int x_P, int T) {
   constexpr int K = IN == 3 ? 16 : IN, R = rows_of(SIDE), W = bordered(SIDE, STRIDE), PIXELS = R * SIDE, TILES = SIDE / R;
+  constexpr int SOME = OUT < 32 ? OUT : 32;
+  int from = blockIdx.y * SOME;
   Input<IN, SIDE, STRIDE, NORM, 288> input;
-  Gradient<OUT, SIDE, 1, 0, 288> gradient;
+  Gradient<OUT, SOME, SIDE, 1, 0, 288> gradient;
   __shared__ __align__(16) char tile[input.BYTES];
   __shared__ __align__(16) char dy[gradient.BYTES];
   __shared__ float scale[K], shift[K], of_g[OUT], of_y[OUT], constant[OUT];
-  constexpr bool EARLY = OUT * K < 64 * 64;  // the widest has no registers left to carry the next tile in
-  if (EARLY) {
-    input.fetch(x, blockIdx.x / TILES, blockIdx.x % TILES * R);
-    gradient.fetch(g, y, blockIdx.x / TILES, blockIdx.x % TILES * R);
-  }
+  input.fetch(x, blockIdx.x / TILES, blockIdx.x % TILES * R);
+  gradient.fetch(g + from, y + from, blockIdx.x / TILES, blockIdx.x % TILES * R);
   backward_affine<OUT>(of_g, of_y, constant, sums, grads, gamma, T, P);
   if (NORM) scale_and_shift<K>(scale, shift, x_sums, x_gamma, x_beta, T, x_P);
   int lane = threadIdx.x % 32, tap = threadIdx.x / 32;
-  float total[OUT / 16][K / 8][4] = {};
+  float total[SOME / 16][K / 8][4] = {};
   __syncthreads();
   for (int t = blockIdx.x; t < P / PIXELS; t += gridDim.x) {
-    if (!EARLY) input.fetch(x, t / TILES, t % TILES * R);
     input.store(tile, scale, shift);
-    if (!EARLY) gradient.fetch(g, y, t / TILES, t % TILES * R);
-    gradient.store(dy, of_g, of_y, constant);
+    gradient.store(dy, of_g + from, of_y + from, constant + from);
     __syncthreads();
     int next = t + gridDim.x;
-    if (EARLY && next < P / PIXELS) {
+    if (next < P / PIXELS) {
       input.fetch(x, next / TILES, next % TILES * R);
-      gradient.fetch(g, y, next / TILES, next % TILES * R);
+      gradient.fetch(g + from, y + from, next / TILES, next % TILES * R);
     }
 #pragma unroll 2
     for (int q = 0; q < PIXELS; q += 16) {
-      unsigned a[OUT / 16][4], b[4];
+      unsigned a[SOME / 16][4], b[4];
       int along = q + lane % 8 + lane / 16 * 8, pixel = q + lane % 16;
 #pragma unroll
-      for (int m = 0; m < OUT / 16; m++)
-        load_transposed(a[m], at(dy + along * bytes_of(OUT) + m * 32 + lane / 8 % 2 * 16));
+      for (int m = 0; m < SOME / 16; m++)
+        load_transposed(a[m], at(dy + along * bytes_of(SOME) + m * 32 + lane / 8 % 2 * 16));
       int there = (pixel / SIDE * STRIDE + tap / 3) * W + pixel % SIDE * STRIDE + tap % 3;
 #pragma unroll
       for (int n = 0; n < K / 16; n++) {
         load_transposed(b, at(tile + there * bytes_of(K) + n * 32 + lane / 16 * 16));
 #pragma unroll
-        for (int m = 0; m < OUT / 16; m++) {
+        for (int m = 0; m < SOME / 16; m++) {
           multiply_add(total[m][2 * n], a[m], b[0], b[1]);
           multiply_add(total[m][2 * n + 1], a[m], b[2], b[3]);
         }
@@ -464,12 +480,12 @@ __global__ void __launch_bounds__(288) weight_grad(const bf16* g, const bf16* y,
     __syncthreads();
   }
 #pragma unroll
-  for (int m = 0; m < OUT / 16; m++)
+  for (int m = 0; m < SOME / 16; m++)
 #pragma unroll
     for (int n = 0; n < K / 8; n++)
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        int co = m * 16 + lane / 4 + 8 * half, ci = n * 8 + lane % 4 * 2;
+        int co = from + m * 16 + lane / 4 + 8 * half, ci = n * 8 + lane % 4 * 2;
         add_pair<IN>(dw + (co * 9 + tap) * IN + ci, ci, total[m][n][2 * half], total[m][n][2 * half + 1]);
       }
 }
@@ -523,5 +539,5 @@ __global__ void __launch_bounds__(256) pooled_grad(const float* grad, const bf16
   atomicAdd(block + c, first0), atomicAdd(block + c + 1, first1);
   atomicAdd(block + C + c, second0), atomicAdd(block + C + c + 1, second1);
   __syncthreads();
-  for (int i = threadIdx.x; i < 2 * C; i += 256) atomicAdd(grads + i / C * T + i % C, block[i]);
+  for (int i = threadIdx.x; i < 2 * C; i += 256) atomicAdd(grads + (blockIdx.x % COPIES * 2 + i / C) * T + i % C, block[i]);
 }

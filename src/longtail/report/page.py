@@ -99,7 +99,8 @@ def in_words(verdict: Tree) -> str:
     by = f"{verdict['difference']:+.1f} ± {verdict['half_width']:.1f} points, {seeds} seeds".replace("-", "−")
     if verdict["outcome"] == "tied":
         return f"{where} {verdict['first']} and {verdict['second']} are tied ({by})."
-    return f"{where} {verdict['first']} is {verdict['outcome']} of {verdict['second']} ({by})."
+    position = {"ahead": "ahead of", "behind": "behind"}[verdict["outcome"]]
+    return f"{where} {verdict['first']} is {position} {verdict['second']} ({by})."
 
 
 def verdict_lines(tree: Tree, epochs: int) -> list[str]:
