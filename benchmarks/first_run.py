@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from longtail import recipes
+from longtail.config import Config
 from longtail.engine.train import train
 from longtail.report.table import table, to_markdown
 from longtail.runs import LOG, write_json
@@ -19,7 +20,7 @@ from longtail.runs import LOG, write_json
 EPOCHS = 20
 
 
-def short(method: str, root: Path, seeds: tuple[int, ...]):
+def short(method: str, root: Path, seeds: tuple[int, ...]) -> Config:
     config = recipes.cifar100_lt(method, 100, "equal")
     if method == "supcon":
         config = replace(config, method=replace(config.method, linear_epochs=EPOCHS))

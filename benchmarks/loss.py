@@ -11,6 +11,7 @@ inputs and gradients, `matrices` the same as a multiple of the two matrices of p
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from measure import Row, release, save, seconds_per_call, table, where
@@ -99,25 +100,35 @@ def measure(device: torch.device, most: int = 2**31) -> Row:
 
 def plot(rows: list[Row], path: Path) -> None:
     """Time and memory against each of the three, both axes logarithmic; dashed: what grows in proportion."""
-    from longtail.report.plots import COLOURS, MARKERS, plt  # only here is matplotlib needed
+    from longtail.report.plots import plt  # only here is matplotlib needed
 
-    time = "ms" if rows[0]["replayed_ms"] is None else "replayed_ms"
-    panels = [(time, "forward and backward, ms"), ("MB", "memory beyond inputs\nand gradients, MB")]
-    panels = [p for p in panels if rows[0][p[0]] is not None]
-    figure, axes = plt.subplots(len(panels), 3, figsize=(9, 2.8 * len(panels)), layout="constrained", squeeze=False)
-    for (key, label), line in zip(panels, axes, strict=True):
+    panels = {"replayed_ms": "forward and backward,\nreplayed, ms", "MB": "beyond inputs\nand gradients, MB"}
+    if rows[0]["replayed_ms"] is None:
+        panels = {"ms": "forward and backward, ms"}
+    varied = [vary for vary in RANGES if any(r["vary"] == vary for r in rows)]
+    size = (3 * len(varied), 2.6 * len(panels))
+    figure, axes = plt.subplots(len(panels), len(varied), figsize=size, layout="constrained", squeeze=False)
+    for (key, label), line in zip(panels.items(), axes, strict=True):
         line[0].set_ylabel(label)
-        for vary, axis in zip(RANGES, line, strict=True):
-            for i, name in enumerate(LOSSES):
-                points = [(r[vary], r[key]) for r in rows if r["vary"] == vary and r["loss"] == name]
-                axis.loglog(*zip(*points, strict=True), label=name, color=COLOURS[i], marker=MARKERS[i], markersize=4)
-            x, y = zip(*points, strict=True)
-            axis.loglog(x, [y[-1] * v / x[-1] for v in x], color="0.6", linestyle="--", linewidth=1, label="linear")
-            axis.set_xlabel(vary)
-            axis.grid(alpha=0.3)
+        for vary, axis in zip(varied, line, strict=True):
+            draw(axis, [r for r in rows if r["vary"] == vary], vary, key)
     axes[0][0].legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def draw(axis: Any, rows: list[Row], vary: str, key: str) -> None:
+    from longtail.report.plots import COLOURS, MARKERS
+
+    for name, colour, marker in zip(LOSSES, COLOURS, MARKERS, strict=False):
+        x, y = zip(*((r[vary], r[key]) for r in rows if r["loss"] == name), strict=True)
+        axis.loglog(x, y, label=name, color=colour, marker=marker, markersize=4)
+    shown, far = axis.get_ylim(), rows[-2]  # the largest of ours
+    linear = [far[key] * v / far[vary] for v in x]
+    axis.loglog(x, linear, label="linear", color="0.6", linestyle="--", linewidth=1)
+    axis.set_ylim(shown)
+    axis.set_xlabel(vary)
+    axis.grid(alpha=0.3)
 
 
 def main() -> None:

@@ -56,8 +56,8 @@ def main() -> None:
         save(args.out, found)
         print(f"\n{name}\n{table(found[name]['rows'])}\n", flush=True)
         release()
-    if args.plot and "loss" in found:
-        loss.plot(found["loss"]["rows"], args.plot)
+        if args.plot and name == "loss":
+            loss.plot(found[name]["rows"], args.plot)
 
 
 if __name__ == "__main__":

@@ -200,7 +200,7 @@ def test_again_trains_what_is_recorded_and_keeps_the_older_folder(place, calls):
     first = json.loads((folder / "seed0/metrics.json").read_text())
     again(place, **ONE_CELL, seeds=[0], again=True)
     aside = [f for f in folder.iterdir() if f.name.startswith("seed0-")]
-    assert calls == [("paco-40-1-epochs", (0,))] and len(aside) == 1
+    assert calls == [("paco-40-1-epochs", (0,))] and len(aside) == 1 and (folder / "seed1/metrics.json").exists()
     assert json.loads((aside[0] / "metrics.json").read_text()) == first
     records = [r for r in stored(place)["runs"] if (r["method"], r["seed"]) == ("paco", 0)]
     fresh = json.loads((folder / "seed0/metrics.json").read_text())
@@ -326,12 +326,31 @@ def test_the_estimate_prefers_the_method_and_this_machine(place):
     data = reproduction.load(cells["paco"].config.data)
 
     def seconds(method):
-        return book.estimate(cells[method], data, 1) / reproduction.MARGIN
+        return book.estimate(cells[method], data, [0], False) / reproduction.MARGIN
 
     assert seconds("paco") == pytest.approx(2) and seconds("balanced-softmax") == pytest.approx(60)
     book.device = "here"
     assert seconds("paco") == pytest.approx(1)
     assert seconds("supcon") == pytest.approx(50 * 2)  # never run: the slowest, and one epoch of a second stage
+
+
+def test_the_estimate_counts_what_is_left(place):
+    slow_down(place, 40.0)
+    book = reproduction.Book(place / "results/dig_its.json", "dig-its", STAND_IN, "")
+    cell = reproduction.make_cell(STAND_IN, "paco", 40, 4, place / "new", None)
+    data = reproduction.load(cell.config.data)
+
+    def seconds(*seeds, again=False):
+        return book.estimate(cell, data, seeds, again) / reproduction.MARGIN
+
+    assert seconds(0) == pytest.approx(160) and seconds(0, 1) == pytest.approx(320)
+    begun, finished = cell.run_folder(0), cell.run_folder(1)
+    begun.mkdir(parents=True)
+    finished.mkdir()
+    (begun / "log.jsonl").write_text("{}\n" * 3)
+    (finished / "metrics.json").write_text("{}")
+    assert seconds(0) == pytest.approx(40) and seconds(1) == 0 and seconds(0, 1) == pytest.approx(40)
+    assert seconds(0, 1, again=True) == pytest.approx(320)
 
 
 def test_a_stop_says_how_to_go_on(tmp_path, monkeypatch, capsys):
@@ -354,6 +373,7 @@ def test_a_stop_says_how_to_go_on(tmp_path, monkeypatch, capsys):
         lambda tree: "{",
         lambda tree: [],
         lambda tree: tree | {"runs": {}},
+        lambda tree: tree | {"updated": None},
         lambda tree: tree | {"runs": [3]},
         lambda tree: tree | {"runs": [{**tree["runs"][0], "seed": "zero"}]},
         lambda tree: tree | {"runs": [{k: v for k, v in tree["runs"][0].items() if k != "started"}]},

@@ -16,6 +16,7 @@ from longtail.data.sources import DataSet, load
 from longtail.engine.train import train
 from longtail.errors import Interrupted, UserError, unknown
 from longtail.report import results as files
+from longtail.report.page import factor_name
 
 CHECKPOINT_EVERY = 50  # epochs; the runs are minutes long, and a checkpoint costs some of their speed
 MARGIN = 1.1  # a run's seconds leave out loading and evaluation
@@ -80,7 +81,7 @@ TABLES = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A method at one factor, with the seeds that are asked for."""
+    """A method at one factor, and where its runs lie."""
 
     method: str
     imbalance: float
@@ -88,7 +89,10 @@ class Cell:
     folder: Path
 
     def __str__(self) -> str:
-        return f"{self.config.method.label}, imbalance {self.imbalance:g}"
+        return f"{self.config.method.label}, {factor_name(self.imbalance)}"
+
+    def run_folder(self, seed: int) -> Path:
+        return self.folder / f"seed{seed}"
 
     def with_seeds(self, seeds: Sequence[int]) -> Config:
         return replace(self.config, train=replace(self.config.train, seeds=tuple(seeds)))
@@ -120,6 +124,12 @@ def reproduce(
     command = command_line(name, table, wanted, methods, imbalance, epochs)
     book = Book(open_folder(Path(results)) / f"{name.replace('-', '_')}.json", name, table, command)
     cells = [make_cell(table, m, f, epochs, Path(out or f"runs/reproduce-{name}"), data_root) for m, f in chosen]
+    work_through(cells, wanted, book, left, again)
+    return book.write()
+
+
+def work_through(cells: Sequence["Cell"], wanted: Sequence[int], book: "Book", left: "Budget", again: bool) -> None:
+    """Train and record cell after cell, as far as the time goes."""
     images: dict[float, DataSet] = {}
     for number, cell in enumerate(cells, 1):
         where, todo = f"cell {number} of {len(cells)}: {cell}", book.seeds_left(cell, wanted, again)
@@ -128,15 +138,14 @@ def reproduce(
             continue
         data = load_images(cell, images)
         book.check_images(cell, data)
-        if too_long := left.too_short_for(book.estimate(cell, data, len(todo))):
+        if too_long := left.too_short_for(book.estimate(cell, data, todo, again)):
             print(f"stopped before {where}: {too_long}; the same command continues", flush=True)
             break
         skipped = [s for s in wanted if s not in todo]
         print(f"{where}, {listed(todo)}" + (f" ({listed(skipped)} recorded already)" if skipped else ""), flush=True)
         if again:
-            set_aside(cell, book.recorded(cell))
-        book.add([make_record(cell, folder, command) for folder in train_cell(cell, todo, data)])
-    return book.write()
+            set_aside(cell, {s: r for s, r in book.recorded(cell).items() if s in todo})
+        book.add([make_record(cell, folder, book.command) for folder in train_cell(cell, todo, data)])
 
 
 # What is asked for
@@ -211,7 +220,7 @@ def open_folder(results: Path) -> Path:
         results.mkdir(parents=True, exist_ok=True)
         probe = results / ".longtail-probe"
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to {results} ({error.strerror}): choose another --results") from error
     return results
@@ -239,7 +248,7 @@ def train_cell(cell: Cell, seeds: Sequence[int], data: DataSet) -> list[Path]:
 def set_aside(cell: Cell, recorded: dict[int, dict[str, Any]]) -> None:
     """Rename the folders of recorded runs, so that these can be made once more; one not recorded yet is not in the way."""
     for seed, record in recorded.items():
-        folder = cell.folder / f"seed{seed}"
+        folder = cell.run_folder(seed)
         if (folder / runs.METRICS).exists():
             started = str(runs.read(folder).environment["started"])
             if started == record["started"]:
@@ -265,9 +274,18 @@ def make_record(cell: Cell, folder: Path, command: str) -> dict[str, Any]:
     }
 
 
-def work(config: Config, images: int) -> int:
-    """Images seen, which steps are proportional to: batches are alike within a table."""
-    return images * (config.train.epochs + getattr(config.method, "linear_epochs", 0))
+def all_epochs(config: Config) -> int:
+    """Of both stages, where there are two."""
+    return config.train.epochs + getattr(config.method, "linear_epochs", 0)
+
+
+def epochs_left(config: Config, folder: Path) -> int:
+    """Of a run that may have begun, by its log; what it logged after its last checkpoint counts as done."""
+    if (folder / runs.METRICS).exists():
+        return 0
+    log = folder / runs.LOG
+    done = len(log.read_bytes().splitlines()) if log.exists() else 0
+    return max(all_epochs(config) - done, 0)
 
 
 def listed(seeds: Sequence[int]) -> str:
@@ -314,12 +332,15 @@ class Book:
                 other = f"at imbalance {cell.imbalance:g} {self.path} has runs on other images (checksum {stored})"
                 raise UserError(f"{other}: name them with --data_root, or choose another --results")
 
-    def estimate(self, cell: Cell, data: DataSet, seeds: int) -> float | None:
+    def estimate(self, cell: Cell, data: DataSet, seeds: Sequence[int], again: bool) -> float | None:
         """Seconds that a cell will likely take, by the runs done on this machine, of this method where there are some."""
+        left = [all_epochs(cell.config) if again else epochs_left(cell.config, cell.run_folder(s)) for s in seeds]
+        if not any(left):
+            return 0.0
         done = [r for r in self.tree["runs"] if self.device in (None, r["device"])]
         done = [r for r in done if r["method"] == cell.method] or done
-        ahead = work(cell.config, len(data.train.labels))
-        return max((MARGIN * ahead * seconds_per_image(r, seeds) for r in done), default=None)
+        images, running = max(left) * len(data.train.labels), sum(n > 0 for n in left)
+        return max((MARGIN * images * seconds_per_image(r, running) for r in done), default=None)
 
     def add(self, records: list[dict[str, Any]]) -> None:
         """Record a cell; the file is read once more, since another process may have added to it."""
@@ -338,7 +359,10 @@ class Book:
 
 
 def seconds_per_image(record: dict[str, Any], seeds: int) -> float:
-    """Of a run like this one with so many seeds: as many as trained side by side cost the same, more cost more."""
-    metrics, config = record["metrics"], from_dict(Config, record["identity"])
+    """Of a run like this one with so many seeds: as many as trained side by side cost the same, more cost more.
+
+    Per image seen, which steps are proportional to: batches are alike within a table.
+    """
+    metrics, epochs = record["metrics"], all_epochs(from_dict(Config, record["identity"]))
     seconds = metrics["seconds"] + (metrics.get("setup_seconds") or 0)
-    return seconds * max(1, seeds / (metrics.get("together") or 1)) / work(config, record["data"]["images"])
+    return seconds * max(1, seeds / (metrics.get("together") or 1)) / (epochs * record["data"]["images"])

@@ -46,7 +46,7 @@ def paco_terms(
 
     `centre_BC` holds the raw products c·F(x), `contrast_BM` the raw products z·G(x); `drop_BM` is True where a sample is
     not in A(i): the anchor itself, and queue slots not filled yet. `log_prior_C` is log q, the centre rebalance.
-    P_sup is for the log: it has no gradient.
+    P_sup is for the log and has no gradient; L_i has one of first order only.
     """
     log_q_C = centre_BC.new_zeros(centre_BC.shape[1]) if log_prior_C is None else finite(log_prior_C)
     log_q_C = at_least_float32(log_q_C, centre_BC, contrast_BM)  # the precision of all that follows

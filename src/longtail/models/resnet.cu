@@ -54,20 +54,20 @@ constexpr int COPIES = 8;
 
 struct Moments { float first, second; };
 
-__device__ Moments moments(const float* __restrict__ sums, int c, int T) {
+// Sums over P pixels, as means.
+__device__ Moments moments(const float* __restrict__ sums, int c, int T, float P) {
   Moments m = {0.f, 0.f};
 #pragma unroll
   for (int copy = 0; copy < COPIES; copy++)
     m.first += __ldg(sums + 2 * T * copy + c), m.second += __ldg(sums + 2 * T * copy + T + c);
-  return m;
+  return {__fdividef(m.first, P), __fdividef(m.second, P)};
 }
 
 struct Statistics { float mean, rstd; };
 
 __device__ Statistics statistics(const float* sums, int c, int T, float P) {
-  Moments m = moments(sums, c, T);
-  float mean = m.first / P, variance = m.second / P - mean * mean;
-  return {mean, rsqrtf(fmaxf(variance, 0.f) + EPS)};
+  Moments m = moments(sums, c, T, P);
+  return {m.first, rsqrtf(fmaxf(m.second - m.first * m.first, 0.f) + EPS)};
 }
 
 template <int C>
@@ -86,11 +86,11 @@ __device__ void backward_affine(float* of_g, float* of_y, float* constant, const
                                 const float* gamma, int T, float P) {
   for (int c = threadIdx.x; c < C; c += blockDim.x) {
     Statistics s = statistics(sums, c, T, P);
-    Moments G = moments(grads, c, T);
-    float scale = gamma[c] * s.rstd, slope = G.second / P * s.rstd;
+    Moments G = moments(grads, c, T, P);
+    float scale = gamma[c] * s.rstd, slope = G.second * s.rstd;
     of_g[c] = scale;
     of_y[c] = -scale * slope;
-    constant[c] = scale * (slope * s.mean - G.first / P);
+    constant[c] = scale * (slope * s.mean - G.first);
   }
 }
 
@@ -102,8 +102,8 @@ extern "C" __global__ void __launch_bounds__(64) update_averages(const Average* 
   int c = threadIdx.x;
   float P = (float)images * a.side * a.side;
   if (c < a.channels) {
-    Moments m = moments(sums, a.first + c, T);
-    float mean = m.first / P, variance = m.second / P - mean * mean;
+    Moments m = moments(sums, a.first + c, T, P);
+    float mean = m.first, variance = m.second - mean * mean;
     a.mean[c] += MOMENTUM * (mean - a.mean[c]);
     a.variance[c] += MOMENTUM * (variance * P / (P - 1) - a.variance[c]);
   }
@@ -116,55 +116,59 @@ __device__ constexpr int rows_of(int side) { return side * side < 128 ? side : 1
 __device__ constexpr int bytes_of(int C) { return 2 * C + 16; }
 __device__ constexpr int bordered(int n, int stride) { return (n - 1) * stride + 3; }
 
-__device__ uint4 normalise(uint4 v, const float* scale, const float* shift) {
-  unsigned* pairs = (unsigned*)&v;
-#pragma unroll
-  for (int i = 0; i < 4; i++)
-    pairs[i] = pack(fmaxf(low(pairs[i]) * scale[2 * i] + shift[2 * i], 0.f),
-                    fmaxf(high(pairs[i]) * scale[2 * i + 1] + shift[2 * i + 1], 0.f));
-  return v;
-}
+// A tile on its way from memory: `fetch` asks for it and `store` puts it down, so that other work fits in between. A thread
+// carries the same eight channels of several pixels.
 
-// A tile on its way from memory: `fetch` asks for it and `store` puts it down, so that other work fits in between. Each thread
-// carries eight channels of every N_THREADS-th pixel.
+template <int C, int N_THREADS, int H, int W>
+struct Carrier {
+  static constexpr int PARTS = C / 8, AT_ONCE = N_THREADS / PARTS, EACH = (H * W + AT_ONCE - 1) / AT_ONCE;
+  static constexpr int BYTES = H * W * bytes_of(C);
+  static __device__ int part() { return threadIdx.x % PARTS * 8; }
+  static __device__ int pixel(int e) { return e * AT_ONCE + threadIdx.x / PARTS; }
+  static __device__ uint4* place(char* tile, int pixel) { return (uint4*)(tile + pixel * bytes_of(C) + 2 * part()); }
+};
 
-// The input of a convolution for the rows [row, row + rows_of(SIDE)) of its output, with border; with NORM it is raw.
-template <int C, int SIDE, int STRIDE, bool NORM, int N_THREADS>
-struct Input {
+// The input of a convolution for the rows [row, row + rows_of(SIDE)) of its output, with border; with NORM it is raw. Of three
+// channels (the images) it makes sixteen, the others zero.
+template <int STORED, int SIDE, int STRIDE, bool NORM, int N_THREADS>
+struct Input : Carrier<STORED == 3 ? 16 : STORED, N_THREADS, bordered(rows_of(SIDE), STRIDE), bordered(SIDE, STRIDE)> {
   static constexpr int FULL = SIDE * STRIDE, H = bordered(rows_of(SIDE), STRIDE), W = bordered(SIDE, STRIDE);
-  static constexpr int PARTS = C == 3 ? 1 : C / 8, ALL = H * W * PARTS, EACH = (ALL + N_THREADS - 1) / N_THREADS;
-  static constexpr int BYTES = H * W * bytes_of(C == 3 ? 16 : C);
-  uint4 carried[EACH];
+  using Base = Carrier<STORED == 3 ? 16 : STORED, N_THREADS, H, W>;
+  uint4 carried[Base::EACH];
   unsigned inside;  // a bit for each: zeros stay zeros
 
   __device__ void fetch(const bf16* __restrict__ x, int image, int row) {
     inside = 0;
 #pragma unroll
-    for (int e = 0; e < EACH; e++) {
-      int i = e * N_THREADS + threadIdx.x, pixel = i / PARTS, r = row * STRIDE - 1 + pixel / W, c = pixel % W - 1;
+    for (int e = 0; e < Base::EACH; e++) {
+      int pixel = Base::pixel(e), r = row * STRIDE - 1 + pixel / W, c = pixel % W - 1;
       carried[e] = {0, 0, 0, 0};
-      if (i < ALL && r >= 0 && r < FULL && c >= 0 && c < FULL) {
+      if (pixel < H * W && (unsigned)r < FULL && (unsigned)c < FULL) {
         inside |= 1u << e;
-        if constexpr (C == 3) {  // the images: three channels become sixteen
-          const bf16* p = x + ((image * FULL + r) * FULL + c) * 3;
+        const bf16* p = x + ((image * FULL + r) * FULL + c) * STORED + Base::part();
+        if constexpr (STORED != 3) {
+          carried[e] = __ldg((const uint4*)p);
+        } else if (Base::part() == 0) {
           carried[e].x = p[0] | (unsigned)p[1] << 16;
           carried[e].y = p[2];
-        } else {
-          carried[e] = __ldg((const uint4*)(x + ((image * FULL + r) * FULL + c) * C + i % PARTS * 8));
         }
       }
     }
   }
 
   __device__ void store(char* tile, const float* scale, const float* shift) {
+    float a[8], b[8];
 #pragma unroll
-    for (int e = 0; e < EACH; e++) {
-      int i = e * N_THREADS + threadIdx.x, part = i % PARTS * 8;
-      if (i >= ALL) continue;
-      uint4 v = carried[e];
-      if (NORM && inside >> e & 1) v = normalise(v, scale + part, shift + part);
-      *(uint4*)(tile + i / PARTS * bytes_of(C == 3 ? 16 : C) + 2 * part) = v;
-      if (C == 3) *(uint4*)(tile + i * bytes_of(16) + 16) = {0, 0, 0, 0};
+    for (int k = 0; k < 8; k++)
+      if (NORM) a[k] = scale[Base::part() + k], b[k] = shift[Base::part() + k];
+#pragma unroll
+    for (int e = 0; e < Base::EACH; e++) {
+      unsigned* v = (unsigned*)&carried[e];
+#pragma unroll
+      for (int k = 0; k < 4; k++)
+        if (NORM && inside >> e & 1)
+          v[k] = pack(fmaxf(low(v[k]) * a[2 * k] + b[2 * k], 0.f), fmaxf(high(v[k]) * a[2 * k + 1] + b[2 * k + 1], 0.f));
+      if (Base::pixel(e) < H * W) *Base::place(tile, Base::pixel(e)) = carried[e];
     }
   }
 };
@@ -172,19 +176,19 @@ struct Input {
 // dy for the rows [row, row + rows_of(SIDE)), with a border of BORDER pixels, and of its C channels the SOME that g and y point
 // to; where the convolution had a stride, SIDE is its input's and dy has zeros between its pixels.
 template <int C, int SOME, int SIDE, int STRIDE, int BORDER, int N_THREADS>
-struct Gradient {
-  static constexpr int H = rows_of(SIDE) + 2 * BORDER, W = SIDE + 2 * BORDER, SMALL = SIDE / STRIDE, PARTS = SOME / 8;
-  static constexpr int ALL = H * W * PARTS, EACH = (ALL + N_THREADS - 1) / N_THREADS, BYTES = H * W * bytes_of(SOME);
-  uint4 gs[EACH], ys[EACH];
+struct Gradient : Carrier<SOME, N_THREADS, rows_of(SIDE) + 2 * BORDER, SIDE + 2 * BORDER> {
+  static constexpr int H = rows_of(SIDE) + 2 * BORDER, W = SIDE + 2 * BORDER, SMALL = SIDE / STRIDE;
+  using Base = Carrier<SOME, N_THREADS, H, W>;
+  uint4 gs[Base::EACH], ys[Base::EACH];
   unsigned inside;
 
   __device__ void fetch(const bf16* __restrict__ g, const bf16* __restrict__ y, int image, int row) {
     inside = 0;
 #pragma unroll
-    for (int e = 0; e < EACH; e++) {
-      int i = e * N_THREADS + threadIdx.x, pixel = i / PARTS, r = row - BORDER + pixel / W, c = pixel % W - BORDER;
-      if (i < ALL && r >= 0 && r < SIDE && c >= 0 && c < SIDE && r % STRIDE == 0 && c % STRIDE == 0) {
-        int from = ((image * SMALL + r / STRIDE) * SMALL + c / STRIDE) * C + i % PARTS * 8;
+    for (int e = 0; e < Base::EACH; e++) {
+      int pixel = Base::pixel(e), r = row - BORDER + pixel / W, c = pixel % W - BORDER;
+      if (pixel < H * W && (unsigned)r < SIDE && (unsigned)c < SIDE && r % STRIDE == 0 && c % STRIDE == 0) {
+        int from = ((image * SMALL + r / STRIDE) * SMALL + c / STRIDE) * C + Base::part();
         inside |= 1u << e;
         gs[e] = __ldg((const uint4*)(g + from)), ys[e] = __ldg((const uint4*)(y + from));
       }
@@ -192,21 +196,20 @@ struct Gradient {
   }
 
   __device__ void store(char* tile, const float* of_g, const float* of_y, const float* constant) {
+    float a[8], b[8], c[8];
 #pragma unroll
-    for (int e = 0; e < EACH; e++) {
-      int i = e * N_THREADS + threadIdx.x, part = i % PARTS * 8;
-      if (i >= ALL) continue;
+    for (int k = 0; k < 8; k++)
+      a[k] = of_g[Base::part() + k], b[k] = of_y[Base::part() + k], c[k] = constant[Base::part() + k];
+#pragma unroll
+    for (int e = 0; e < Base::EACH; e++) {
       uint4 v = {0, 0, 0, 0};
-      if (inside >> e & 1) {
-        unsigned *to = (unsigned*)&v, *gp = (unsigned*)&gs[e], *yp = (unsigned*)&ys[e];
+      unsigned *to = (unsigned*)&v, *gp = (unsigned*)&gs[e], *yp = (unsigned*)&ys[e];
+      if (inside >> e & 1)
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-          int ch = part + 2 * k;
-          to[k] = pack(of_g[ch] * low(gp[k]) + of_y[ch] * low(yp[k]) + constant[ch],
-                       of_g[ch + 1] * high(gp[k]) + of_y[ch + 1] * high(yp[k]) + constant[ch + 1]);
-        }
-      }
-      *(uint4*)(tile + i / PARTS * bytes_of(SOME) + 2 * part) = v;
+        for (int k = 0; k < 4; k++)
+          to[k] = pack(a[2 * k] * low(gp[k]) + b[2 * k] * low(yp[k]) + c[2 * k],
+                       a[2 * k + 1] * high(gp[k]) + b[2 * k + 1] * high(yp[k]) + c[2 * k + 1]);
+      if (Base::pixel(e) < H * W) *Base::place(tile, Base::pixel(e)) = v;
     }
   }
 };
@@ -245,8 +248,7 @@ template <int K, int N, int SIDE, int STRIDE>
 __device__ void multiply(float (&total)[Share<N, SIDE>::UP][Share<N, SIDE>::OVER][4], const char* tile,
                          const uint2* __restrict__ w) {
   using S = Share<N, SIDE>;
-  constexpr int W = bordered(SIDE, STRIDE), STEPS = 9 * K / 16;
-  constexpr int AHEAD = N == 32 ? 4 : 6;  // weights are asked for some steps before their turn
+  constexpr int W = bordered(SIDE, STRIDE), STEPS = K / 16;  // of a tap
   int lane = threadIdx.x % 32;
   unsigned start[S::UP];  // where this thread's row of eight numbers begins
 #pragma unroll
@@ -255,26 +257,34 @@ __device__ void multiply(float (&total)[Share<N, SIDE>::UP][Share<N, SIDE>::OVER
     start[up] = at(tile + (pixel / SIDE * STRIDE * W + pixel % SIDE * STRIDE) * bytes_of(K) + lane / 16 * 16);
   }
   const uint2* mine = w + S::channel(0) / 8 * 32 + lane;
-  uint2 b[AHEAD][S::OVER];
-  unsigned a[4];
-  auto fetch = [&](int step) {
+  uint2 b[STEPS][S::OVER], next[STEPS][S::OVER];  // the weights of this tap, and of the next on their way
+  auto fetch = [&](uint2 (&to)[STEPS][S::OVER], int tap) {
 #pragma unroll
-    for (int over = 0; over < S::OVER; over++) b[step % AHEAD][over] = __ldg(mine + (step * (N / 8) + over) * 32);
+    for (int step = 0; step < STEPS; step++)
+#pragma unroll
+      for (int over = 0; over < S::OVER; over++) to[step][over] = __ldg(mine + ((tap * STEPS + step) * (N / 8) + over) * 32);
   };
+  fetch(b, 0);
+#pragma unroll 1
+  for (int row = 0; row < 3; row++)
 #pragma unroll
-  for (int step = 0; step < AHEAD - 1; step++) fetch(step);
+    for (int column = 0; column < 3; column++) {
+      int tap = row * 3 + column;
+      if (tap < 8) fetch(next, tap + 1);
 #pragma unroll
-  for (int step = 0; step < STEPS; step++) {
-    if (step + AHEAD - 1 < STEPS) fetch(step + AHEAD - 1);
-    int tap = step * 16 / K, k = step * 16 % K;
+      for (int step = 0; step < STEPS; step++)
 #pragma unroll
-    for (int up = 0; up < S::UP; up++) {
-      load_matrices(a, start[up] + (tap / 3 * W + tap % 3) * bytes_of(K) + k * 2);
+        for (int up = 0; up < S::UP; up++) {
+          unsigned a[4];
+          load_matrices(a, start[up] + (row * W + column) * bytes_of(K) + step * 32);
 #pragma unroll
-      for (int over = 0; over < S::OVER; over++)
-        multiply_add(total[up][over], a, b[step % AHEAD][over].x, b[step % AHEAD][over].y);
+          for (int over = 0; over < S::OVER; over++) multiply_add(total[up][over], a, b[step][over].x, b[step][over].y);
+        }
+#pragma unroll
+      for (int step = 0; step < STEPS; step++)
+#pragma unroll
+        for (int over = 0; over < S::OVER; over++) b[step][over] = next[step][over];
     }
-  }
 }
 
 // To memory that other blocks add to as well.
@@ -324,30 +334,31 @@ __global__ void __launch_bounds__(32 * warps_for(OUT)) convolve(const bf16* x, c
   Input<IN, SIDE, STRIDE, NORM, S::THREADS> input;
   __shared__ __align__(16) char tile[input.BYTES];
   __shared__ float scale[K], shift[K], block[2 * OUT];
-  input.fetch(x, blockIdx.x / TILES, blockIdx.x % TILES * rows_of(SIDE));
   for (int i = threadIdx.x; i < 2 * OUT; i += S::THREADS) block[i] = 0.f;
-  if (NORM) scale_and_shift<K>(scale, shift, x_sums, x_gamma, x_beta, T, x_P);
-  __syncthreads();
   float first[S::OVER][2] = {}, second[S::OVER][2] = {};
-  for (int t = blockIdx.x; t < P / S::PIXELS; t += gridDim.x) {
-    input.store(tile, scale, shift);
-    __syncthreads();
-    int next = t + gridDim.x;
+  for (int t = -1, next = blockIdx.x;; t = next, next += gridDim.x) {  // tile t is here, the next one on its way
     if (next < P / S::PIXELS) input.fetch(x, next / TILES, next % TILES * rows_of(SIDE));
-    float total[S::UP][S::OVER][4] = {};
-    multiply<K, OUT, SIDE, STRIDE>(total, tile, w);
+    if (t >= 0) {
+      float total[S::UP][S::OVER][4] = {};
+      multiply<K, OUT, SIDE, STRIDE>(total, tile, w);
 #pragma unroll
-    for (int up = 0; up < S::UP; up++)
+      for (int up = 0; up < S::UP; up++)
 #pragma unroll
-      for (int over = 0; over < S::OVER; over++)
+        for (int over = 0; over < S::OVER; over++)
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-          unsigned pair = pack(total[up][over][2 * half], total[up][over][2 * half + 1]);
-          int p = t * S::PIXELS + S::pixel(up) + 8 * half;
-          *(unsigned*)(y + p * OUT + S::channel(over)) = pair;
-          first[over][0] += low(pair), second[over][0] += low(pair) * low(pair);
-          first[over][1] += high(pair), second[over][1] += high(pair) * high(pair);
-        }
+          for (int half = 0; half < 2; half++) {
+            unsigned pair = pack(total[up][over][2 * half], total[up][over][2 * half + 1]);
+            int p = t * S::PIXELS + S::pixel(up) + 8 * half;
+            *(unsigned*)(y + p * OUT + S::channel(over)) = pair;
+            first[over][0] += low(pair), second[over][0] += low(pair) * low(pair);
+            first[over][1] += high(pair), second[over][1] += high(pair) * high(pair);
+          }
+    } else if (NORM) {
+      scale_and_shift<K>(scale, shift, x_sums, x_gamma, x_beta, T, x_P);
+    }
+    __syncthreads();
+    if (next >= P / S::PIXELS) break;
+    input.store(tile, scale, shift);
     __syncthreads();
   }
   add_sums<OUT, SIDE>(first, second, block, sums, T);
@@ -368,62 +379,65 @@ __global__ void __launch_bounds__(32 * warps_for(IN)) input_grad(const bf16* g, 
   Gradient<OUT, OUT, SIDE, STRIDE, 1, S::THREADS> gradient;
   __shared__ __align__(16) char tile[gradient.BYTES];
   __shared__ float of_g[OUT], of_y[OUT], constant[OUT], scale[IN], shift[IN], mean[IN], rstd[IN], block[2 * IN];
-  gradient.fetch(g, y, blockIdx.x / TILES, blockIdx.x % TILES * rows_of(SIDE));
   for (int i = threadIdx.x; i < 2 * IN; i += S::THREADS) block[i] = 0.f;
-  backward_affine<OUT>(of_g, of_y, constant, sums, grads, gamma, T, P);
-  for (int c = threadIdx.x; c < IN; c += S::THREADS) {
-    Statistics s = statistics(x_sums, c, T, x_P);
-    mean[c] = s.mean, rstd[c] = s.rstd;
-    if (!START) scale[c] = x_gamma[c] * s.rstd, shift[c] = x_beta[c] - s.mean * scale[c];
-  }
-  __syncthreads();
   float first[S::OVER][2] = {}, second[S::OVER][2] = {};
-  for (int t = blockIdx.x; t < x_P / S::PIXELS; t += gridDim.x) {
-    int image = t / TILES, row = t % TILES * rows_of(SIDE), next = t + gridDim.x;
-    gradient.store(tile, of_g, of_y, constant);
-    unsigned raw[S::UP][2][S::OVER], out[S::UP][2][S::OVER], more[S::UP][2][S::OVER];  // asked for before they are needed
-#pragma unroll
-    for (int up = 0; up < S::UP; up++)
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        int q = S::pixel(up) + 8 * half, r = row + q / SIDE, c = q % SIDE;
-#pragma unroll
-        for (int over = 0; over < S::OVER; over++) {
-          int ch = S::channel(over), here = (t * S::PIXELS + q) * IN + ch;
-          raw[up][half][over] = __ldg((const unsigned*)(x_y + here));
-          if (START) {
-            int from = ((image * SMALL + r / STRIDE) * SMALL + c / STRIDE) * OUT + (OUT - IN) / 2 + ch;
-            bool taken = r % STRIDE == 0 && c % STRIDE == 0;
-            more[up][half][over] = taken ? __ldg((const unsigned*)(skip + from)) : 0;
-            out[up][half][over] = __ldg((const unsigned*)(x_out + here));
-          }
-        }
-      }
-    __syncthreads();
+  for (int t = -1, next = blockIdx.x;; t = next, next += gridDim.x) {
     if (next < x_P / S::PIXELS) gradient.fetch(g, y, next / TILES, next % TILES * rows_of(SIDE));
-    float total[S::UP][S::OVER][4] = {};
-    multiply<OUT, IN, SIDE, 1>(total, tile, w);
+    if (t >= 0) {
+      int image = t / TILES, row = t % TILES * rows_of(SIDE);
+      unsigned raw[S::UP][2][S::OVER], out[S::UP][2][S::OVER], more[S::UP][2][S::OVER];  // asked for before they are needed
 #pragma unroll
-    for (int up = 0; up < S::UP; up++)
+      for (int up = 0; up < S::UP; up++)
 #pragma unroll
-      for (int half = 0; half < 2; half++)
+        for (int half = 0; half < 2; half++) {
+          int q = S::pixel(up) + 8 * half, r = row + q / SIDE, c = q % SIDE;
+          int here = (t * S::PIXELS + q) * IN + S::channel(0);
+          int from = ((image * SMALL + r / STRIDE) * SMALL + c / STRIDE) * OUT + (OUT - IN) / 2 + S::channel(0);
+          bool taken = r % STRIDE == 0 && c % STRIDE == 0;
 #pragma unroll
-        for (int over = 0; over < S::OVER; over++) {
-          int ch = S::channel(over), here = (t * S::PIXELS + S::pixel(up) + 8 * half) * IN + ch;
-          float a = total[up][over][2 * half], b = total[up][over][2 * half + 1];
-          float x0 = low(raw[up][half][over]), x1 = high(raw[up][half][over]);
-          if (START) {
-            a = low(out[up][half][over]) > 0.f ? a + low(more[up][half][over]) : 0.f;
-            b = high(out[up][half][over]) > 0.f ? b + high(more[up][half][over]) : 0.f;
-          } else {
-            a = x0 * scale[ch] + shift[ch] > 0.f ? a : 0.f;
-            b = x1 * scale[ch + 1] + shift[ch + 1] > 0.f ? b : 0.f;
+          for (int over = 0; over < S::OVER; over++) {
+            raw[up][half][over] = __ldg((const unsigned*)(x_y + here + 8 * over));
+            if (START) more[up][half][over] = taken ? __ldg((const unsigned*)(skip + from + 8 * over)) : 0;
+            if (START) out[up][half][over] = __ldg((const unsigned*)(x_out + here + 8 * over));
           }
-          unsigned pair = pack(a, b);
-          *(unsigned*)(x_g + here) = pair;
-          first[over][0] += low(pair), second[over][0] += low(pair) * (x0 - mean[ch]) * rstd[ch];
-          first[over][1] += high(pair), second[over][1] += high(pair) * (x1 - mean[ch + 1]) * rstd[ch + 1];
         }
+      float total[S::UP][S::OVER][4] = {};
+      multiply<OUT, IN, SIDE, 1>(total, tile, w);
+#pragma unroll
+      for (int over = 0; over < S::OVER; over++) {
+        int ch = S::channel(over);
+        float scale0, scale1, shift0, shift1, mean0 = mean[ch], mean1 = mean[ch + 1], rstd0 = rstd[ch], rstd1 = rstd[ch + 1];
+        if (!START) scale0 = scale[ch], scale1 = scale[ch + 1], shift0 = shift[ch], shift1 = shift[ch + 1];
+#pragma unroll
+        for (int up = 0; up < S::UP; up++)
+#pragma unroll
+          for (int half = 0; half < 2; half++) {
+            float a = total[up][over][2 * half], b = total[up][over][2 * half + 1];
+            float x0 = low(raw[up][half][over]), x1 = high(raw[up][half][over]);
+            if (START) {
+              a = low(out[up][half][over]) > 0.f ? a + low(more[up][half][over]) : 0.f;
+              b = high(out[up][half][over]) > 0.f ? b + high(more[up][half][over]) : 0.f;
+            } else {
+              a = x0 * scale0 + shift0 > 0.f ? a : 0.f;
+              b = x1 * scale1 + shift1 > 0.f ? b : 0.f;
+            }
+            unsigned pair = pack(a, b);
+            *(unsigned*)(x_g + (t * S::PIXELS + S::pixel(up) + 8 * half) * IN + ch) = pair;
+            first[over][0] += low(pair), second[over][0] += low(pair) * (x0 - mean0) * rstd0;
+            first[over][1] += high(pair), second[over][1] += high(pair) * (x1 - mean1) * rstd1;
+          }
+      }
+    } else {
+      backward_affine<OUT>(of_g, of_y, constant, sums, grads, gamma, T, P);
+      for (int c = threadIdx.x; c < IN; c += S::THREADS) {
+        Statistics s = statistics(x_sums, c, T, x_P);
+        mean[c] = s.mean, rstd[c] = s.rstd;
+        if (!START) scale[c] = x_gamma[c] * s.rstd, shift[c] = x_beta[c] - s.mean * scale[c];
+      }
+    }
+    __syncthreads();
+    if (next >= x_P / S::PIXELS) break;
+    gradient.store(tile, of_g, of_y, constant);
     __syncthreads();
   }
   add_sums<IN, SIDE>(first, second, block, x_grads, T);
@@ -443,40 +457,40 @@ __global__ void __launch_bounds__(288) weight_grad(const bf16* g, const bf16* y,
   __shared__ __align__(16) char tile[input.BYTES];
   __shared__ __align__(16) char dy[gradient.BYTES];
   __shared__ float scale[K], shift[K], of_g[OUT], of_y[OUT], constant[OUT];
-  input.fetch(x, blockIdx.x / TILES, blockIdx.x % TILES * R);
-  gradient.fetch(g + from, y + from, blockIdx.x / TILES, blockIdx.x % TILES * R);
-  backward_affine<OUT>(of_g, of_y, constant, sums, grads, gamma, T, P);
-  if (NORM) scale_and_shift<K>(scale, shift, x_sums, x_gamma, x_beta, T, x_P);
   int lane = threadIdx.x % 32, tap = threadIdx.x / 32;
   float total[SOME / 16][K / 8][4] = {};
-  __syncthreads();
-  for (int t = blockIdx.x; t < P / PIXELS; t += gridDim.x) {
-    input.store(tile, scale, shift);
-    gradient.store(dy, of_g + from, of_y + from, constant + from);
-    __syncthreads();
-    int next = t + gridDim.x;
+  for (int t = -1, next = blockIdx.x;; t = next, next += gridDim.x) {
     if (next < P / PIXELS) {
       input.fetch(x, next / TILES, next % TILES * R);
       gradient.fetch(g + from, y + from, next / TILES, next % TILES * R);
     }
+    if (t >= 0) {
 #pragma unroll 2
-    for (int q = 0; q < PIXELS; q += 16) {
-      unsigned a[SOME / 16][4], b[4];
-      int along = q + lane % 8 + lane / 16 * 8, pixel = q + lane % 16;
+      for (int q = 0; q < PIXELS; q += 16) {
+        unsigned a[SOME / 16][4], b[4];
+        int along = q + lane % 8 + lane / 16 * 8, pixel = q + lane % 16;
 #pragma unroll
-      for (int m = 0; m < SOME / 16; m++)
-        load_transposed(a[m], at(dy + along * bytes_of(SOME) + m * 32 + lane / 8 % 2 * 16));
-      int there = (pixel / SIDE * STRIDE + tap / 3) * W + pixel % SIDE * STRIDE + tap % 3;
+        for (int m = 0; m < SOME / 16; m++)
+          load_transposed(a[m], at(dy + along * bytes_of(SOME) + m * 32 + lane / 8 % 2 * 16));
+        int there = (pixel / SIDE * STRIDE + tap / 3) * W + pixel % SIDE * STRIDE + tap % 3;
 #pragma unroll
-      for (int n = 0; n < K / 16; n++) {
-        load_transposed(b, at(tile + there * bytes_of(K) + n * 32 + lane / 16 * 16));
+        for (int n = 0; n < K / 16; n++) {
+          load_transposed(b, at(tile + there * bytes_of(K) + n * 32 + lane / 16 * 16));
 #pragma unroll
-        for (int m = 0; m < SOME / 16; m++) {
-          multiply_add(total[m][2 * n], a[m], b[0], b[1]);
-          multiply_add(total[m][2 * n + 1], a[m], b[2], b[3]);
+          for (int m = 0; m < SOME / 16; m++) {
+            multiply_add(total[m][2 * n], a[m], b[0], b[1]);
+            multiply_add(total[m][2 * n + 1], a[m], b[2], b[3]);
+          }
         }
       }
+    } else {
+      backward_affine<OUT>(of_g, of_y, constant, sums, grads, gamma, T, P);
+      if (NORM) scale_and_shift<K>(scale, shift, x_sums, x_gamma, x_beta, T, x_P);
     }
+    __syncthreads();
+    if (next >= P / PIXELS) break;
+    input.store(tile, scale, shift);
+    gradient.store(dy, of_g + from, of_y + from, constant + from);
     __syncthreads();
   }
 #pragma unroll

@@ -47,6 +47,7 @@ def read(path: Path, table: dict[str, Any]) -> dict[str, Any]:
         tree = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(tree, dict) or not isinstance(tree.get("runs"), list):
             raise ValueError("no list of runs")
+        _check_kinds(tree, {"command": str, "updated": str})
         return tree | {"runs": [_checked(record, table) for record in tree["runs"]]}
     except (OSError, ValueError, UserError) as error:
         raise UserError(f"cannot use {path} ({error}): restore it, or move it away to start anew") from error
@@ -63,7 +64,7 @@ def _checked(record: Any, table: dict[str, Any]) -> dict[str, Any]:
         value = record["metrics"].get(name)
         finite = type(value) in (int, float) and math.isfinite(value)
         if not finite and (value is not None or name in ALWAYS):
-            raise ValueError(f"a run whose {name} is {value!r}")
+            raise ValueError(f"{name} is {value!r}")
     return record | {"identity": from_dict(Config, record["identity"]).identity()}
 
 
@@ -72,7 +73,7 @@ def _check_kinds(tree: Any, kinds: Kinds) -> None:
         raise ValueError(f"{tree!r} where a run was expected")
     for key, kind in kinds.items():
         if key not in tree or not isinstance(tree[key], kind):
-            raise ValueError(f"a run whose {key} is {tree.get(key)!r}")
+            raise ValueError(f"{key} is {tree.get(key)!r}")
 
 
 def find(tree: dict[str, Any], method: str, imbalance: float, config: Config) -> dict[int, dict[str, Any]]:
