@@ -38,6 +38,15 @@ def fusible(trunk: Trunk, train: TrainConfig, device: torch.device) -> bool:
     return modern and has_compiler and train.channels_last and precision(train, device) == "bf16"
 
 
+def compile_kernels(method: Method, batch_size: int) -> None:
+    """Compile the kernels of a fused trunk many at a time, before the first step asks for one after the other."""
+    if method.net.trunk.fused:
+        from longtail.models import fused
+
+        weight = method.net.head.weight
+        fused.compile_ahead(method.net.trunk.body, weight.new_empty(batch_size, 3, fused.SIDE, fused.SIDE))  # type: ignore[arg-type]
+
+
 def place(method: Method, train: TrainConfig, device: torch.device) -> Method:
     """The method on its device, its trunks in the precision and memory format asked for."""
     method = method.to(device=device, memory_format=memory_format(train))  # type: ignore[call-overload]

@@ -16,7 +16,7 @@ from longtail.config import Config
 from longtail.data.sources import DataSet, load
 from longtail.engine.advice import advise_batch, advise_finite, out_of_memory
 from longtail.engine.capture import CapturedStep
-from longtail.engine.device import choose_device
+from longtail.engine.device import choose_device, compile_kernels
 from longtail.engine.environment import describe_model
 from longtail.engine.evaluate import finish, peak_memory
 from longtail.engine.folder import check_folder, check_images, locked, start_folder
@@ -54,6 +54,7 @@ def make_step(runs: Sequence[Run]) -> Callable[[], None]:
     """The device's part of one step of each run; what making it costs is no part of the training's time."""
     if runs[0].captured and runs[0].steps_left():
         start = time.perf_counter()
+        compile_kernels(runs[0].method, runs[0].loader.batch_size)
         step = CapturedStep(runs, advance)
         torch.cuda.synchronize()
         for run in runs:

@@ -138,7 +138,7 @@ class Trunk(nn.Module):
         self.fused = False  # train a CIFAR ResNet by our own kernels
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.fused and self.body.training and x.shape[-1] == 32:
+        if self.fused and self.body.training and x.shape[-1] == x.shape[-2] == 32:
             from longtail.models import fused  # cuda.bindings come with torch where there is CUDA
 
             return fused.features(self.body, x)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Work beside the main line: on CUDA on a second stream, which a captured step keeps as a branch of its graph."""
+"""Work beside the main line: on CUDA on another stream, which a captured step keeps as a branch of its graph."""
 
 import functools
 from collections.abc import Callable
@@ -8,11 +8,11 @@ import torch
 
 
 class Beside:
-    """`run` starts something that nobody needs before `join`. What it reads must be kept until then: on a second stream
+    """`run` starts something that nobody needs before `join`. What it reads must be kept until then: on another stream
     the allocator does not know that it is still in use."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.stream = _second(torch.cuda.current_stream(device)) if device.type == "cuda" else None
+    def __init__(self, device: torch.device, line: int = 0) -> None:
+        self.stream = _other(torch.cuda.current_stream(device), line) if device.type == "cuda" else None
 
     def run(self, work: Callable[..., Any], *args: Any) -> Any:
         if self.stream is None:
@@ -27,6 +27,6 @@ class Beside:
 
 
 @functools.cache
-def _second(first: torch.cuda.Stream) -> torch.cuda.Stream:
-    """One for each stream, so that lines which run in parallel do not meet in it."""
+def _other(first: torch.cuda.Stream, line: int) -> torch.cuda.Stream:
+    """Of each stream and line its own, so that what runs in parallel does not meet in it."""
     return torch.cuda.Stream(first.device)

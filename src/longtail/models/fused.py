@@ -21,7 +21,7 @@ from longtail.models.kernels import compile_all, expression, kernel
 CONVOLVE_BLOCKS = {16: 512, 32: 256, 64: 128}
 INPUT_GRAD_BLOCKS = {16: 512, 32: 256, 64: 128}
 COPIES = 8  # of the sums, as in resnet.cu
-WEIGHT_GRAD_BLOCKS = {16: 132, 32: 64, 64: 64}  # few: each adds its part to all weights
+WEIGHT_GRAD_BLOCKS = {16: 128, 32: 64, 64: 32}  # few: each adds its part to all weights
 
 
 class Tables(NamedTuple):
@@ -212,18 +212,20 @@ def run_back(joints: list[Joint], grad: Tensor) -> list[Tensor]:
     name = expression("pooled_grad", last.conv.out_channels, last.side)
     args = (grad, joints[-1].out, last.y, last.sums, g, sums[id(last)], last.pixels, last.stride)
     launch(name, len(g), 256, *args)
-    beside, kept = Beside(grad.device), [g]  # what the other stream still reads must not be given away
+    lines = [Beside(grad.device, line) for line in range(2)]
+    kept = [g]  # what the other streams still read must not be given away
     for i in range(len(joints) - 1, 0, -1):
         joint, before = joints[i], joints[i - 1]
         first, second = joint.layers
-        beside.run(weight_grad, second, g, sums[id(second)], dw[id(second)])
+        lines[0].run(weight_grad, second, g, sums[id(second)], dw[id(second)])
         g_first = input_grad(second, g, sums[id(second)], first, sums[id(first)])
-        beside.run(weight_grad, first, g_first, sums[id(first)], dw[id(first)])
+        lines[1].run(weight_grad, first, g_first, sums[id(first)], dw[id(first)])
         g = input_grad(first, g_first, sums[id(first)], before.layers[-1], sums[id(before.layers[-1])], before.out, g)
         kept += [g_first, g]
     stem = layers[0]
-    beside.run(weight_grad, stem, g, sums[id(stem)], dw[id(stem)])
-    beside.join()
+    lines[0].run(weight_grad, stem, g, sums[id(stem)], dw[id(stem)])
+    for line in lines:
+        line.join()
     beta, gamma = totals.sum(0)
     weights = [
         dw[id(n)].view(n.conv.out_channels, 3, 3, -1).permute(0, 3, 1, 2) for n in layers
