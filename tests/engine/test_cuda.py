@@ -1,10 +1,13 @@
 """What only a GPU can show. Its CPU twins are in test_train.py; CI has no GPU and skips these."""
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from longtail import runs
 from longtail.engine.run import Run
 from longtail.engine.train import train
 from longtail.errors import RunError
@@ -37,12 +40,12 @@ def test_resume_equals_the_unbroken_run_within_tolerance(method, precision, tole
 @pytest.mark.parametrize("method", METHODS)
 def test_cpu_and_cuda_give_the_same_loss_and_gradients(method, tmp_path):
     config = tiny(method, precision="fp32")
-    runs = [Run(config, 0, DATA, tmp_path, torch.device(d)) for d in ("cpu", "cuda")]
-    runs[0].prepare(0)
-    batch = runs[0].batches.next()
-    for run in runs:
+    pair = [Run(config, 0, DATA, tmp_path, torch.device(d)) for d in ("cpu", "cuda")]
+    pair[0].prepare(0)
+    batch = pair[0].batches.next()
+    for run in pair:
         run.method.loss(type(batch)(*(t if t is None else t.to(run.device) for t in batch)))["loss"].backward()
-    for a, b in zip(*(r.method.parameters() for r in runs), strict=True):
+    for a, b in zip(*(r.method.parameters() for r in pair), strict=True):
         if a.grad is not None:
             torch.testing.assert_close(b.grad.cpu(), a.grad, rtol=1e-2, atol=1e-4)
 
@@ -81,3 +84,35 @@ def test_captured_and_compiled_steps_give_the_losses_of_eager_ones(method, tmp_p
     assert all(torch.equal(states["eager"][k], states["captured"][k]) for k in states["eager"])
     assert rows["captured"] == rows["eager"]
     assert rows["compiled"] == pytest.approx(rows["eager"], rel=1e-3)
+
+
+@pytest.mark.parametrize("method", ["ce", "supcon", "paco"])
+def test_seeds_side_by_side_are_the_runs_alone(method, tmp_path):
+    """Fifty steps in fp32, relative 1e-3 asked; each branch of the graph leaves the very state of the run alone."""
+    config = tiny(method, device="cuda", precision="fp32", epochs=9, seeds=(0, 1, 2))
+    together = train(config, tmp_path / "together")
+    alone = train(replace(config, train=replace(config.train, together=1)), tmp_path / "alone")
+    for one, two in zip(together, alone, strict=True):
+        assert [row["loss"] for row in log_of(one)] == pytest.approx([row["loss"] for row in log_of(two)], rel=1e-3)
+        a, b = (load_file(folder / runs.MODEL) for folder in (one, two))
+        print(f"{method} {one.name}: {distance(a, b):.1e}")
+        assert all(torch.equal(a[k], b[k]) for k in a)
+        metrics = [json.loads((folder / runs.METRICS).read_text()) for folder in (one, two)]
+        assert [m["together"] for m in metrics] == [3, 1] and all(m["setup_seconds"] > 0 for m in metrics)
+
+
+@pytest.mark.parametrize("method", ["ce", "supcon", "paco"])
+def test_fused_steps_learn_as_captured_ones_do(method, tmp_path):
+    """Fifty steps on 32-pixel images in bf16: the losses agree as far as two bf16 runs can."""
+    rows = {}
+    for step in ("captured", "fused"):
+        config = tiny(method, device="cuda", precision="bf16", epochs=9, step=step)
+        data = replace(config.data, image_size=32)
+        config = replace(config, data=data, optim=replace(config.optim, lr=0.02))
+        folder = tmp_path / step
+        run = run_until(config, folder, device=torch.device("cuda"))
+        assert run.method.net.trunk.fused == (step == "fused") and run.steps_done() > 50
+        rows[step] = [row["loss"] for row in log_of(folder)]
+    print(method, rows)
+    assert rows["fused"] == pytest.approx(rows["captured"], rel=0.05)
+    assert rows["fused"][8] < rows["fused"][0]

@@ -1,9 +1,8 @@
 """Where a run computes, and how a method is put there."""
 
-import importlib.util
-
 import torch
 
+from longtail import kernels
 from longtail.config import TrainConfig
 from longtail.errors import UserError
 from longtail.methods import Method
@@ -29,13 +28,8 @@ def precision(train: TrainConfig, device: torch.device) -> str:
 
 def fusible(trunk: Trunk, train: TrainConfig, device: torch.device) -> bool:
     """Whether our kernels can train this network here: a CIFAR ResNet, in bf16."""
-    if device.type != "cuda" or not isinstance(trunk.body, CifarResNet):
-        return False
-    modern = torch.cuda.get_device_capability(device) >= (8, 0)
-    has_compiler = (
-        importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.bindings") is not None
-    )
-    return modern and has_compiler and train.channels_last and precision(train, device) == "bf16"
+    fits = isinstance(trunk.body, CifarResNet) and train.channels_last and precision(train, device) == "bf16"
+    return fits and kernels.available(device)
 
 
 def compile_kernels(method: Method, batch_size: int) -> None:

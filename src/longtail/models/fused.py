@@ -6,16 +6,24 @@ their own. Sums over pixels are added up in no fixed order, so repetitions diffe
 """
 
 import copy
+import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from longtail.kernels import Source, expression
 from longtail.models.backbones import Block, CifarResNet
 from longtail.models.beside import Beside
-from longtail.models.kernels import compile_all, expression, kernel
+
+
+@functools.cache
+def source() -> Source:
+    return Source(Path(__file__).with_name("resnet.cu"))
+
 
 # Blocks of threads at most, by the width of the result; they share the tiles. Found by trying, on an H200.
 CONVOLVE_BLOCKS = {16: 512, 32: 256, 64: 128}
@@ -268,7 +276,7 @@ _wanted: list[str] | None = None  # where names go while `compile_ahead` takes n
 
 def launch(name: str, blocks: int, threads: int, *args: Tensor | int | None, rows: int = 1) -> None:
     if _wanted is None:
-        kernel(name)((blocks, rows), threads, *args)
+        source().kernel(name)((blocks, rows), threads, *args)
     else:
         _wanted.append(name)
 
@@ -280,6 +288,6 @@ def compile_ahead(body: CifarResNet, images: Tensor) -> None:
     try:
         twin = copy.deepcopy(body)  # nothing runs, but its averages would be touched
         run_back(*run(twin, images.to(dtype=torch.bfloat16, memory_format=torch.channels_last)))
-        compile_all(_wanted)
+        source().compile_all(_wanted)
     finally:
         _wanted = None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from longtail.config import ViewConfig, ViewsConfig
 from longtail.errors import UserError
-from longtail.views import ops
+from longtail.views import fused, ops
 from longtail.views.ops import Op
 
 
@@ -46,6 +46,8 @@ class Draw(NamedTuple):
 
 def apply_draw(x: Tensor, draw: Draw, fill: int, bilinear: bool = False) -> Tensor:
     """uint8 to uint8."""
+    if not bilinear and fused.knows(x):
+        return fused.apply_draw(x, draw.op, draw.value, fill)
     for op_N, value_N in zip(draw.op.unbind(1), draw.value.unbind(1), strict=True):
         x = ops.apply_op(x, op_N, value_N, fill, bilinear)
     return x
@@ -275,7 +277,8 @@ def _plain(x: Tensor, view: ViewConfig, rng: torch.Generator) -> Tensor:
 
 
 def _sim(x: Tensor, view: ViewConfig, rng: torch.Generator) -> Tensor:
-    return apply_sim(ops.to_float(x), draw_sim(len(x), rng))
+    draw = draw_sim(len(x), rng)
+    return fused.apply_sim(x, *draw) if fused.knows(x) else apply_sim(ops.to_float(x), draw)
 
 
 def _rand(x: Tensor, view: ViewConfig, rng: torch.Generator) -> Tensor:

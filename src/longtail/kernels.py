@@ -1,0 +1,125 @@
+"""Our CUDA sources, compiled when a kernel is first needed, one instance for each size, and kept on the disk for the next run.
+
+NVRTC, the compiler, and the driver's interface (cuda.bindings) come with torch where there is CUDA.
+"""
+
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@functools.cache
+def available(device: torch.device) -> bool:
+    """Whether kernels can be compiled and run on this device: they want bf16 arithmetic, compute capability 8 or more."""
+    if device.type != "cuda" or importlib.util.find_spec("cuda") is None:
+        return False
+    return importlib.util.find_spec("cuda.bindings") is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def expression(name: str, *constants: int | bool) -> str:
+    """A template with its arguments, as C++ writes it."""
+    return f"{name}<{', '.join(str(c).lower() for c in constants)}>"
+
+
+class Source:
+    """A file of CUDA C++, with the compiler's options for it."""
+
+    def __init__(self, path: Path, *options: str) -> None:
+        self.name, self.text, self.options = path.name, path.read_text(encoding="utf-8"), options
+        self.loaded: dict[str, Kernel] = {}
+
+    def kernel(self, name: str) -> "Kernel":
+        """An instance, compiled and loaded once."""
+        if name not in self.loaded:
+            self.loaded[name] = Kernel(*self.cubin(name, architecture()))
+        return self.loaded[name]
+
+    def compile_all(self, names: Iterable[str]) -> None:
+        """Many at a time; what is on the disk already costs nothing."""
+        here = architecture()
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda name: self.cubin(name, here), set(names)))
+
+    def cubin(self, name: str, architecture: str) -> tuple[bytes, str]:
+        """Machine code of an instance, and the name it has there."""
+        from cuda.bindings import nvrtc
+
+        version = ".".join(map(str, checked(nvrtc.nvrtcVersion())))
+        key = "\n".join((self.text, name, architecture, version, *self.options))
+        path = cache() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
+        try:
+            lowered, code = path.read_bytes().split(b"\0", 1)
+            return code, lowered.decode()
+        except (OSError, ValueError):
+            code, lowered = self.compile(name, architecture)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fresh = path.with_suffix(f".{os.getpid()}.tmp")
+            fresh.write_bytes(lowered + b"\0" + code)
+            fresh.replace(path)
+        except OSError:  # a disk that cannot be written to costs time only
+            pass
+        return code, lowered.decode()
+
+    def compile(self, name: str, architecture: str) -> tuple[bytes, bytes]:
+        from cuda.bindings import nvrtc
+
+        program = checked(nvrtc.nvrtcCreateProgram(self.text.encode(), self.name.encode(), 0, None, None))
+        checked(nvrtc.nvrtcAddNameExpression(program, name.encode()))
+        options = [o.encode() for o in ("--std=c++17", f"--gpu-architecture={architecture}", *self.options)]
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            log = bytes(checked(nvrtc.nvrtcGetProgramLogSize(program)))
+            checked(nvrtc.nvrtcGetProgramLog(program, log))
+            raise RuntimeError(f"{name} does not compile for {architecture}: {log.decode(errors='replace')}")
+        lowered = bytes(checked(nvrtc.nvrtcGetLoweredName(program, name.encode())))
+        code = bytes(checked(nvrtc.nvrtcGetCUBINSize(program)))
+        checked(nvrtc.nvrtcGetCUBIN(program, code))
+        checked(nvrtc.nvrtcDestroyProgram(program))
+        return code, lowered
+
+
+class Kernel:
+    """A loaded kernel. Tensors are passed as pointers, None as a null pointer, numbers as 32-bit integers."""
+
+    def __init__(self, code: bytes, name: str) -> None:
+        from cuda.bindings import driver
+
+        torch.cuda.current_stream().synchronize()  # makes the context, where there is none yet
+        self.launch = driver.cuLaunchKernel
+        self.module = checked(driver.cuModuleLoadData(code))
+        self.function = checked(driver.cuModuleGetFunction(self.module, name.encode()))
+
+    def __call__(self, blocks: tuple[int, int], threads: int, *args: Tensor | int | None) -> None:
+        """On the current stream."""
+        values = tuple(a.data_ptr() if isinstance(a, Tensor) else a or 0 for a in args)
+        types = tuple(ctypes.c_int if isinstance(a, int) else ctypes.c_void_p for a in args)
+        stream = torch.cuda.current_stream().cuda_stream
+        checked(self.launch(self.function, *blocks, 1, threads, 1, 1, 0, stream, (values, types), 0))
+
+
+def architecture() -> str:
+    """Of the current device, as the compiler names it."""
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}"
+
+
+def cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longtail" / "kernels"
+
+
+def checked(answer: tuple[Any, ...]) -> Any:
+    """The answer of a CUDA call without its status, which must be success."""
+    status, *rest = answer
+    if status.value != 0:
+        raise RuntimeError(f"CUDA: {status!r}")
+    return rest[0] if len(rest) == 1 else rest

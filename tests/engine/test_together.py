@@ -1,0 +1,75 @@
+"""Seeds side by side: each is the run it would be alone. On the CPU they take turns; test_cuda.py has a graph."""
+
+import signal
+
+import pytest
+import torch
+
+from longtail import runs
+from longtail.engine.log import Log
+from longtail.engine.run import Run
+from longtail.engine.train import at_the_same_step, fit
+from longtail.errors import Interrupted
+from tests.conftest import tiny
+from tests.engine.test_train import CPU, DATA, StopAt, log_of, run_until, state_of
+
+
+def make(config, folder, seeds) -> list[Run]:
+    made: list[Run] = []
+    for seed in seeds:
+        place = folder / f"seed{seed}"
+        place.mkdir(parents=True, exist_ok=True)
+        made.append(Run(config, seed, DATA, place, CPU, made[0] if made else None))
+        made[-1].restore()
+    return made
+
+
+def train_together(made: list[Run], step: int | None = None) -> None:
+    logs = [Log(run.folder / runs.LOG, run.total_steps(), "none", "") for run in made]
+    fit(made, logs, StopAt(made[0], step))
+
+
+@pytest.mark.parametrize("method", ["supcon", "paco"])
+def test_each_of_several_seeds_is_the_run_alone(method, tmp_path):
+    config = tiny(method)
+    made = make(config, tmp_path / "together", (0, 1))
+    train_together(made)
+    alone = run_until(config, tmp_path / "alone")
+    one, two = state_of(made[0]), state_of(alone)
+    assert all(torch.equal(one[k], two[k]) for k in one)
+    assert log_of(made[0].folder) == log_of(tmp_path / "alone")
+    assert not torch.equal(state_of(made[1])["net.head.weight"], one["net.head.weight"])
+
+
+def test_they_share_their_images_and_nothing_else(tmp_path):
+    a, b = make(tiny("paco"), tmp_path, (0, 1))
+    assert a.loader.images_N.data_ptr() == b.loader.images_N.data_ptr()
+    mine, other = ({t.data_ptr() for t in run.method.state_dict().values()} for run in (a, b))
+    assert not mine & other and not torch.equal(a.loader.order(0), b.loader.order(0))
+
+
+def test_a_stop_saves_all_of_them_and_they_go_on_together(tmp_path):
+    config = tiny("paco")
+    with pytest.raises(Interrupted, match=r"stopped at step 8 and saved in .*seed0.*seed1.*--resume") as caught:
+        train_together(make(config, tmp_path / "parts", (0, 1)), 8)
+    assert caught.value.exit_code == 128 + signal.SIGTERM
+    again = make(config, tmp_path / "parts", (0, 1))
+    assert [run.steps_done() for run in again] == [8, 8]
+    train_together(again)
+    whole = make(config, tmp_path / "whole", (0, 1))
+    train_together(whole)
+    for one, two in zip(again, whole, strict=True):
+        assert all(torch.equal(state_of(one)[k], state_of(two)[k]) for k in state_of(one))
+
+
+def test_seeds_that_stand_at_different_steps_train_in_groups(tmp_path):
+    """After a crash between two checkpoints."""
+    config = tiny("ce")
+    for seed, stop in ((0, 3), (1, 6), (2, 3)):
+        folder = tmp_path / f"seed{seed}"
+        folder.mkdir()
+        run = Run(config, seed, DATA, folder, CPU)
+        with Log(folder / runs.LOG, run.total_steps(), "none", "") as log, pytest.raises(Interrupted):
+            fit([run], [log], StopAt(run, stop))
+    groups = at_the_same_step(make(config, tmp_path, (0, 1, 2)))
+    assert [[run.seed for run in group] for group in groups] == [[0, 2], [1]]
