@@ -44,7 +44,7 @@ def ours(kind: str, data: DataSet, device: torch.device, budget: float) -> float
 
     def once() -> None:
         epoch, part = divmod(next(count), parts)
-        batches.make(epoch, epoch * batches.steps_per_epoch + part * batches.ahead)
+        batches.prepare(epoch, epoch * batches.steps_per_epoch + part * batches.ahead)
 
     views = batches.ahead * BATCH * len(PEERS[kind])
     return views / seconds_per_call(once, device, 5 * parts if device.type == "cuda" else 2, budget)

@@ -1,7 +1,7 @@
 """Work recorded once as a CUDA graph and replayed: hundreds of small kernels for the price of one launch."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,16 +15,13 @@ WARM_UP = 3  # calls that choose kernels and allocate what lives on
 
 
 class Captured:
-    """A function of nothing that draws from `rng`: all it reads and writes lives in tensors on the device.
+    """A function of nothing that draws from `rng`: all it reads and writes lives in tensors on the device."""
 
-    Those that share a `pool` use the same memory for what they need in passing, and so never run at the same time.
-    """
-
-    def __init__(self, work: Callable[[], None], rng: torch.Generator, pool: Any = None) -> None:
+    def __init__(self, work: Callable[[], None], rng: torch.Generator) -> None:
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(rng)
         warm_up(work)
-        with torch.cuda.graph(self.graph, pool=pool):
+        with torch.cuda.graph(self.graph):
             work()
 
     def __call__(self) -> None:

@@ -74,7 +74,7 @@ class Run:
         self.method.enter(self.stage)
         self.method.train()
         self.meter = Meter()
-        self.batches.enter(stage_index, self.stage.two_views, self.stage.epochs * self.steps_per_epoch, self.captured)
+        self.batches.enter(stage_index, self.stage.two_views, self.captured)
         self.optimiser = self.make_optimiser(self.stage.optim)
 
     def start_clock(self) -> None:

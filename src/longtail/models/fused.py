@@ -28,7 +28,6 @@ def source() -> Source:
 # Blocks of threads at most, by the width of the result; they share the tiles. Found by trying, on an H200.
 CONVOLVE_BLOCKS = {16: 512, 32: 256, 64: 128}
 INPUT_GRAD_BLOCKS = {16: 512, 32: 256, 64: 128}
-COPIES = 8  # of the sums, as in resnet.cu
 WEIGHT_GRAD_BLOCKS = {16: 128, 32: 64, 64: 32}  # few: each adds its part to all weights
 
 
@@ -49,7 +48,7 @@ class Layer(NamedTuple):
     x: Tensor  # what was convolved: raw and to be normalised by `before`, or finished
     before: "Layer | None"
     y: Tensor  # raw result
-    sums: Tensor  # of y over its pixels, the first copy; those of y² stand `stride` floats behind
+    sums: Tensor  # of y over its pixels; those of y² stand `stride` floats behind
     side: int  # of y's images
     back: Tensor  # the packed weights for the way back
 
@@ -60,7 +59,7 @@ class Layer(NamedTuple):
     @property
     def stride(self) -> int:
         """The T of resnet.cu: channels of all layers."""
-        return self.sums.untyped_storage().nbytes() // (COPIES * 2 * 4)
+        return self.sums.untyped_storage().nbytes() // (2 * 4)
 
 
 class Joint(NamedTuple):
@@ -150,8 +149,8 @@ def run(body: CifarResNet, images: Tensor) -> tuple[list[Joint], Tensor]:
     launch("pack_weights", PACK_BLOCKS, 256, weights.jobs, rows=len(weights.jobs))
     packs = zip(weights.forward, weights.back, strict=True)
     widths = [conv.out_channels for conv, _ in convolutions(body)]
-    sums = torch.zeros(COPIES, 2, sum(widths), device=images.device)
-    of_layer = iter(sums[0, 0].split(widths))
+    sums = torch.zeros(2, sum(widths), device=images.device)
+    of_layer = iter(sums[0].split(widths))
     stem = convolve(
         body.conv1, body.bn1, images.permute(0, 2, 3, 1), None, next(of_layer), images.shape[-1], next(packs)
     )
@@ -214,8 +213,8 @@ def run_back(joints: list[Joint], grad: Tensor) -> list[Tensor]:
     flat = torch.zeros(sum(layer.conv.weight.numel() for layer in layers), device=grad.device)
     dw = dict(zip(map(id, layers), flat.split([layer.conv.weight.numel() for layer in layers]), strict=True))
     widths = [layer.conv.out_channels for layer in layers]
-    totals = torch.zeros(COPIES, 2, sum(widths), device=grad.device)
-    sums = dict(zip(map(id, layers), totals[0, 0].split(widths), strict=True))
+    beta, gamma = torch.zeros(2, sum(widths), device=grad.device)
+    sums = dict(zip(map(id, layers), beta.split(widths), strict=True))
     last, g = layers[-1], torch.empty_like(layers[-1].y)
     name = expression("pooled_grad", last.conv.out_channels, last.side)
     args = (grad, joints[-1].out, last.y, last.sums, g, sums[id(last)], last.pixels, last.stride)
@@ -234,7 +233,6 @@ def run_back(joints: list[Joint], grad: Tensor) -> list[Tensor]:
     lines[0].run(weight_grad, stem, g, sums[id(stem)], dw[id(stem)])
     for line in lines:
         line.join()
-    beta, gamma = totals.sum(0)
     weights = [
         dw[id(n)].view(n.conv.out_channels, 3, 3, -1).permute(0, 3, 1, 2) for n in layers
     ]  # in their memory's order

@@ -10,8 +10,7 @@
 //
 //     dy = scale · (g - G1/P - (y - mean) · rstd · G2/P)        (P: pixels).
 //
-// The sums of all layers lie in one piece, (COPIES, 2, T): blocks of threads add to different copies, as adding to one address is
-// slow when hundreds do it, and whoever reads a sum adds the copies up.
+// The sums of all layers lie in one piece, (2, T).
 //
 // A block of threads works on some rows of one image. It brings them to shared memory once, with a border of one pixel, and
 // multiplies from there for each of the nine taps with the tensor cores' 16x8x16 products.
@@ -50,17 +49,11 @@ __device__ void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0,
 
 // Batch norm, per channel
 
-constexpr int COPIES = 8;
-
 struct Moments { float first, second; };
 
 // Sums over P pixels, as means.
-__device__ Moments moments(const float* __restrict__ sums, int c, int T, float P) {
-  Moments m = {0.f, 0.f};
-#pragma unroll
-  for (int copy = 0; copy < COPIES; copy++)
-    m.first += __ldg(sums + 2 * T * copy + c), m.second += __ldg(sums + 2 * T * copy + T + c);
-  return {__fdividef(m.first, P), __fdividef(m.second, P)};
+__device__ Moments moments(const float* sums, int c, int T, float P) {
+  return {__fdividef(sums[c], P), __fdividef(sums[T + c], P)};
 }
 
 struct Statistics { float mean, rstd; };
@@ -321,7 +314,7 @@ __device__ void add_sums(float (&first)[Share<N, SIDE>::OVER][2], float (&second
     }
   __syncthreads();
   for (int i = threadIdx.x; i < 2 * N; i += S::THREADS)
-    atomicAdd(sums + (blockIdx.x % COPIES * 2 + i / N) * T + i % N, block[i]);
+    atomicAdd(sums + i / N * T + i % N, block[i]);
 }
 
 // y = x * w and its sums; with NORM, x is raw, and relu(bn(x)) is what is convolved. SIDE is that of y's images.
@@ -553,5 +546,5 @@ __global__ void __launch_bounds__(256) pooled_grad(const float* grad, const bf16
   atomicAdd(block + c, first0), atomicAdd(block + c + 1, first1);
   atomicAdd(block + C + c, second0), atomicAdd(block + C + c + 1, second1);
   __syncthreads();
-  for (int i = threadIdx.x; i < 2 * C; i += 256) atomicAdd(grads + (blockIdx.x % COPIES * 2 + i / C) * T + i % C, block[i]);
+  for (int i = threadIdx.x; i < 2 * C; i += 256) atomicAdd(grads + i / C * T + i % C, block[i]);
 }
