@@ -1,5 +1,6 @@
 """Work recorded once as a CUDA graph and replayed: hundreds of small kernels for the price of one launch."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -49,23 +50,30 @@ class CapturedStep:
             run.prepare(run.step)
         torch.cuda.set_rng_state(drawn)
         self.graph = torch.cuda.CUDAGraph()
-        streams = [torch.cuda.Stream() for _ in runs]
+        streams = [stream(1 + branch) for branch in range(len(runs))]
         with torch.cuda.graph(self.graph):
             main = torch.cuda.current_stream()
-            for run, stream in zip(runs, streams, strict=True):
-                stream.wait_stream(main)
-                with torch.cuda.stream(stream):
+            for run, branch in zip(runs, streams, strict=True):
+                branch.wait_stream(main)
+                with torch.cuda.stream(branch):
                     advance(run)
-            for stream in streams:
-                main.wait_stream(stream)
+            for branch in streams:
+                main.wait_stream(branch)
 
     def __call__(self) -> None:
         self.graph.replay()
 
 
+@functools.cache
+def stream(number: int) -> torch.cuda.Stream:
+    """The same for the same number. torch has 32 streams and hands them out in turn: a new one may be an old one, and branches
+    of a graph that unknowingly share a stream also share memory."""
+    return torch.cuda.Stream()
+
+
 def warm_up(work: Callable[[], None]) -> None:
     """On another stream than the usual one, as recording wants it."""
-    side = torch.cuda.Stream()
+    side = stream(0)
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(WARM_UP):

@@ -5,28 +5,40 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 class Beside:
-    """`run` starts something that nobody needs before `join`. What it reads must be kept until then: on another stream
-    the allocator does not know that it is still in use."""
+    """`run` starts something that nobody needs before `join`, and gives what will be its result.
+
+    The allocator thinks of memory as one stream's: what is read beside must be kept until `join`, and a result is made known
+    to the stream that joins.
+    """
 
     def __init__(self, device: torch.device, line: int = 0) -> None:
         self.stream = _other(torch.cuda.current_stream(device), line) if device.type == "cuda" else None
+        self.results: list[Tensor] = []
 
-    def run(self, work: Callable[..., Any], *args: Any) -> Any:
+    def run(self, work: Callable[..., Any], *args: object) -> Any:
         if self.stream is None:
             return work(*args)
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
-            return work(*args)
+            result = work(*args)
+        if isinstance(result, Tensor):
+            self.results.append(result)
+        return result
 
     def join(self) -> None:
         if self.stream is not None:
-            torch.cuda.current_stream().wait_stream(self.stream)
+            here = torch.cuda.current_stream()
+            here.wait_stream(self.stream)
+            for result in self.results:
+                result.record_stream(here)
+            self.results = []
 
 
 @functools.cache
 def _other(first: torch.cuda.Stream, line: int) -> torch.cuda.Stream:
-    """Of each stream and line its own, so that what runs in parallel does not meet in it."""
+    """Of each stream and line its own."""
     return torch.cuda.Stream(first.device)
