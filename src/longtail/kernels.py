@@ -6,7 +6,6 @@ NVRTC, the compiler, and the driver's interface (cuda.bindings) come with torch 
 import ctypes
 import functools
 import hashlib
-import importlib.util
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,10 +18,15 @@ from torch import Tensor
 
 @functools.cache
 def available(device: torch.device) -> bool:
-    """Whether kernels can be compiled and run on this device: they want bf16 arithmetic, compute capability 8 or more."""
-    if device.type != "cuda" or importlib.util.find_spec("cuda") is None:
+    """Whether kernels can be compiled and run on this device, seen by trying; they want bf16, capability 8 or more."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
         return False
-    return importlib.util.find_spec("cuda.bindings") is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+    try:
+        code, name = Source("nothing", 'extern "C" __global__ void nothing() {}').compile("nothing", architecture())
+        Kernel(code, name.decode())((1, 1), 1)
+    except (ImportError, OSError, RuntimeError):  # no bindings, no compiler, or one that does not know this device
+        return False
+    return True
 
 
 def expression(name: str, *constants: int | bool) -> str:
@@ -31,10 +35,10 @@ def expression(name: str, *constants: int | bool) -> str:
 
 
 class Source:
-    """A file of CUDA C++, with the compiler's options for it."""
+    """A text of CUDA C++, with the compiler's options for it."""
 
-    def __init__(self, path: Path, *options: str) -> None:
-        self.name, self.text, self.options = path.name, path.read_text(encoding="utf-8"), options
+    def __init__(self, name: str, text: str, *options: str) -> None:
+        self.name, self.text, self.options = name, text, options
         self.loaded: dict[str, Kernel] = {}
 
     def kernel(self, name: str) -> "Kernel":
@@ -86,6 +90,10 @@ class Source:
         checked(nvrtc.nvrtcGetCUBIN(program, code))
         checked(nvrtc.nvrtcDestroyProgram(program))
         return code, lowered
+
+
+def read(path: Path, *options: str) -> Source:
+    return Source(path.name, path.read_text(encoding="utf-8"), *options)
 
 
 class Kernel:

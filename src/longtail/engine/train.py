@@ -5,6 +5,7 @@ On a GPU several seeds train side by side: a network this small leaves most of t
 
 import contextlib
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -55,7 +56,10 @@ def make_step(runs: Sequence[Run]) -> Callable[[], None]:
     if runs[0].captured and runs[0].steps_left():
         start = time.perf_counter()
         compile_kernels(runs[0].method, runs[0].loader.batch_size)
-        step = CapturedStep(runs, advance)
+        # What torch.compile cannot do here (no C compiler, say) runs as it is; its advice is not the user's concern.
+        with torch._dynamo.config.patch(suppress_errors=True), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"torch\._inductor")
+            step = CapturedStep(runs, advance)
         torch.cuda.synchronize()
         for run in runs:
             run.setup_seconds += time.perf_counter() - start

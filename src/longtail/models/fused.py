@@ -1,7 +1,7 @@
 """The CIFAR ResNets in training, by the kernels beside this file: a launch per convolution instead of one per operation.
 
 The plain network (`backbones.CifarResNet`) says what is computed; this says it again in 47 launches forward and 62 backward
-where torch needs several hundred. The weights' gradients run beside the chain of the activations' gradients, on a stream of
+where torch needs several hundred. The weights' gradients run beside the chain of the activations' gradients, on streams of
 their own. Sums over pixels are added up in no fixed order, so repetitions differ by rounding.
 """
 
@@ -15,14 +15,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from longtail.kernels import Source, expression
+from longtail.kernels import Source, expression, read
 from longtail.models.backbones import Block, CifarResNet
 from longtail.models.beside import Beside
 
 
 @functools.cache
 def source() -> Source:
-    return Source(Path(__file__).with_name("resnet.cu"))
+    return read(Path(__file__).with_name("resnet.cu"))
 
 
 # Blocks of threads at most, by the width of the result; they share the tiles. Found by trying, on an H200.

@@ -13,7 +13,7 @@ SIDE = 32  # the only size, CIFAR's: an image has to fit in a block's shared mem
 
 @functools.cache
 def source() -> kernels.Source:
-    return kernels.Source(Path(__file__).with_name("views.cu"), "--fmad=false")
+    return kernels.read(Path(__file__).with_name("views.cu"), "--fmad=false")
 
 
 def knows(x: Tensor) -> bool:
