@@ -1,6 +1,7 @@
 """The compiled step on the CPU, as CI has no GPU; on CUDA test_cuda.py compares it with the captured and the eager one."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,11 @@ from tests.engine.test_train import log_of, run_until
 def test_compiled_networks_give_the_losses_of_eager_ones(tmp_path):
     states = []
     for step in ("eager", "compiled"):
-        states.append(run_until(tiny("paco", epochs=2, step=step), tmp_path / step).method.state_dict())
+        config = tiny("paco", epochs=2, step=step)
+        config = replace(
+            config, optim=replace(config.optim, lr=0.01)
+        )  # at 0.1 rounding grows to 2e-3 in these twelve steps
+        states.append(run_until(config, tmp_path / step).method.state_dict())
     one, two = ([row["loss"] for row in log_of(tmp_path / step)] for step in ("eager", "compiled"))
     assert one == pytest.approx(two, rel=1e-3) and states[0].keys() == states[1].keys()
     assert not all(torch.equal(states[0][k], states[1][k]) for k in states[0])  # it was another code that ran

@@ -59,7 +59,7 @@ class Run:
         self.clock = torch.zeros((), dtype=torch.int64, device=device)  # the step under way, for the meter
         self.captured = device.type == "cuda" and config.train.step != "eager"
         long = config.train.step in ("auto", "fused") and config.train.epochs * self.steps_per_epoch >= COMPILING_PAYS
-        if self.captured and (long or config.train.step == "compiled"):
+        if config.train.step == "compiled" or (self.captured and long):
             self.method.compile()
         self.seconds = 0.0  # of finished epochs, over all resumes
         self.setup_seconds = 0.0  # spent on making the step: capture and compilation, in this process
