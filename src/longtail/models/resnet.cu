@@ -20,8 +20,7 @@ constexpr float EPS = 1e-5f, MOMENTUM = 0.1f;  // of batch norm, as torch has th
 
 __device__ constexpr int warps_for(int channels) { return channels == 64 ? 8 : 4; }  // of a block, by the width of its result
 
-__device__ float low(unsigned pair) { return __uint_as_float(pair << 16); }
-__device__ float high(unsigned pair) { return __uint_as_float(pair & 0xffff0000u); }
+#ifndef EMULATED  // the tests bring a processor of their own
 
 __device__ unsigned pack(float low, float high) {
   unsigned pair;
@@ -47,6 +46,23 @@ __device__ void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0,
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+__device__ void add_two(float* to, float a, float b) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(a), "f"(b) : "memory");
+#else
+  atomicAdd(to, a);
+  atomicAdd(to + 1, b);
+#endif
+}
+
+#endif
+
+__device__ float low(unsigned pair) { return __uint_as_float(pair << 16); }
+__device__ float high(unsigned pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+// relu, but a NaN stays one: a run that diverges must be seen to.
+__device__ float above_zero(float x) { return x < 0.f ? 0.f : x; }
+
 // Batch norm, per channel
 
 struct Moments { float first, second; };
@@ -60,7 +76,7 @@ struct Statistics { float mean, rstd; };
 
 __device__ Statistics statistics(const float* sums, int c, int T, float P) {
   Moments m = moments(sums, c, T, P);
-  return {m.first, rsqrtf(fmaxf(m.second - m.first * m.first, 0.f) + EPS)};
+  return {m.first, rsqrtf(above_zero(m.second - m.first * m.first) + EPS)};
 }
 
 template <int C>
@@ -96,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(64) update_averages(const Average* 
   float P = (float)images * a.side * a.side;
   if (c < a.channels) {
     Moments m = moments(sums, a.first + c, T, P);
-    float mean = m.first, variance = m.second - mean * mean;
+    float mean = m.first, variance = above_zero(m.second - mean * mean);
     a.mean[c] += MOMENTUM * (mean - a.mean[c]);
     a.variance[c] += MOMENTUM * (variance * P / (P - 1) - a.variance[c]);
   }
@@ -160,7 +176,7 @@ struct Input : Carrier<STORED == 3 ? 16 : STORED, N_THREADS, bordered(rows_of(SI
 #pragma unroll
       for (int k = 0; k < 4; k++)
         if (NORM && inside >> e & 1)
-          v[k] = pack(fmaxf(low(v[k]) * a[2 * k] + b[2 * k], 0.f), fmaxf(high(v[k]) * a[2 * k + 1] + b[2 * k + 1], 0.f));
+          v[k] = pack(above_zero(low(v[k]) * a[2 * k] + b[2 * k]), above_zero(high(v[k]) * a[2 * k + 1] + b[2 * k + 1]));
       if (Base::pixel(e) < H * W) *Base::place(tile, Base::pixel(e)) = carried[e];
     }
   }
@@ -280,17 +296,15 @@ __device__ void multiply(float (&total)[Share<N, SIDE>::UP][Share<N, SIDE>::OVER
     }
 }
 
-// To memory that other blocks add to as well.
+// To memory that other blocks add to as well; of C channels, from channel c on.
 template <int C>
 __device__ void add_pair(float* to, int c, float a, float b) {
-#if __CUDA_ARCH__ >= 900
   if (C % 2 == 0) {
-    asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(a), "f"(b) : "memory");
-    return;
+    add_two(to, a, b);
+  } else {
+    if (c < C) atomicAdd(to, a);
+    if (c + 1 < C) atomicAdd(to + 1, b);
   }
-#endif
-  if (c < C) atomicAdd(to, a);
-  if (c + 1 < C) atomicAdd(to + 1, b);
 }
 
 // Adds the column sums of two values per result (first, second), from registers to the totals in memory.
@@ -518,7 +532,7 @@ __global__ void __launch_bounds__(256) join(const bf16* y, const float* sums, co
   for (int k = 0; k < 4; k++) {
     float a = low(to[k]) * scale[c + 2 * k] + shift[c + 2 * k] + low(add[k]);
     float b = high(to[k]) * scale[c + 2 * k + 1] + shift[c + 2 * k + 1] + high(add[k]);
-    to[k] = pack(fmaxf(a, 0.f), fmaxf(b, 0.f));
+    to[k] = pack(above_zero(a), above_zero(b));
   }
   *(uint4*)(out + p * C + c) = v;
 }
