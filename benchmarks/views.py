@@ -32,7 +32,7 @@ def config_of(kind: str) -> Config:
     """PaCo makes both views, a method without a key network the query's."""
     config = recipes.cifar100_lt("paco" if kind == "both" else "balanced-softmax", 100, "equal")
     query = recipes.SIM if kind == "SimAugment" else recipes.AUTO_CUTOUT
-    train = replace(config.train, step="captured")
+    train = replace(config.train, step="auto")
     return replace(config, views=replace(config.views, query=query), train=train)
 
 

@@ -271,8 +271,8 @@ class TrainConfig(Section):
     channels_last: bool = True
     """Memory format of images and weights."""
     step: Literal["auto", "eager", "captured", "compiled", "fused"] = "auto"
-    """On CUDA. `eager`: plain torch; `captured`: the step is one CUDA graph; `compiled`: its networks go through
-    torch.compile as well; `fused`: the CIFAR ResNets run by kernels of our own; `auto`: fused if it can be and pays."""
+    """`eager`: plain torch; `captured`: on CUDA the step is one graph; `compiled`: its networks go through torch.compile as
+    well; `fused`: what our own kernels know (CIFAR ResNets, small views; bf16) runs by them; `auto`: fused, else captured."""
     together: int = 4
     """On CUDA, seeds trained side by side in one process, as branches of one captured step."""
     checkpoint_every: int = 10
@@ -282,7 +282,8 @@ class TrainConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("epochs", "batch_size", "accumulate", "together", "checkpoint_every", "validate_every"):
+        _require(1 <= self.together <= 8, "train.together", self.together, "between 1 and 8")
+        for name in ("epochs", "batch_size", "accumulate", "checkpoint_every", "validate_every"):
             _require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "at least 1")
         distinct = len(set(self.seeds)) == len(self.seeds) > 0 and all(0 <= s < 2**31 for s in self.seeds)
         _require(distinct, "train.seeds", self.seeds, "distinct whole numbers from 0: try --train.seeds 0 1 2")

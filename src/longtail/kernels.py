@@ -39,12 +39,18 @@ class Source:
 
     def __init__(self, name: str, text: str, *options: str) -> None:
         self.name, self.text, self.options = name, text, options
+        self.compiled: dict[tuple[str, str], tuple[bytes, str]] = {}
         self.loaded: dict[str, Kernel] = {}
 
     def kernel(self, name: str) -> "Kernel":
         """An instance, compiled and loaded once."""
         if name not in self.loaded:
-            self.loaded[name] = Kernel(*self.cubin(name, architecture()))
+            here = architecture()
+            try:
+                self.loaded[name] = Kernel(*self.cubin(name, here))
+            except RuntimeError:  # what lay on the disk was damaged
+                code, lowered = self.compile(name, here)
+                self.loaded[name] = Kernel(code, lowered.decode())
         return self.loaded[name]
 
     def compile_all(self, names: Iterable[str]) -> None:
@@ -55,6 +61,12 @@ class Source:
 
     def cubin(self, name: str, architecture: str) -> tuple[bytes, str]:
         """Machine code of an instance, and the name it has there."""
+        if (name, architecture) not in self.compiled:
+            self.compiled[name, architecture] = self._cubin(name, architecture)
+        return self.compiled[name, architecture]
+
+    def _cubin(self, name: str, architecture: str) -> tuple[bytes, str]:
+        """From the disk, or compiled and put there."""
         from cuda.bindings import nvrtc
 
         version = ".".join(map(str, checked(nvrtc.nvrtcVersion())))

@@ -139,7 +139,8 @@ def work_through(cells: Sequence["Cell"], wanted: Sequence[int], book: "Book", l
         data = load_images(cell, images)
         book.check_images(cell, data)
         if too_long := left.too_short_for(book.estimate(cell, data, todo, again)):
-            print(f"stopped before {where}: {too_long}; the same command continues", flush=True)
+            go_on = "name what is left with --methods and --imbalance" if again else "the same command continues"
+            print(f"stopped before {where}: {too_long}; {go_on}", flush=True)
             break
         skipped = [s for s in wanted if s not in todo]
         print(f"{where}, {listed(todo)}" + (f" ({listed(skipped)} recorded already)" if skipped else ""), flush=True)

@@ -10,7 +10,7 @@ from tests.engine.test_train import CPU, DATA, run_until, state_of
 
 
 @pytest.fixture
-def two_ahead(monkeypatch):
+def four_ahead(monkeypatch):
     """As on a GPU: views for several steps at once; an epoch of six steps in parts of four and two."""
     monkeypatch.setattr(Batches, "_ahead", lambda self: 4)
 
@@ -20,7 +20,7 @@ def seen(run: Run, step: int) -> list[torch.Tensor]:
     return [t for t in run.batches.next() if t is not None]
 
 
-def test_a_step_sees_the_same_views_wherever_the_run_comes_from(two_ahead, tmp_path):
+def test_a_step_sees_the_same_views_wherever_the_run_comes_from(four_ahead, tmp_path):
     one, other = (Run(tiny("paco"), 0, DATA, tmp_path, CPU) for _ in range(2))
     steps = range(2 * one.steps_per_epoch)
     in_order = [seen(one, step) for step in steps]
@@ -30,7 +30,7 @@ def test_a_step_sees_the_same_views_wherever_the_run_comes_from(two_ahead, tmp_p
         assert not any(torch.equal(in_order[a][0], in_order[b][0]) for b in range(a))
 
 
-def test_views_ahead_show_each_image_once_in_an_epoch(two_ahead, tmp_path):
+def test_views_ahead_show_each_image_once_in_an_epoch(four_ahead, tmp_path):
     """The labels of an epoch are those of its order, batch by batch, and the remainder is left out."""
     run = Run(tiny("paco"), 0, DATA, tmp_path, CPU)
     for epoch in (0, 1):
@@ -39,14 +39,14 @@ def test_views_ahead_show_each_image_once_in_an_epoch(two_ahead, tmp_path):
         assert torch.equal(torch.cat(labels), run.loader.y_N[order])
 
 
-def test_accumulated_batches_follow_one_another(two_ahead, tmp_path):
+def test_accumulated_batches_follow_one_another(four_ahead, tmp_path):
     run = Run(tiny("paco", accumulate=2), 0, DATA, tmp_path, CPU)
     run.prepare(1)
     labels = torch.cat([run.batches.next().y_B for _ in range(2)])
     assert torch.equal(labels, run.loader.y_N[run.loader.order(0)[128:256]])
 
 
-def test_resume_in_the_middle_of_views_made_ahead_is_bit_for_bit(two_ahead, tmp_path):
+def test_resume_in_the_middle_of_views_made_ahead_is_bit_for_bit(four_ahead, tmp_path):
     config = tiny("paco")
     whole = run_until(config, tmp_path / "whole")
     for stop in (2, 9):

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from longtail import runs
+from longtail.engine.advice import advise_finite
 from longtail.engine.log import Log
+from longtail.engine.meter import NonFinite
 from longtail.engine.run import Run
-from longtail.engine.train import at_the_same_step, fit
-from longtail.errors import Interrupted
+from longtail.engine.train import at_the_same_step, fit, train_group
+from longtail.errors import Interrupted, UserError
 from tests.conftest import tiny
 from tests.engine.test_train import CPU, DATA, StopAt, log_of, run_until, state_of
 
@@ -73,3 +75,55 @@ def test_seeds_that_stand_at_different_steps_train_in_groups(tmp_path):
             fit([run], [log], StopAt(run, stop))
     groups = at_the_same_step(make(config, tmp_path, (0, 1, 2)))
     assert [[run.seed for run in group] for group in groups] == [[0, 2], [1]]
+
+
+def spoil(monkeypatch, bad: Run, at: int) -> None:
+    """From step `at` on this run's loss is NaN."""
+    loss = bad.method.after_trunk
+
+    def spoilt(x_BF, y_B):
+        terms = loss(x_BF, y_B)
+        return terms | {"loss": terms["loss"] + torch.where(bad.clock >= at, torch.nan, 0.0)}
+
+    monkeypatch.setattr(bad.method, "after_trunk", spoilt)
+
+
+def test_a_seed_that_diverges_leaves_the_others_saved(tmp_path, monkeypatch):
+    """At the epoch's end where it is seen, whichever of them it is, and whether a checkpoint was due or not."""
+    config = tiny("ce", checkpoint_every=100)
+    made = make(config, tmp_path, (0, 1, 2))
+    spoil(monkeypatch, made[1], 8)
+    with pytest.raises(NonFinite) as caught:
+        train_together(made)
+    assert caught.value.run is made[1] and caught.value.step == 8
+    saved = make(config, tmp_path, (0, 1, 2))
+    assert [run.steps_done() for run in saved] == [12, 0, 12]
+
+
+def test_a_stop_saves_the_healthy_ones(tmp_path, monkeypatch):
+    config = tiny("ce", checkpoint_every=100)
+    made = make(config, tmp_path, (0, 1, 2))
+    spoil(monkeypatch, made[0], 2)
+    with pytest.raises(NonFinite):
+        train_together(made, 4)
+    assert [run.steps_done() for run in make(config, tmp_path, (0, 1, 2))] == [0, 4, 4]
+
+
+def test_the_advice_names_the_folder_and_the_others(tmp_path):
+    (run,) = make(tiny("ce", seeds=(0, 1, 2)), tmp_path, (1,))
+    advice = advise_finite(run, NonFinite(5, ["loss"]))
+    assert str(run.folder) in advice and "--train.seeds 0 2 --resume" in advice and "lower --optim.lr" in advice
+
+
+def test_one_that_cannot_be_evaluated_does_not_keep_the_next_from_it(tmp_path, monkeypatch):
+    done = []
+
+    def finish(method, data, views, device, batch, folder, cost):
+        if folder.name == "seed0":
+            raise UserError("no")
+        done.append((folder.name, cost["together"]))
+
+    monkeypatch.setattr("longtail.engine.train.finish", finish)
+    with pytest.raises(UserError, match="no"):
+        train_group(make(tiny("ce", epochs=1), tmp_path, (0, 1, 2)))
+    assert done == [("seed1", 3), ("seed2", 3)]

@@ -19,6 +19,8 @@ from longtail.config import to_dict
 from longtail.data.loader import ResidentLoader
 from longtail.data.sources import load
 from longtail.engine import checkpoint
+from longtail.engine.advice import out_of_memory
+from longtail.engine.environment import describe_environment
 from longtail.engine.evaluate import evaluate
 from longtail.engine.folder import locked, start_folder
 from longtail.engine.log import Log
@@ -316,6 +318,35 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path):
     (folder / runs.CHECKPOINT).write_bytes(b"no checkpoint")
     with pytest.raises(UserError, match="cannot read the checkpoint"):
         train(config, tmp_path, resume=True)
+
+
+def test_a_checkpoint_from_before_a_change_of_the_meters_mark_goes_on(tmp_path):
+    """It wrote -1 for a term that never failed."""
+    run_until(tiny("ce", epochs=2), tmp_path, 3)
+    state = checkpoint.load(tmp_path / runs.CHECKPOINT, CPU)
+    state["meter"]["first_bad"].fill_(-1)
+    checkpoint.save(tmp_path / runs.CHECKPOINT, state)
+    assert run_until(tiny("ce", epochs=2), tmp_path).steps_done() == 12
+
+
+def test_fused_is_refused_where_it_cannot_be(tmp_path):
+    with pytest.raises(UserError, match=r"--train\.step fused: our kernels want bf16 and a CUDA GPU .*: use auto"):
+        Run(tiny("ce", step="fused"), 0, DATA, tmp_path, CPU)
+
+
+@pytest.mark.parametrize(("step", "how"), [("auto", "eager"), ("captured", "eager"), ("compiled", "compiled")])
+def test_the_environment_says_how_steps_were_made(step, how, tmp_path):
+    run = Run(tiny("ce", step=step), 0, DATA, tmp_path, CPU)
+    assert describe_environment(run)["step"] == how
+
+
+def test_memory_that_ran_out_is_found_behind_a_later_error():
+    with pytest.raises(RuntimeError) as caught:
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        finally:
+            raise RuntimeError("unjoined work")
+    assert out_of_memory(caught.value) and not out_of_memory(RuntimeError("unjoined work"))
 
 
 def test_a_checkpoint_of_other_images_is_refused(tmp_path):

@@ -19,13 +19,21 @@ def advise_finite(run: Run, error: NonFinite) -> str:
         advice += ", lengthen --optim.warmup_epochs"
     if any("logit" in term for term in error.terms):
         advice += ", or raise the temperature (--method.tau, --method.centre_tau)"
-    return f"step {error.step}: {' and '.join(error.terms)} became infinite or NaN ({checkpoint}): {advice}, in another --out"
+    what = f"step {error.step}: {' and '.join(error.terms)} became infinite or NaN ({checkpoint})"
+    others = [str(seed) for seed in run.config.train.seeds if seed != run.seed]
+    rest = f"; the other seeds go on with --train.seeds {' '.join(others)} --resume" if others else ""
+    return f"{run.folder}: {what}: {advice}, in another --out{rest}"
 
 
 def out_of_memory(error: Exception) -> bool:
     """Of the GPU, or of the machine: torch's CPU allocator has no exception of its own."""
     words = ("can't allocate memory", "not enough memory")
-    return isinstance(error, torch.OutOfMemoryError) or any(w in str(error) for w in words)
+    if isinstance(error, torch.OutOfMemoryError) or any(w in str(error) for w in words):
+        return True
+    before = (
+        error.__cause__ or error.__context__
+    )  # a step that cannot be recorded for lack of memory fails once more, later
+    return isinstance(before, Exception) and out_of_memory(before)
 
 
 def advise_batch(run: Run, advance: Callable[[Run], None]) -> str:

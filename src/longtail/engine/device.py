@@ -26,19 +26,19 @@ def precision(train: TrainConfig, device: torch.device) -> str:
     return train.precision if train.precision != "auto" else "bf16" if device.type == "cuda" else "fp32"
 
 
-def fusible(trunk: Trunk, train: TrainConfig, device: torch.device) -> bool:
-    """Whether our kernels can train this network here: a CIFAR ResNet, in bf16."""
-    fits = isinstance(trunk.body, CifarResNet) and train.channels_last and precision(train, device) == "bf16"
-    return fits and kernels.available(device)
+def uses_kernels(train: TrainConfig, device: torch.device) -> bool:
+    """Whether our kernels do what they know: views of small images, the CIFAR ResNets; they work in bf16."""
+    return train.step in ("auto", "fused") and precision(train, device) == "bf16" and kernels.available(device)
 
 
-def compile_kernels(method: Method, batch_size: int) -> None:
+def compile_kernels(method: Method, batch_size: int, image_size: int) -> None:
     """Compile the kernels of a fused trunk many at a time, before the first step asks for one after the other."""
     if method.net.trunk.fused:
         from longtail.models import fused
 
-        weight = method.net.head.weight
-        fused.compile_ahead(method.net.trunk.body, weight.new_empty(batch_size, 3, fused.SIDE, fused.SIDE))  # type: ignore[arg-type]
+        if image_size == fused.SIDE:
+            images = method.net.head.weight.new_empty(batch_size, 3, fused.SIDE, fused.SIDE)
+            fused.compile_ahead(method.net.trunk.body, images)  # type: ignore[arg-type]
 
 
 def place(method: Method, train: TrainConfig, device: torch.device) -> Method:
@@ -53,7 +53,7 @@ def place(method: Method, train: TrainConfig, device: torch.device) -> Method:
         torch.backends.cudnn.deterministic = True
     for trunk in (m for m in method.modules() if isinstance(m, Trunk)):
         trunk.precision = torch.bfloat16 if low else torch.float32
-        trunk.fused = train.step in ("auto", "fused") and fusible(trunk, train, device)
+        trunk.fused = isinstance(trunk.body, CifarResNet) and train.channels_last and uses_kernels(train, device)
         if train.step == "compiled":
             trunk.body.compile()
     return method

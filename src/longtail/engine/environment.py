@@ -28,6 +28,7 @@ def describe_environment(run: "Run") -> dict[str, Any]:
         | {name: metadata.version(name) for name in ("torch", "torchvision", "timm", "numpy")},
         "device": torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads",
         "precision": precision(run.config.train, run.device),
+        "step": run.how,
         "data": {
             "checksum": run.data.checksum,
             "images": len(run.data.train.labels),

@@ -50,12 +50,14 @@ class Meter:
 
     def restore(self, state: dict[str, Any]) -> None:
         self.names, self.sums = state["names"], state["sums"]
-        self.first_bad, self.count = state["first_bad"], state["count"]
+        first_bad = state["first_bad"]
+        self.first_bad, self.count = first_bad.masked_fill(first_bad < 0, NEVER), state["count"]  # once NEVER was -1
 
 
 class NonFinite(RunError):
-    """A logged term became infinite or NaN."""
+    """A logged term became infinite or NaN; `run` is whose, where it is one of several."""
 
     def __init__(self, step: int, terms: list[str]) -> None:
         super().__init__(f"step {step}: {', '.join(terms)} not finite")
         self.step, self.terms = step, terms
+        self.run: Any = None

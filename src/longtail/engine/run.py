@@ -14,7 +14,7 @@ from longtail.data.loader import ResidentLoader
 from longtail.data.sources import DataSet
 from longtail.engine import checkpoint, log
 from longtail.engine.batches import Batches
-from longtail.engine.device import memory_format, place, precision
+from longtail.engine.device import memory_format, place, precision, uses_kernels
 from longtail.engine.evaluate import balanced_accuracy
 from longtail.engine.meter import Meter
 from longtail.engine.schedule import learning_rate
@@ -23,7 +23,7 @@ from longtail.methods import Stage
 from longtail.views import Views
 
 COMPILING_PAYS = (
-    20_000  # steps: compiling what follows the trunk takes some 15 s and saves some tenths of a millisecond a step
+    20_000  # steps: compiling what follows a fused trunk takes some 15 s and saves a quarter of a millisecond
 )
 
 
@@ -37,10 +37,17 @@ class Run:
         self, config: Config, seed: int, data: DataSet, folder: Path, device: torch.device, twin: "Run | None" = None
     ) -> None:
         self.config, self.seed, self.data, self.folder, self.device = config, seed, data, folder, device
+        if config.train.step == "fused" and not uses_kernels(config.train, device):
+            raise UserError(
+                "--train.step fused: our kernels want bf16 and a CUDA GPU of capability 8 or more: use auto"
+            )
+        self.seconds = 0.0  # of finished epochs, over all resumes
+        self.setup_seconds = 0.0  # spent on making views and step: capture and compilation, in this process
+        self.epoch_seconds = 0.0  # of the epoch under way, before the clock was last started
         torch.manual_seed(seed)  # initial weights, and what a network draws itself (dropout)
         stored = (folder / runs.CHECKPOINT).exists()
         self.method: methods.Method = place(methods.make(config, data.train.counts, stored), config.train, device)
-        self.views = Views(config.views, config.data.image_size)
+        self.views = Views(config.views, config.data.image_size, uses_kernels(config.train, device))
         self.loader: ResidentLoader = ResidentLoader(
             data.train, config.train.batch_size, seed, device, twin.loader if twin else None
         )
@@ -58,12 +65,12 @@ class Run:
         self.steps_per_epoch = self.batches.steps_per_epoch
         self.clock = torch.zeros((), dtype=torch.int64, device=device)  # the step under way, for the meter
         self.captured = device.type == "cuda" and config.train.step != "eager"
-        long = config.train.step in ("auto", "fused") and config.train.epochs * self.steps_per_epoch >= COMPILING_PAYS
-        if config.train.step == "compiled" or (self.captured and long):
+        long = self.method.net.trunk.fused and config.train.epochs * self.steps_per_epoch >= COMPILING_PAYS
+        if config.train.step == "compiled" or long:
+            torch._dynamo.config.suppress_errors = (
+                True  # what cannot be compiled here (no C compiler, say) runs as it is
+            )
             self.method.compile()
-        self.seconds = 0.0  # of finished epochs, over all resumes
-        self.setup_seconds = 0.0  # spent on making the step: capture and compilation, in this process
-        self.epoch_seconds = 0.0  # of the epoch under way, before the clock was last started
         self.start_clock()
         self.enter(0)
 
@@ -74,8 +81,17 @@ class Run:
         self.method.enter(self.stage)
         self.method.train()
         self.meter = Meter()
+        start = time.perf_counter()
         self.batches.enter(stage_index, self.stage.two_views, self.captured)
+        self.setup_seconds += time.perf_counter() - start
         self.optimiser = self.make_optimiser(self.stage.optim)
+
+    @property
+    def how(self) -> str:
+        """How its steps are made: what `auto` came to."""
+        if self.method.net.trunk.fused or self.config.train.step in ("eager", "compiled"):
+            return "fused" if self.method.net.trunk.fused else self.config.train.step
+        return "captured" if self.captured else "eager"
 
     def start_clock(self) -> None:
         self._since = time.perf_counter()
@@ -122,18 +138,18 @@ class Run:
     def steps_done(self) -> int:
         return self.epochs_before() * self.steps_per_epoch + self.step
 
-    def row(self) -> dict[str, Any]:
-        """The log line of the epoch so far; reading the means waits for the device."""
+    def row(self, now: float | None = None) -> dict[str, Any]:
+        """The log line of the epoch so far; reading the means waits for the device. `now` is the clock's end."""
         means = self.meter.means()
         images = self.meter.count * self.loader.batch_size
-        seconds = self.epoch_seconds + time.perf_counter() - self._since
+        seconds = self.epoch_seconds + (now or time.perf_counter()) - self._since
         epoch = (self.step - 1) // self.steps_per_epoch
         where = {"stage": self.stage.name, "epoch": epoch, "epochs": self.stage.epochs}
         return {**where, **means, "lr": self.rate, "seconds": seconds, "images_per_second": images / max(seconds, 1e-9)}
 
-    def end_epoch(self, journal: log.Log) -> None:
-        """Log line, validation and checkpoint, where due."""
-        row, train = self.row(), self.config.train
+    def end_epoch(self, journal: log.Log, now: float | None = None) -> None:
+        """Log line, validation and checkpoint, where due; `now` is when the epoch ended."""
+        row, train = self.row(now), self.config.train
         epoch, last = row["epoch"] + 1, row["epoch"] + 1 == self.stage.epochs
         self.seconds, self.epoch_seconds = self.seconds + row["seconds"], 0.0
         self.meter.reset()

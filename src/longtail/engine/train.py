@@ -38,26 +38,51 @@ def fit(runs: Sequence[Run], logs: Sequence[Log], stop: StopSignals) -> None:
             for run in runs:
                 run.prepare(step)
             step_on()
-            for run, log in zip(runs, logs, strict=True):
+            for run in runs:
                 run.finished(step)
-                if run.step % run.steps_per_epoch == 0:
-                    run.end_epoch(log)
-                elif log.wants_news():
-                    log.news(run.steps_done(), run.row())
+            if runs[0].step % runs[0].steps_per_epoch == 0:
+                end_epoch(runs, logs)
+            elif logs[0].wants_news():
+                for_each(runs[:1], lambda run: logs[0].news(run.steps_done(), run.row()))
             if stop.signum is not None:
-                for run in runs:
-                    run.save()
+                for_each(runs, Run.save)
                 where = f"step {runs[0].steps_done()} and saved in {', '.join(str(run.folder) for run in runs)}"
                 raise Interrupted(f"stopped at {where}: --resume continues", stop.signum)
+
+
+def end_epoch(runs: Sequence[Run], logs: Sequence[Log]) -> None:
+    """Of all runs at the same moment: what one writes is no part of another's time."""
+    of_run = dict(zip(map(id, runs), logs, strict=True))
+    if runs[0].device.type == "cuda":
+        torch.cuda.synchronize()
+    now = time.perf_counter()
+    for_each(runs, lambda run: run.end_epoch(of_run[id(run)], now))
+    for run in runs:
+        run.start_clock()
+
+
+def for_each(runs: Sequence[Run], work: Callable[[Run], None]) -> None:
+    """Also where one of them has failed: the others are saved before its failure is raised."""
+    failure: NonFinite | None = None
+    for run in runs:
+        try:
+            work(run)
+        except NonFinite as error:
+            error.run = run
+            failure = failure or error
+    if failure:
+        for run in runs:
+            if not run.meter.spoilt():
+                run.save()
+        raise failure
 
 
 def make_step(runs: Sequence[Run]) -> Callable[[], None]:
     """The device's part of one step of each run; what making it costs is no part of the training's time."""
     if runs[0].captured and runs[0].steps_left():
         start = time.perf_counter()
-        compile_kernels(runs[0].method, runs[0].loader.batch_size)
-        # What torch.compile cannot do here (no C compiler, say) runs as it is; its advice is not the user's concern.
-        with torch._dynamo.config.patch(suppress_errors=True), warnings.catch_warnings():
+        compile_kernels(runs[0].method, runs[0].loader.batch_size, runs[0].views.size)
+        with warnings.catch_warnings():  # the compiler's advice on precision is not the user's concern
             warnings.filterwarnings("ignore", module=r"torch\._inductor")
             step = CapturedStep(runs, advance)
         torch.cuda.synchronize()
@@ -130,15 +155,14 @@ def train_seeds(config: Config, folders: dict[int, Path], data: DataSet, device:
         for group in at_the_same_step(made):
             train_group(group)
     except NonFinite as error:
-        spoilt = next((run for run in made if run.meter.spoilt()), None)
-        raise RunError(advise_finite(spoilt, error) if spoilt else str(error)) from error
+        raise RunError(advise_finite(error.run, error) if error.run else str(error)) from error
     except RuntimeError as error:
         if not out_of_memory(error):
             raise
         exhausted = True  # handled below: in here the traceback still holds the memory
     except (OSError, SafetensorError) as error:
         reason = (str(error).splitlines() or [""])[0]
-        raise RunError(f"cannot write to {folder} ({reason}): free some space and --resume") from error
+        raise RunError(f"cannot write to {folder.parent} ({reason}): free some space and --resume") from error
     finally:
         lock.close()
     if exhausted and len(folders) > 1:
@@ -168,12 +192,13 @@ def train_group(group: Sequence[Run]) -> None:
             log = Log(run.folder / runs.LOG, run.total_steps(), progress, f"{config.method.label}, {seeds}")
             logs.append(open_logs.enter_context(log))
         fit(group, logs, stop)
-    memory = peak_memory(group[0].device)
+    shared = {"together": len(group), "peak_memory": peak_memory(group[0].device)}
+    failure: UserError | None = None
     for run in group:
-        cost = {
-            "seconds": run.seconds,
-            "setup_seconds": run.setup_seconds,
-            "together": len(group),
-            "peak_memory": memory,
-        }
-        finish(run.method, run.data, run.views, run.device, config.train.batch_size, run.folder, cost)
+        cost = {"seconds": run.seconds, "setup_seconds": run.setup_seconds, **shared}
+        try:
+            finish(run.method, run.data, run.views, run.device, config.train.batch_size, run.folder, cost)
+        except UserError as error:  # one that cannot be evaluated is no reason not to evaluate the next
+            failure = failure or error
+    if failure:
+        raise failure

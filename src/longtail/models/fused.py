@@ -1,6 +1,6 @@
 """The CIFAR ResNets in training, by the kernels beside this file: a launch per convolution instead of one per operation.
 
-The plain network (`backbones.CifarResNet`) says what is computed; this says it again in 47 launches forward and 62 backward
+The plain network (`backbones.CifarResNet`) says what is computed; this says it again in 49 launches forward and 62 backward
 where torch needs several hundred. The weights' gradients run beside the chain of the activations' gradients, on streams of
 their own. Sums over pixels are added up in no fixed order, so repetitions differ by rounding.
 """

@@ -44,9 +44,9 @@ class Draw(NamedTuple):
     value: Tensor  # (N, S) float32
 
 
-def apply_draw(x: Tensor, draw: Draw, fill: int, bilinear: bool = False) -> Tensor:
+def apply_draw(x: Tensor, draw: Draw, fill: int, bilinear: bool = False, kernels: bool = False) -> Tensor:
     """uint8 to uint8."""
-    if not bilinear and fused.knows(x):
+    if kernels and not bilinear and fused.knows(x):
         return fused.apply_draw(x, draw.op, draw.value, fill)
     for op_N, value_N in zip(draw.op.unbind(1), draw.value.unbind(1), strict=True):
         x = ops.apply_op(x, op_N, value_N, fill, bilinear)
@@ -272,31 +272,31 @@ def _pad_crop(x: Tensor, size: int, rng: torch.Generator) -> Tensor:
 # Policies, from uint8 images to floats in [0, 1].
 
 
-def _plain(x: Tensor, view: ViewConfig, rng: torch.Generator) -> Tensor:
+def _plain(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Tensor:
     return ops.to_float(x)
 
 
-def _sim(x: Tensor, view: ViewConfig, rng: torch.Generator) -> Tensor:
+def _sim(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Tensor:
     draw = draw_sim(len(x), rng)
-    return fused.apply_sim(x, *draw) if fused.knows(x) else apply_sim(ops.to_float(x), draw)
+    return fused.apply_sim(x, *draw) if kernels and fused.knows(x) else apply_sim(ops.to_float(x), draw)
 
 
-def _rand(x: Tensor, view: ViewConfig, rng: torch.Generator) -> Tensor:
+def _rand(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Tensor:
     draw = draw_randaugment(len(x), x.shape[3], view.rand_ops, view.rand_magnitude, view.rand_std, rng)
     # timm interpolates, bilinear or bicubic at random; bilinear here.
     return ops.to_float(apply_draw(x, draw, view.fill, bilinear=True))
 
 
-def _stacked_rand(x: Tensor, view: ViewConfig, rng: torch.Generator) -> Tensor:
+def _stacked_rand(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Tensor:
     """Jitter with probability 0.8, greyscale 0.2 and blur 0.5, then RandAugment on the rounded result."""
-    return _rand(ops.to_uint8(255 * _sim(x, view, rng)), view, rng)
+    return _rand(ops.to_uint8(255 * _sim(x, view, rng, kernels)), view, rng, kernels)
 
 
-def _auto(x: Tensor, view: ViewConfig, rng: torch.Generator) -> Tensor:
-    return ops.to_float(apply_draw(x, draw_autoaugment(len(x), x.shape[3], rng), view.fill))
+def _auto(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Tensor:
+    return ops.to_float(apply_draw(x, draw_autoaugment(len(x), x.shape[3], rng), view.fill, kernels=kernels))
 
 
-POLICIES: dict[str, Callable[[Tensor, ViewConfig, torch.Generator], Tensor]] = {
+POLICIES: dict[str, Callable[[Tensor, ViewConfig, torch.Generator, bool], Tensor]] = {
     "none": _plain,
     "sim": _sim,
     "rand": _rand,
@@ -311,11 +311,20 @@ def _cut(x: Tensor, side: int, rng: torch.Generator) -> Tensor:
 
 
 def make_view(
-    x: Tensor, view: ViewConfig, size: int, rng: torch.Generator, mean_C11: Tensor, std_C11: Tensor
+    x: Tensor,
+    view: ViewConfig,
+    size: int,
+    rng: torch.Generator,
+    mean_C11: Tensor,
+    std_C11: Tensor,
+    kernels: bool = False,
 ) -> Tensor:
-    """One view of uint8 images N,3,H,W: crop, mirror, policy, Cutout, normalise; float32 N,3,size,size."""
+    """One view of uint8 images N,3,H,W: crop, mirror, policy, Cutout, normalise; float32 N,3,size,size.
+
+    `kernels`: by our own where there are some for such images, equal to the operations up to the rounding of sums.
+    """
     with torch.autocast(x.device.type, enabled=False):  # eight bits of mantissa would blur the resampling weights
-        x = POLICIES[view.policy](_crop(x, view, size, rng), view, rng)
+        x = POLICIES[view.policy](_crop(x, view, size, rng), view, rng, kernels)
         if view.cutout:
             x = _cut(x, view.cutout, rng)
         return ops.normalise(x, mean_C11, std_C11)
@@ -339,9 +348,8 @@ def statistics(name: str, device: torch.device) -> tuple[Tensor, Tensor]:
 class Views:
     """The views of a run: `query` and `key` are drawn, `plain` is what the network sees at test time."""
 
-    def __init__(self, config: ViewsConfig, size: int) -> None:
-        self.config = config
-        self.size = size
+    def __init__(self, config: ViewsConfig, size: int, kernels: bool = False) -> None:
+        self.config, self.size, self.kernels = config, size, kernels
 
     def query(self, x: Tensor, rng: torch.Generator) -> Tensor:
         return self._make(x, self.config.query, rng)
@@ -353,4 +361,4 @@ class Views:
         return ops.normalise(ops.to_float(resize(x, self.size)), *statistics(self.config.normalise, x.device))
 
     def _make(self, x: Tensor, view: ViewConfig, rng: torch.Generator) -> Tensor:
-        return make_view(x, view, self.size, rng, *statistics(self.config.normalise, x.device))
+        return make_view(x, view, self.size, rng, *statistics(self.config.normalise, x.device), self.kernels)
