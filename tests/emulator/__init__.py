@@ -1,0 +1,76 @@
+"""Our CUDA kernels on the CPU, as CI has no GPU: compiled by g++ with emulator.h, which brings what they need of CUDA."""
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import torch
+
+from longtail.kernels import Source
+
+ORDERS = ("forward", "reversed", "shuffled")  # in which threads take turns; as in threads.h
+OPTIONS = ("-O2", "-std=c++17", "-ffp-contract=off", "-w", "-shared", "-fPIC")
+ALONE = ("-fno-gnu-unique", "-Wl,-Bsymbolic")  # a library has its variables to itself, whatever else is loaded
+ENTRY = """
+extern "C" const char* kernel_{i}(void** args, size_t n, unsigned blocks, unsigned rows, unsigned threads, int order) {{
+  return emulated::launch({name}, args, n, {{blocks, rows}}, threads, (emulated::Order)order);
+}}
+"""
+
+
+class Emulated(Source):
+    """A source whose kernels take tensors on the CPU."""
+
+    def __init__(self, source: Source, folder: Path) -> None:
+        super().__init__(source.name, source.text, *source.options)
+        self.folder, self.order = folder, "forward"
+
+    def kernel(self, name: str) -> "Kernel":
+        if name not in self.loaded:
+            self.compile_all([name])
+        return self.loaded[name]
+
+    def compile_all(self, names: Iterable[str]) -> None:
+        """Into one library."""
+        wanted = sorted(set(names))
+        code = self.folder / f"{Path(self.name).stem}_{len(self.loaded)}.cpp"
+        entries = [ENTRY.format(i=i, name=name) for i, name in enumerate(wanted)]
+        code.write_text("\n".join(('#include "emulator.h"', f'#line 1 "{self.name}"', self.text, *entries)))
+        library = code.with_suffix(".so")
+        command = ["g++", *OPTIONS, *ALONE, f"-I{Path(__file__).parent}", "-o", library, code]
+        compiler = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+        assert compiler.returncode == 0, compiler.stderr
+        functions = ctypes.CDLL(str(library))
+        self.loaded |= {name: Kernel(self, functions[f"kernel_{i}"]) for i, name in enumerate(wanted)}
+
+
+class Kernel:
+    """Called like `longtail.kernels.Kernel`."""
+
+    def __init__(self, source: Emulated, function: "ctypes._NamedFuncPointer") -> None:
+        self.source, self.function = source, function
+        self.function.restype = ctypes.c_char_p
+
+    def __call__(self, blocks: tuple[int, int], threads: int, *args: torch.Tensor | int | None) -> None:
+        values = [as_c(a) for a in args]
+        pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        order = ORDERS.index(self.source.order)
+        fault = self.function(pointers, ctypes.c_size_t(len(values)), *blocks, threads, order)
+        if fault is not None:
+            raise RuntimeError(fault.decode())
+
+
+def as_c(value: torch.Tensor | int | None) -> ctypes.c_int | ctypes.c_void_p:
+    if isinstance(value, int):
+        return ctypes.c_int(value)
+    return ctypes.c_void_p(None if value is None else value.data_ptr())
+
+
+def emulate(source: Source, folder: Path) -> Emulated:
+    if shutil.which("g++") is None or not sys.platform.startswith("linux"):
+        pytest.skip("the emulator needs Linux and g++")
+    return Emulated(source, folder)
