@@ -78,7 +78,7 @@ def test_two_operations_in_a_row_are_bit_for_bit(device):
     wanted = x
     for op_N, value_N in zip(draw.op.unbind(1), draw.value.unbind(1), strict=True):
         wanted = ops.apply_op(wanted, op_N, value_N, 128)
-    assert fused.knows(x) and torch.equal(policies.apply_draw(x, draw, 128), wanted)
+    assert fused.knows(x) and torch.equal(policies.apply_draw(x, draw, 128, kernels=True), wanted)
 
 
 @everywhere
