@@ -143,7 +143,11 @@ def work_through(cells: Sequence["Cell"], wanted: Sequence[int], book: "Book", l
             print(f"stopped before {where}: {too_long}; {go_on}", flush=True)
             break
         skipped = [s for s in wanted if s not in todo]
-        print(f"{where}, {listed(todo)}" + (f" ({listed(skipped)} recorded already)" if skipped else ""), flush=True)
+        print(
+            f"{where}, {runs.seeds_named(todo)}"
+            + (f" ({runs.seeds_named(skipped)} recorded already)" if skipped else ""),
+            flush=True,
+        )
         if again:
             set_aside(cell, {s: r for s, r in book.recorded(cell).items() if s in todo})
         book.add([make_record(cell, folder, book.command) for folder in train_cell(cell, todo, data)])
@@ -287,10 +291,6 @@ def epochs_left(config: Config, folder: Path) -> int:
     log = folder / runs.LOG
     done = len(log.read_bytes().splitlines()) if log.exists() else 0
     return max(all_epochs(config) - done, 0)
-
-
-def listed(seeds: Sequence[int]) -> str:
-    return f"seed{'s' * (len(seeds) > 1)} {' '.join(map(str, seeds))}"
 
 
 class Budget:

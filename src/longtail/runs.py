@@ -8,7 +8,7 @@ model.safetensors  predictions.npz  features.npz  examples/  and last metrics.js
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,11 @@ class Run:
     @property
     def seed(self) -> int:
         return int(self.environment["seed"])
+
+
+def seeds_named(seeds: Sequence[int]) -> str:
+    """As in "seed 0" and "seeds 0 1 2"."""
+    return f"seed{'s' * (len(seeds) > 1)} {' '.join(map(str, seeds))}"
 
 
 def find(paths: Iterable[Path | str] | Path | str) -> list[Path]:

@@ -14,12 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from longtail import runs
+from longtail import kernels, methods, runs
 from longtail.config import to_dict
 from longtail.data.loader import ResidentLoader
 from longtail.data.sources import load
 from longtail.engine import checkpoint
 from longtail.engine.advice import out_of_memory
+from longtail.engine.device import place
 from longtail.engine.environment import describe_environment
 from longtail.engine.evaluate import evaluate
 from longtail.engine.folder import locked, start_folder
@@ -332,6 +333,25 @@ def test_a_checkpoint_from_before_a_change_of_the_meters_mark_goes_on(tmp_path):
 def test_fused_is_refused_where_it_cannot_be(tmp_path):
     with pytest.raises(UserError, match=r"--train\.step fused: our kernels want bf16 and a CUDA GPU .*: use auto"):
         Run(tiny("ce", step="fused"), 0, DATA, tmp_path, CPU)
+
+
+@pytest.mark.parametrize(
+    ("size", "model", "changes", "fused"),
+    [
+        (32, "resnet8_cifar", {}, True),
+        (8, "resnet8_cifar", {}, False),  # a size the kernels do not know
+        (32, "resnet18_cifar", {}, False),
+        (32, "resnet8_cifar", {"channels_last": False}, False),
+        (32, "resnet8_cifar", {"precision": "fp32"}, False),
+        (32, "resnet8_cifar", {"step": "captured"}, False),
+    ],
+)
+def test_only_what_the_kernels_know_is_fused(size, model, changes, fused, monkeypatch):
+    monkeypatch.setattr(kernels, "available", lambda device: True)
+    config = tiny("paco", **({"precision": "bf16"} | changes))
+    config = replace(config, data=replace(config.data, image_size=size), model=replace(config.model, name=model))
+    method = place(methods.make(config, DATA.train.counts), config, CPU)
+    assert [m.fused for m in method.modules() if isinstance(m, backbones.Trunk)] == [fused, fused]  # query and key
 
 
 @pytest.mark.parametrize(("step", "how"), [("auto", "eager"), ("captured", "eager"), ("compiled", "compiled")])

@@ -3,10 +3,10 @@
 import torch
 
 from longtail import kernels
-from longtail.config import TrainConfig
+from longtail.config import Config, TrainConfig
 from longtail.errors import UserError
 from longtail.methods import Method
-from longtail.models.backbones import CifarResNet, Trunk
+from longtail.models.backbones import FUSED_SIDE, CifarResNet, Trunk
 
 
 def choose_device(name: str, flag: str = "--train.device") -> torch.device:
@@ -31,18 +31,24 @@ def uses_kernels(train: TrainConfig, device: torch.device) -> bool:
     return train.step in ("auto", "fused") and precision(train, device) == "bf16" and kernels.available(device)
 
 
-def compile_kernels(method: Method, batch_size: int, image_size: int) -> None:
+def fits(trunk: Trunk, config: Config) -> bool:
+    """Whether our kernels know how to train this network."""
+    known = isinstance(trunk.body, CifarResNet) and config.data.image_size == FUSED_SIDE
+    return known and config.train.channels_last
+
+
+def compile_kernels(method: Method, batch_size: int) -> None:
     """Compile the kernels of a fused trunk many at a time, before the first step asks for one after the other."""
     if method.net.trunk.fused:
         from longtail.models import fused
 
-        if image_size == fused.SIDE:
-            images = method.net.head.weight.new_empty(batch_size, 3, fused.SIDE, fused.SIDE)
-            fused.compile_ahead(method.net.trunk.body, images)  # type: ignore[arg-type]
+        images = method.net.head.weight.new_empty(batch_size, 3, FUSED_SIDE, FUSED_SIDE)
+        fused.compile_ahead(method.net.trunk.body, images)  # type: ignore[arg-type]
 
 
-def place(method: Method, train: TrainConfig, device: torch.device) -> Method:
+def place(method: Method, config: Config, device: torch.device) -> Method:
     """The method on its device, its trunks in the precision and memory format asked for."""
+    train = config.train
     method = method.to(device=device, memory_format=memory_format(train))  # type: ignore[call-overload]
     low = precision(train, device) == "bf16"
     if device.type == "cuda":
@@ -53,7 +59,7 @@ def place(method: Method, train: TrainConfig, device: torch.device) -> Method:
         torch.backends.cudnn.deterministic = True
     for trunk in (m for m in method.modules() if isinstance(m, Trunk)):
         trunk.precision = torch.bfloat16 if low else torch.float32
-        trunk.fused = isinstance(trunk.body, CifarResNet) and train.channels_last and uses_kernels(train, device)
+        trunk.fused = fits(trunk, config) and uses_kernels(train, device)
         if train.step == "compiled":
             trunk.body.compile()
     return method

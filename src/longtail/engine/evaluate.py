@@ -155,7 +155,7 @@ def evaluate_one(record: runs.Run, data_root: Path | None, device_name: str) -> 
     stored = record.environment["data"]["checksum"]
     if data.checksum != stored:
         raise UserError(f"{record.folder} was trained on other images (checksum {stored}): name them with --data-root")
-    method = place(methods.make(config, data.train.counts, stored=True), config.train, device)
+    method = place(methods.make(config, data.train.counts, stored=True), config, device)
     path = record.folder / runs.MODEL
     try:
         method.net.load_state_dict(load_file(path, device=str(device)))

@@ -46,7 +46,7 @@ class Run:
         self.epoch_seconds = 0.0  # of the epoch under way, before the clock was last started
         torch.manual_seed(seed)  # initial weights, and what a network draws itself (dropout)
         stored = (folder / runs.CHECKPOINT).exists()
-        self.method: methods.Method = place(methods.make(config, data.train.counts, stored), config.train, device)
+        self.method: methods.Method = place(methods.make(config, data.train.counts, stored), config, device)
         self.views = Views(config.views, config.data.image_size, uses_kernels(config.train, device))
         self.loader: ResidentLoader = ResidentLoader(
             data.train, config.train.batch_size, seed, device, twin.loader if twin else None
@@ -89,9 +89,9 @@ class Run:
     @property
     def how(self) -> str:
         """How its steps are made: what `auto` came to."""
-        if self.method.net.trunk.fused or self.config.train.step in ("eager", "compiled"):
-            return "fused" if self.method.net.trunk.fused else self.config.train.step
-        return "captured" if self.captured else "eager"
+        if self.method.net.trunk.fused:
+            return "fused"
+        return "compiled" if self.config.train.step == "compiled" else "captured" if self.captured else "eager"
 
     def start_clock(self) -> None:
         self._since = time.perf_counter()

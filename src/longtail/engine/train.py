@@ -28,70 +28,74 @@ from longtail.engine.signals import StopSignals
 from longtail.errors import Interrupted, RunError, UserError
 
 
-def fit(runs: Sequence[Run], logs: Sequence[Log], stop: StopSignals) -> None:
+def fit(group: Sequence[Run], logs: Sequence[Log], stop: StopSignals) -> None:
     """Every step that is left, from wherever the runs stand: all at the same step."""
-    for _ in zip(*(run.stages_left() for run in runs), strict=True):
-        step_on = make_step(runs)
-        for run in runs:
+    for _ in zip(*(run.stages_left() for run in group), strict=True):
+        step_on = make_step(group)
+        for run in group:
             run.start_clock()
-        for step in runs[0].steps_left():
-            for run in runs:
+        for step in group[0].steps_left():
+            for run in group:
                 run.prepare(step)
             step_on()
-            for run in runs:
+            for run in group:
                 run.finished(step)
-            if runs[0].step % runs[0].steps_per_epoch == 0:
-                end_epoch(runs, logs)
-            elif logs[0].wants_news():
-                for_each(runs[:1], lambda run: logs[0].news(run.steps_done(), run.row()))
+            if group[0].step % group[0].steps_per_epoch == 0:
+                end_epoch(group, logs)
+            else:
+                for_each(group, logs, show)
             if stop.signum is not None:
-                for_each(runs, Run.save)
-                where = f"step {runs[0].steps_done()} and saved in {', '.join(str(run.folder) for run in runs)}"
+                for_each(group, logs, lambda run, _: run.save())
+                where = f"step {group[0].steps_done()} and saved in {', '.join(str(run.folder) for run in group)}"
                 raise Interrupted(f"stopped at {where}: --resume continues", stop.signum)
 
 
-def end_epoch(runs: Sequence[Run], logs: Sequence[Log]) -> None:
+def end_epoch(group: Sequence[Run], logs: Sequence[Log]) -> None:
     """Of all runs at the same moment: what one writes is no part of another's time."""
-    of_run = dict(zip(map(id, runs), logs, strict=True))
-    if runs[0].device.type == "cuda":
+    if group[0].device.type == "cuda":
         torch.cuda.synchronize()
     now = time.perf_counter()
-    for_each(runs, lambda run: run.end_epoch(of_run[id(run)], now))
-    for run in runs:
+    for_each(group, logs, lambda run, log: run.end_epoch(log, now))
+    for run in group:
         run.start_clock()
 
 
-def for_each(runs: Sequence[Run], work: Callable[[Run], None]) -> None:
+def show(run: Run, log: Log) -> None:
+    if log.wants_news():
+        log.news(run.steps_done(), run.row())
+
+
+def for_each(group: Sequence[Run], logs: Sequence[Log], work: Callable[[Run, Log], None]) -> None:
     """Also where one of them has failed: the others are saved before its failure is raised."""
     failure: NonFinite | None = None
-    for run in runs:
+    for run, log in zip(group, logs, strict=True):
         try:
-            work(run)
+            work(run, log)
         except NonFinite as error:
             error.run = run
             failure = failure or error
     if failure:
-        for run in runs:
+        for run in group:
             if not run.meter.spoilt():
                 run.save()
         raise failure
 
 
-def make_step(runs: Sequence[Run]) -> Callable[[], None]:
+def make_step(group: Sequence[Run]) -> Callable[[], None]:
     """The device's part of one step of each run; what making it costs is no part of the training's time."""
-    if runs[0].captured and runs[0].steps_left():
+    if group[0].captured and group[0].steps_left():
         start = time.perf_counter()
-        compile_kernels(runs[0].method, runs[0].loader.batch_size, runs[0].views.size)
+        compile_kernels(group[0].method, group[0].loader.batch_size)
         with warnings.catch_warnings():  # the compiler's advice on precision is not the user's concern
             warnings.filterwarnings("ignore", module=r"torch\._inductor")
-            step = CapturedStep(runs, advance)
+            step = CapturedStep(group, advance)
         torch.cuda.synchronize()
-        for run in runs:
+        for run in group:
             run.setup_seconds += time.perf_counter() - start
         return step
 
     def each() -> None:
-        for run in runs:
+        for run in group:
             advance(run)
 
     return each
@@ -184,7 +188,7 @@ def at_the_same_step(all_runs: Sequence[Run]) -> list[list[Run]]:
 
 def train_group(group: Sequence[Run]) -> None:
     config = group[0].config
-    seeds = f"seed{'s' * (len(group) > 1)} {' '.join(str(run.seed) for run in group)}"
+    seeds = runs.seeds_named([run.seed for run in group])
     with StopSignals() as stop, contextlib.ExitStack() as open_logs:
         logs = []
         for run in group:  # the first speaks for all

@@ -128,6 +128,9 @@ def resnet50_cifar(pretrained: bool = False, **kwargs: Any) -> ResNet:
     return _small_images(Bottleneck, (3, 4, 6, 3), **_untrained(kwargs))
 
 
+FUSED_SIDE = 32  # pixels: the images that our kernels know
+
+
 class Trunk(nn.Module):
     """Any headless network as a map from images to float32 features: only its inside may run in low precision."""
 
@@ -138,7 +141,7 @@ class Trunk(nn.Module):
         self.fused = False  # train a CIFAR ResNet by our own kernels
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.fused and self.body.training and x.shape[-1] == x.shape[-2] == 32:
+        if self.fused and self.body.training and x.shape[-2:] == (FUSED_SIDE, FUSED_SIDE):
             from longtail.models import fused  # cuda.bindings come with torch where there is CUDA
 
             return fused.features(self.body, x)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from longtail.kernels import Source, expression, read
-from longtail.models.backbones import Block, CifarResNet
+from longtail.models.backbones import FUSED_SIDE, Block, CifarResNet
 from longtail.models.beside import Beside
 
 
@@ -62,12 +62,11 @@ class Layer(NamedTuple):
         return self.sums.untyped_storage().nbytes() // (2 * 4)
 
 
-class Joint(NamedTuple):
-    """A block: two layers, and relu(bn(second) + shortcut of x). The stem is one too: a layer and its relu."""
+class Tape(NamedTuple):
+    """What the way forward leaves for the way back: the stem's layer and two of each block, and the outputs of all of these."""
 
-    layers: tuple[Layer, ...]
-    x: Tensor | None
-    out: Tensor
+    layers: list[Layer]
+    outs: list[Tensor]
 
 
 def convolutions(body: CifarResNet) -> Iterator[tuple[nn.Conv2d, nn.BatchNorm2d]]:
@@ -88,7 +87,6 @@ def parameters(body: CifarResNet) -> list[Tensor]:
 
 
 PACK_BLOCKS = 9 * 64 * 64 // 4 // 256  # enough threads for the largest layer
-SIDE = 32  # of the images
 _tables: "WeakKeyDictionary[CifarResNet, tuple[tuple[int, ...], Tables]]" = WeakKeyDictionary()
 
 
@@ -104,7 +102,7 @@ def make_tables(body: CifarResNet) -> Tables:
     jobs: list[list[int]] = []
     back_jobs: list[list[int]] = []
     averages: list[list[int]] = []
-    forward, back, first, side = [], [], 0, SIDE
+    forward, back, first, side = [], [], 0, FUSED_SIDE
     for conv, norm in convolutions(body):
         into, out = conv.in_channels, conv.out_channels
         side //= int(conv.stride[0])
@@ -125,13 +123,13 @@ def make_tables(body: CifarResNet) -> Tables:
 class _Features(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, images: Tensor, body: CifarResNet, *weights: Tensor) -> Tensor:
-        ctx.joints, features = run(body, images)
+        ctx.tape, features = run(body, images)
         return features
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grads = run_back(ctx.joints, grad.contiguous())
-        del ctx.joints
+        grads = run_back(ctx.tape, grad.contiguous())
+        del ctx.tape
         return None, None, *grads
 
 
@@ -143,26 +141,26 @@ def features(body: CifarResNet, images: Tensor) -> Tensor:
     return run(body, images)[1]
 
 
-def run(body: CifarResNet, images: Tensor) -> tuple[list[Joint], Tensor]:
-    """Forward."""
+def run(body: CifarResNet, images: Tensor) -> tuple[Tape, Tensor]:
+    """Forward: the tape and the features."""
     weights = tables(body)
     launch("pack_weights", PACK_BLOCKS, 256, weights.jobs, rows=len(weights.jobs))
     packs = zip(weights.forward, weights.back, strict=True)
     widths = [conv.out_channels for conv, _ in convolutions(body)]
     sums = torch.zeros(2, sum(widths), device=images.device)
     of_layer = iter(sums[0].split(widths))
-    stem = convolve(
-        body.conv1, body.bn1, images.permute(0, 2, 3, 1), None, next(of_layer), images.shape[-1], next(packs)
-    )
-    joints = [Joint((stem,), None, join(stem, None))]
+    pixels = images.permute(0, 2, 3, 1)
+    layers = [convolve(body.conv1, body.bn1, pixels, None, next(of_layer), images.shape[-1], next(packs))]
+    outs = [join(layers[0], None)]
     for block in residual_blocks(body):
-        x, side = joints[-1].out, joints[-1].layers[-1].side // block.stride
+        x, side = outs[-1], layers[-1].side // block.stride
         first = convolve(block.conv1, block.bn1, x, None, next(of_layer), side, next(packs))
         second = convolve(block.conv2, block.bn2, first.y, first, next(of_layer), side, next(packs))
-        joints.append(Joint((first, second), x, join(second, x, block.stride)))
+        layers += [first, second]
+        outs.append(join(second, x, block.stride))
     launch("update_averages", len(widths), 64, weights.averages, sums, len(images), sum(widths))
-    last = joints[-1].out
-    return joints, last.view(len(images), -1, last.shape[-1]).mean(1, dtype=torch.float32)
+    features = outs[-1].view(len(images), -1, widths[-1]).mean(1, dtype=torch.float32)
+    return Tape(layers, outs), features
 
 
 def convolve(
@@ -207,36 +205,30 @@ def join(layer: Layer, x: Tensor | None, stride: int = 1) -> Tensor:
     return out
 
 
-def run_back(joints: list[Joint], grad: Tensor) -> list[Tensor]:
+def run_back(tape: Tape, grad: Tensor) -> list[Tensor]:
     """Backward: the gradients of `parameters`, from that of the features."""
-    layers = [layer for joint in joints for layer in joint.layers]
-    flat = torch.zeros(sum(layer.conv.weight.numel() for layer in layers), device=grad.device)
-    dw = dict(zip(map(id, layers), flat.split([layer.conv.weight.numel() for layer in layers]), strict=True))
-    widths = [layer.conv.out_channels for layer in layers]
-    beta, gamma = torch.zeros(2, sum(widths), device=grad.device)
-    sums = dict(zip(map(id, layers), beta.split(widths), strict=True))
+    layers, outs = tape
+    sizes, widths = [n.conv.weight.numel() for n in layers], [n.conv.out_channels for n in layers]
+    dw = torch.zeros(sum(sizes), device=grad.device).split(sizes)
+    beta, gamma = (row.split(widths) for row in torch.zeros(2, sum(widths), device=grad.device))
     last, g = layers[-1], torch.empty_like(layers[-1].y)
-    name = expression("pooled_grad", last.conv.out_channels, last.side)
-    args = (grad, joints[-1].out, last.y, last.sums, g, sums[id(last)], last.pixels, last.stride)
-    launch(name, len(g), 256, *args)
+    name = expression("pooled_grad", widths[-1], last.side)
+    launch(name, len(g), 256, grad, outs[-1], last.y, last.sums, g, beta[-1], last.pixels, last.stride)
     lines = [Beside(grad.device, line) for line in range(2)]
     kept = [g]  # what the other streams still read must not be given away
-    for i in range(len(joints) - 1, 0, -1):
-        joint, before = joints[i], joints[i - 1]
-        first, second = joint.layers
-        lines[0].run(weight_grad, second, g, sums[id(second)], dw[id(second)])
-        g_first = input_grad(second, g, sums[id(second)], first, sums[id(first)])
-        lines[1].run(weight_grad, first, g_first, sums[id(first)], dw[id(first)])
-        g = input_grad(first, g_first, sums[id(first)], before.layers[-1], sums[id(before.layers[-1])], before.out, g)
+    for second in range(len(layers) - 1, 0, -2):
+        first, before = second - 1, second - 2
+        lines[0].run(weight_grad, layers[second], g, beta[second], dw[second])
+        g_first = input_grad(layers[second], g, beta[second], layers[first], beta[first])
+        lines[1].run(weight_grad, layers[first], g_first, beta[first], dw[first])
+        g = input_grad(layers[first], g_first, beta[first], layers[before], beta[before], outs[before // 2], g)
         kept += [g_first, g]
-    stem = layers[0]
-    lines[0].run(weight_grad, stem, g, sums[id(stem)], dw[id(stem)])
+    lines[0].run(weight_grad, layers[0], g, beta[0], dw[0])
     for line in lines:
         line.join()
-    weights = [
-        dw[id(n)].view(n.conv.out_channels, 3, 3, -1).permute(0, 3, 1, 2) for n in layers
-    ]  # in their memory's order
-    return [t for triple in zip(weights, gamma.split(widths), beta.split(widths), strict=True) for t in triple]
+    # in the memory's order of the weights
+    shaped = [d.view(n.conv.out_channels, 3, 3, -1).permute(0, 3, 1, 2) for d, n in zip(dw, layers, strict=True)]
+    return [t for triple in zip(shaped, gamma, beta, strict=True) for t in triple]
 
 
 def input_grad(

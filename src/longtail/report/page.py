@@ -9,6 +9,7 @@ from rich.table import Table
 
 from longtail.report.cells import ENOUGH, Tree, label_of, published
 from longtail.report.table import COLUMNS, markdown, spread
+from longtail.runs import seeds_named
 
 DETAILS = ("top1", "many", "medium", "few", "ece", "knn_top1", "seconds")
 HEADLINE = (
@@ -87,7 +88,7 @@ def missing(table: Tree, rows: Sequence[Tree]) -> str:
 def _lacking(table: Tree, factor: float, rows: Iterable[Tree]) -> str | None:
     there = {seed for row in rows if row["imbalance"] == factor for seed in row["seeds"]}
     seeds = [s for s in table["seeds"] if s not in there]
-    some = f" ({_seeds(seeds)})" if there else ""
+    some = f" ({seeds_named(seeds)})" if there else ""
     return factor_name(factor) + some if seeds else None
 
 
@@ -138,7 +139,7 @@ def provenance(tree: Tree, epochs: int) -> list[str]:
         f"- {_one_of('command', commands)}",
         f"- recipe {tree['table']['recipe']}, setting {tree['table']['setting']}: {', '.join(models)}",
         *(f"- {words}" for words in second_stages(runs)),
-        f"- {_seeds(sorted({r['seed'] for r in runs}))}",
+        f"- {seeds_named(sorted({r['seed'] for r in runs}))}",
         f"- {_one_of('commit', _distinct(str(start['commit'] or 'unknown') for start in starts))}",
         f"- {_one_of('machine', _distinct(start['device'] for start in starts))}",
         f"- {_one_of('precision', _distinct(r['precision'] for r in runs))}",
@@ -185,10 +186,6 @@ def _distinct(items: Iterable[str]) -> list[str]:
 
 def _one_of(kind: str, items: Sequence[str]) -> str:
     return f"{kind}{'s' * (len(items) > 1)} {', '.join(items)}"
-
-
-def _seeds(seeds: Sequence[int]) -> str:
-    return f"seed{'s' * (len(seeds) > 1)} {' '.join(map(str, seeds))}"
 
 
 def _count(n: int, thing: str) -> str:
