@@ -109,22 +109,41 @@ def read(path: Path, *options: str) -> Source:
 
 
 class Kernel:
-    """A loaded kernel. Tensors are passed as pointers, None as a null pointer, numbers as 32-bit integers."""
+    """A loaded kernel. Tensors are passed as pointers, None as a null pointer, numbers as 32-bit integers.
+
+    One that is launched `early` may begin while the launch before it on the stream, also a kernel, is still at work: it says by
+    itself from where on it must wait. Devices before capability 9 do not know this, and wait as usual.
+    """
 
     def __init__(self, code: bytes, name: str) -> None:
         from cuda.bindings import driver
 
         torch.cuda.current_stream().synchronize()  # makes the context, where there is none yet
-        self.launch = driver.cuLaunchKernel
+        self.launch = driver.cuLaunchKernelEx
         self.module = checked(driver.cuModuleLoadData(code))
         self.function = checked(driver.cuModuleGetFunction(self.module, name.encode()))
 
-    def __call__(self, blocks: tuple[int, int], threads: int, *args: Tensor | int | None) -> None:
+    def __call__(self, blocks: tuple[int, int], threads: int, *args: Tensor | int | None, early: bool = False) -> None:
         """On the current stream."""
         values = tuple(a.data_ptr() if isinstance(a, Tensor) else a or 0 for a in args)
         types = tuple(ctypes.c_int if isinstance(a, int) else ctypes.c_void_p for a in args)
-        stream = torch.cuda.current_stream().cuda_stream
-        checked(self.launch(self.function, *blocks, 1, threads, 1, 1, 0, stream, (values, types), 0))
+        how = launch_config(*blocks, threads, torch.cuda.current_stream().cuda_stream, early)
+        checked(self.launch(how, self.function, (values, types), 0))
+
+
+def launch_config(columns: int, rows: int, threads: int, stream: int, early: bool) -> Any:
+    from cuda.bindings import driver
+
+    how = driver.CUlaunchConfig()
+    how.gridDimX, how.gridDimY, how.gridDimZ = columns, rows, 1
+    how.blockDimX, how.blockDimY, how.blockDimZ = threads, 1, 1
+    how.hStream = stream
+    if early and torch.cuda.get_device_capability() >= (9, 0):
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        how.attrs, how.numAttrs = [attribute], 1
+    return how
 
 
 def architecture() -> str:

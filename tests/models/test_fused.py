@@ -53,11 +53,14 @@ def test_the_kernels_compile(architecture, tmp_path, monkeypatch):
     """One of each kind and of each width; what has been compiled is read back from the disk."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     names = ["pack_weights", "update_averages"]
-    names += [expression("join", 32, 16, 16, 2), expression("pooled_grad", 64, 8)]
+    names += [expression("pool", 64, 64, 8), expression("pooled_grad", 64, 8)]
     for into, out, side, stride in SIZES[:: 2 if architecture == "sm_80" else 3]:
-        names += [expression(kind, into, out, side, stride, False) for kind in ("convolve", "weight_grad")]
-        if into != 3:
-            names.append(expression("input_grad", into, out, side * stride, stride, True))
+        names.append(expression("weight_grad", into, out, side, stride, fused.FINISHED))
+        if into == 3:
+            names.append(expression("convolve", into, out, side, stride, fused.FINISHED, 0))
+        else:
+            names.append(expression("convolve", into, out, side, stride, fused.JOINT, into))
+            names.append(expression("input_grad", into, out, side, stride, True))
     for name in names:
         code, lowered = fused.source().cubin(name, architecture)
         assert code[:4] == b"\x7fELF" and name.split("<")[0] in lowered

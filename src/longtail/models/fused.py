@@ -1,6 +1,6 @@
 """The CIFAR ResNets in training, by the kernels beside this file: a launch per convolution instead of one per operation.
 
-The plain network (`backbones.CifarResNet`) says what is computed; this says it again in 49 launches forward and 62 backward
+The plain network (`backbones.CifarResNet`) says what is computed; this says it again in 34 launches forward and 62 backward
 where torch needs several hundred. The weights' gradients run beside the chain of the activations' gradients, on streams of
 their own. Sums over pixels are added up in no fixed order, so repetitions differ by rounding.
 """
@@ -45,7 +45,7 @@ class Layer(NamedTuple):
 
     conv: nn.Conv2d
     norm: nn.BatchNorm2d
-    x: Tensor  # what was convolved: raw and to be normalised by `before`, or finished
+    x: Tensor  # what was convolved: finished, or raw and to be normalised by `before`
     before: "Layer | None"
     y: Tensor  # raw result
     sums: Tensor  # of y over its pixels; those of y² stand `stride` floats behind
@@ -60,6 +60,27 @@ class Layer(NamedTuple):
     def stride(self) -> int:
         """The T of resnet.cu: channels of all layers."""
         return self.sums.untyped_storage().nbytes() // (2 * 4)
+
+
+class Input(NamedTuple):
+    """What a convolution is given: y, finished or raw and to be normalised as `layer` says.
+
+    With `out` it is the end of a block, relu(bn(y) + shortcut): whoever comes next computes it on the way, and leaves it there.
+    """
+
+    y: Tensor
+    layer: Layer | None = None
+    out: Tensor | None = None
+    shortcut: Tensor | None = None  # the stem has none
+
+    @property
+    def form(self) -> tuple[int, int]:
+        """FORM and X_C of resnet.cu."""
+        form = FINISHED if self.layer is None else RAW if self.out is None else JOINT
+        return form, 0 if self.shortcut is None else self.shortcut.shape[-1]
+
+
+FINISHED, RAW, JOINT = range(3)
 
 
 class Tape(NamedTuple):
@@ -149,38 +170,54 @@ def run(body: CifarResNet, images: Tensor) -> tuple[Tape, Tensor]:
     widths = [conv.out_channels for conv, _ in convolutions(body)]
     sums = torch.zeros(2, sum(widths), device=images.device)
     of_layer = iter(sums[0].split(widths))
-    pixels = images.permute(0, 2, 3, 1)
-    layers = [convolve(body.conv1, body.bn1, pixels, None, next(of_layer), images.shape[-1], next(packs))]
-    outs = [join(layers[0], None)]
+    pixels = Input(images.permute(0, 2, 3, 1))
+    layers = [convolve(body.conv1, body.bn1, pixels, next(of_layer), images.shape[-1], next(packs))]
+    end = end_of(layers[0], None)
+    outs = [end.out]
     for block in residual_blocks(body):
-        x, side = outs[-1], layers[-1].side // block.stride
-        first = convolve(block.conv1, block.bn1, x, None, next(of_layer), side, next(packs))
-        second = convolve(block.conv2, block.bn2, first.y, first, next(of_layer), side, next(packs))
+        side = layers[-1].side // block.stride
+        first = convolve(block.conv1, block.bn1, end, next(of_layer), side, next(packs))
+        second = convolve(block.conv2, block.bn2, Input(first.y, first), next(of_layer), side, next(packs))
+        end = end_of(second, end.out)
         layers += [first, second]
-        outs.append(join(second, x, block.stride))
+        outs.append(end.out)
+    features = pool(end)
     launch("update_averages", len(widths), 64, weights.averages, sums, len(images), sum(widths))
-    features = outs[-1].view(len(images), -1, widths[-1]).mean(1, dtype=torch.float32)
     return Tape(layers, outs), features
 
 
+def end_of(layer: Layer, shortcut: Tensor | None) -> Input:
+    return Input(layer.y, layer, torch.empty_like(layer.y), shortcut)
+
+
 def convolve(
-    conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor, before: Layer | None, sums: Tensor, side: int,
-    weights: tuple[Tensor, Tensor],
-) -> Layer:  # fmt: skip
+    conv: nn.Conv2d, norm: nn.BatchNorm2d, given: Input, sums: Tensor, side: int, weights: tuple[Tensor, Tensor]
+) -> Layer:
     into, out, stride = conv.in_channels, conv.out_channels, int(conv.stride[0])
-    y = torch.empty(len(x), side, side, out, dtype=x.dtype, device=x.device)
+    y = torch.empty(len(given.y), side, side, out, dtype=given.y.dtype, device=given.y.device)
+    x, before = (given.y, given.layer) if given.out is None else (given.out, None)
     layer = Layer(conv, norm, x, before, y, sums, side, weights[1])
-    name = expression("convolve", into, out, side, stride, before is not None)
     launch(
-        name, blocks(layer, CONVOLVE_BLOCKS), threads_for(out),
-        x, weights[0], y, sums, *normalised_by(before), layer.pixels, x.numel() // into, layer.stride,
+        expression("convolve", into, out, side, stride, *given.form), blocks(layer, CONVOLVE_BLOCKS[out]), threads_for(out),
+        given.y, weights[0], y, sums, *normalised_by(given.layer), given.shortcut, given.out,
+        layer.pixels, given.y.numel() // into, layer.stride,
+        early=given.layer is not None,
     )  # fmt: skip
     return layer
 
 
-def blocks(layer: Layer, most: dict[int, int]) -> int:
+def pool(end: Input) -> Tensor:
+    """The features: finishes the last block, and takes the mean over each image's pixels."""
+    layer, wide = end.layer, end.y.shape[-1]
+    means = torch.empty(len(end.y), wide, device=end.y.device)
+    args = (end.y, *normalised_by(layer), end.shortcut, end.out, means, layer.pixels, layer.stride)
+    launch(expression("pool", wide, end.form[1], layer.side), len(end.y), 256, *args, early=True)
+    return means
+
+
+def blocks(layer: Layer, most: int) -> int:
     """One for each tile, or as many as there may be."""
-    return min(layer.pixels // tile_pixels(layer.side), most[layer.conv.out_channels])
+    return min(layer.pixels // tile_pixels(layer.side), most)
 
 
 def tile_pixels(side: int) -> int:
@@ -195,14 +232,6 @@ def threads_for(channels: int) -> int:
 
 def normalised_by(layer: Layer | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     return (layer.sums, layer.norm.weight, layer.norm.bias) if layer else (None, None, None)
-
-
-def join(layer: Layer, x: Tensor | None, stride: int = 1) -> Tensor:
-    out, wide = torch.empty_like(layer.y), layer.conv.out_channels
-    name = expression("join", wide, x.shape[-1] if x is not None else 0, layer.side, stride)
-    args = (layer.y, *normalised_by(layer), x, out, layer.pixels, layer.stride)
-    launch(name, ceil(out.numel() // 8, 256), 256, *args)
-    return out
 
 
 def run_back(tape: Tape, grad: Tensor) -> list[Tensor]:
@@ -238,20 +267,21 @@ def input_grad(
     """g of the batch norm before `layer`'s convolution, and into `before_sums` its sums."""
     x_g, conv = torch.empty_like(before.y), layer.conv
     into, stride = conv.in_channels, int(conv.stride[0])
-    name = expression("input_grad", into, conv.out_channels, before.side, stride, out is not None)
+    name = expression("input_grad", into, conv.out_channels, layer.side, stride, out is not None)
     launch(
-        name, blocks(before, INPUT_GRAD_BLOCKS), threads_for(into),
+        name, blocks(layer, INPUT_GRAD_BLOCKS[into]), threads_for(into),
         g, layer.y, layer.sums, sums, layer.norm.weight, layer.back,
         before.y, *normalised_by(before), out, skip, x_g, before_sums, layer.pixels, before.pixels, layer.stride,
+        early=True,
     )  # fmt: skip
     return x_g
 
 
 def weight_grad(layer: Layer, g: Tensor, sums: Tensor, dw: Tensor) -> None:
     into, out, stride = layer.conv.in_channels, layer.conv.out_channels, int(layer.conv.stride[0])
-    name = expression("weight_grad", into, out, layer.side, stride, layer.before is not None)
+    form = FINISHED if layer.before is None else RAW
     launch(
-        name, blocks(layer, WEIGHT_GRAD_BLOCKS), 288,
+        expression("weight_grad", into, out, layer.side, stride, form), blocks(layer, WEIGHT_GRAD_BLOCKS[out]), 288,
         g, layer.y, layer.sums, sums, layer.norm.weight, layer.x, *normalised_by(layer.before), dw,
         layer.pixels, layer.x.numel() // into, layer.stride, rows=ceil(out, 32),
     )  # fmt: skip
@@ -264,9 +294,12 @@ def ceil(a: int, b: int) -> int:
 _wanted: list[str] | None = None  # where names go while `compile_ahead` takes note of them
 
 
-def launch(name: str, blocks: int, threads: int, *args: Tensor | int | None, rows: int = 1) -> None:
+def launch(
+    name: str, blocks: int, threads: int, *args: Tensor | int | None, rows: int = 1, early: bool = False
+) -> None:
+    """`early`: where the launch before is one of ours, this one may begin while that one ends."""
     if _wanted is None:
-        source().kernel(name)((blocks, rows), threads, *args)
+        source().kernel(name)((blocks, rows), threads, *args, early=early)
     else:
         _wanted.append(name)
 

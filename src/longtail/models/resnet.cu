@@ -14,6 +14,9 @@
 //
 // A block of threads works on some rows of one image. It brings them to shared memory once, with a border of one pixel, and
 // multiplies from there for each of the nine taps with the tensor cores' 16x8x16 products.
+//
+// Every launch of the chain begins while the one before it ends (`take_turn`): what comes before that line may read only what was
+// written two launches ago or earlier.
 
 using bf16 = unsigned short;  // as bits
 constexpr float EPS = 1e-5f, MOMENTUM = 0.1f;  // of batch norm, as torch has them
@@ -45,6 +48,18 @@ __device__ void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0,
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+
+// Waits until the launch before this one has ended, and lets the next one begin.
+__device__ void take_turn() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Not __ldg, which is for what nobody writes while the kernel runs: the launch before this one may still be at it.
+template <class T>
+__device__ T load(const void* p) { return *(const T*)p; }
 
 __device__ void add_two(float* to, float a, float b) {
 #if __CUDA_ARCH__ >= 900
@@ -137,16 +152,45 @@ struct Carrier {
   static __device__ uint4* place(char* tile, int pixel) { return (uint4*)(tile + pixel * bytes_of(C) + 2 * part()); }
 };
 
-// The input of a convolution for the rows [row, row + rows_of(SIDE)) of its output, with border; with NORM it is raw. Of three
-// channels (the images) it makes sixteen, the others zero.
-template <int STORED, int SIDE, int STRIDE, bool NORM, int N_THREADS>
+// What a block of the network adds to its branch: pixel (r, c) of x, or for a STEP of two every second pixel and row, with channels
+// of zeros on both sides. Eight of the C channels, from `part` on; 0 for X_C means nothing is added.
+template <int C, int X_C, int SIDE>
+__device__ uint4 shortcut(const bf16* x, int image, int r, int c, int part) {
+  if constexpr (X_C > 0) {
+    constexpr int STEP = C / X_C;
+    int k = part - (C - X_C) / 2;
+    if (k >= 0 && k < X_C) return load<uint4>(x + (((image * SIDE + r) * STEP * SIDE + c) * STEP) * X_C + k);
+  }
+  return {0, 0, 0, 0};
+}
+
+// relu(bn(y) + more) of eight channels; scale and shift are theirs. Without a shortcut `more` is not looked at.
+template <bool ADDS>
+__device__ uint4 joined(uint4 y, uint4 more, const float* scale, const float* shift) {
+  unsigned *to = (unsigned*)&y, *add = (unsigned*)&more;
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    float a = low(to[k]) * scale[2 * k] + shift[2 * k], b = high(to[k]) * scale[2 * k + 1] + shift[2 * k + 1];
+    if (ADDS) a += low(add[k]), b += high(add[k]);
+    to[k] = pack(above_zero(a), above_zero(b));
+  }
+  return y;
+}
+
+// The input of a convolution for the rows [row, row + rows_of(SIDE)) of its output, with border. Its FORM: FINISHED; RAW, to be
+// normalised; or a JOINT of a raw branch and a shortcut of X_C channels, which is also written to `out`. Of three channels (the
+// images) it makes sixteen, the others zero.
+constexpr int FINISHED = 0, RAW = 1, JOINT = 2;
+
+template <int STORED, int SIDE, int STRIDE, int FORM, int X_C, int N_THREADS>
 struct Input : Carrier<STORED == 3 ? 16 : STORED, N_THREADS, bordered(rows_of(SIDE), STRIDE), bordered(SIDE, STRIDE)> {
   static constexpr int FULL = SIDE * STRIDE, H = bordered(rows_of(SIDE), STRIDE), W = bordered(SIDE, STRIDE);
+  static constexpr bool ADDS = FORM == JOINT && X_C > 0;
   using Base = Carrier<STORED == 3 ? 16 : STORED, N_THREADS, H, W>;
-  uint4 carried[Base::EACH];
+  uint4 carried[Base::EACH], more[ADDS ? Base::EACH : 1];
   unsigned inside;  // a bit for each: zeros stay zeros
 
-  __device__ void fetch(const bf16* __restrict__ x, int image, int row) {
+  __device__ void fetch(const bf16* x, const bf16* short_x, int image, int row) {
     inside = 0;
 #pragma unroll
     for (int e = 0; e < Base::EACH; e++) {
@@ -156,7 +200,8 @@ struct Input : Carrier<STORED == 3 ? 16 : STORED, N_THREADS, bordered(rows_of(SI
         inside |= 1u << e;
         const bf16* p = x + ((image * FULL + r) * FULL + c) * STORED + Base::part();
         if constexpr (STORED != 3) {
-          carried[e] = __ldg((const uint4*)p);
+          carried[e] = load<uint4>(p);
+          if constexpr (ADDS) more[e] = shortcut<STORED, X_C, FULL>(short_x, image, r, c, Base::part());
         } else if (Base::part() == 0) {
           carried[e].x = p[0] | (unsigned)p[1] << 16;
           carried[e].y = p[2];
@@ -165,41 +210,42 @@ struct Input : Carrier<STORED == 3 ? 16 : STORED, N_THREADS, bordered(rows_of(SI
     }
   }
 
-  __device__ void store(char* tile, const float* scale, const float* shift) {
+  __device__ void store(char* tile, const float* scale, const float* shift, bf16* out, int image, int row) {
     float a[8], b[8];
 #pragma unroll
     for (int k = 0; k < 8; k++)
-      if (NORM) a[k] = scale[Base::part() + k], b[k] = shift[Base::part() + k];
+      if (FORM != FINISHED) a[k] = scale[Base::part() + k], b[k] = shift[Base::part() + k];
 #pragma unroll
     for (int e = 0; e < Base::EACH; e++) {
-      unsigned* v = (unsigned*)&carried[e];
-#pragma unroll
-      for (int k = 0; k < 4; k++)
-        if (NORM && inside >> e & 1)
-          v[k] = pack(above_zero(low(v[k]) * a[2 * k] + b[2 * k]), above_zero(high(v[k]) * a[2 * k + 1] + b[2 * k + 1]));
-      if (Base::pixel(e) < H * W) *Base::place(tile, Base::pixel(e)) = carried[e];
+      int pixel = Base::pixel(e), r = pixel / W - 1, c = pixel % W - 1;
+      if (FORM != FINISHED && inside >> e & 1) {
+        carried[e] = joined<ADDS>(carried[e], more[ADDS ? e : 0], a, b);
+        if (FORM == JOINT && r >= 0 && r < rows_of(SIDE) * STRIDE)  // the border is for other blocks to write
+          *(uint4*)(out + ((image * FULL + row * STRIDE + r) * FULL + c) * STORED + Base::part()) = carried[e];
+      }
+      if (pixel < H * W) *Base::place(tile, pixel) = carried[e];
     }
   }
 };
 
-// dy for the rows [row, row + rows_of(SIDE)), with a border of BORDER pixels, and of its C channels the SOME that g and y point
-// to; where the convolution had a stride, SIDE is its input's and dy has zeros between its pixels.
-template <int C, int SOME, int SIDE, int STRIDE, int BORDER, int N_THREADS>
-struct Gradient : Carrier<SOME, N_THREADS, rows_of(SIDE) + 2 * BORDER, SIDE + 2 * BORDER> {
-  static constexpr int H = rows_of(SIDE) + 2 * BORDER, W = SIDE + 2 * BORDER, SMALL = SIDE / STRIDE;
+// dy for the rows [row, row + rows_of(SIDE)), with a border of BEFORE and AFTER pixels, and of its C channels the SOME that g and y
+// point to.
+template <int C, int SOME, int SIDE, int BEFORE, int AFTER, int N_THREADS>
+struct Gradient : Carrier<SOME, N_THREADS, BEFORE + rows_of(SIDE) + AFTER, BEFORE + SIDE + AFTER> {
+  static constexpr int H = BEFORE + rows_of(SIDE) + AFTER, W = BEFORE + SIDE + AFTER;
   using Base = Carrier<SOME, N_THREADS, H, W>;
   uint4 gs[Base::EACH], ys[Base::EACH];
   unsigned inside;
 
-  __device__ void fetch(const bf16* __restrict__ g, const bf16* __restrict__ y, int image, int row) {
+  __device__ void fetch(const bf16* g, const bf16* y, int image, int row) {
     inside = 0;
 #pragma unroll
     for (int e = 0; e < Base::EACH; e++) {
-      int pixel = Base::pixel(e), r = row - BORDER + pixel / W, c = pixel % W - BORDER;
-      if (pixel < H * W && (unsigned)r < SIDE && (unsigned)c < SIDE && r % STRIDE == 0 && c % STRIDE == 0) {
-        int from = ((image * SMALL + r / STRIDE) * SMALL + c / STRIDE) * C + Base::part();
+      int pixel = Base::pixel(e), r = row - BEFORE + pixel / W, c = pixel % W - BEFORE;
+      if (pixel < H * W && (unsigned)r < SIDE && (unsigned)c < SIDE) {
+        int from = ((image * SIDE + r) * SIDE + c) * C + Base::part();
         inside |= 1u << e;
-        gs[e] = __ldg((const uint4*)(g + from)), ys[e] = __ldg((const uint4*)(y + from));
+        gs[e] = load<uint4>(g + from), ys[e] = load<uint4>(y + from);
       }
     }
   }
@@ -253,11 +299,42 @@ extern "C" __global__ void __launch_bounds__(256) pack_weights(const Job* jobs) 
   job.to[i] = make_uint2(pack(weight(k), weight(k + 1)), pack(weight(k + 8), weight(k + 9)));
 }
 
-template <int K, int N, int SIDE, int STRIDE>
-__device__ void multiply(float (&total)[Share<N, SIDE>::UP][Share<N, SIDE>::OVER][4], const char* tile,
-                         const uint2* __restrict__ w) {
+// A warp's part of the weights of one tap; the next tap's, or the first one's for the next tile, are on their way meanwhile.
+template <int K, int N, int SIDE>
+struct Weights {
   using S = Share<N, SIDE>;
-  constexpr int W = bordered(SIDE, STRIDE), STEPS = K / 16;  // of a tap
+  static constexpr int STEPS = K / 16;  // of a tap
+  uint2 now[STEPS][S::OVER], next[STEPS][S::OVER];
+  const uint2* mine;
+
+  __device__ Weights(const uint2* w) : mine(w + S::channel(0) / 8 * 32 + threadIdx.x % 32) {
+    fetch(0);
+    turn();
+  }
+
+  __device__ void fetch(int tap) {
+#pragma unroll
+    for (int step = 0; step < STEPS; step++)
+#pragma unroll
+      for (int over = 0; over < S::OVER; over++)
+        next[step][over] = __ldg(mine + ((tap * STEPS + step) * (N / 8) + over) * 32);
+  }
+
+  __device__ void turn() {
+#pragma unroll
+    for (int step = 0; step < STEPS; step++)
+#pragma unroll
+      for (int over = 0; over < S::OVER; over++) now[step][over] = next[step][over];
+  }
+};
+
+// The way back through a stride of two gives each pixel of dy SPREAD² = 4 pixels of the result, and each tap belongs to one of
+// them: total[2·p + q] is at (2·row + p, 2·column + q). The tile then has a border behind only.
+template <int K, int N, int SIDE, int STRIDE, int SPREAD>
+__device__ void multiply(float (&total)[SPREAD * SPREAD][Share<N, SIDE>::UP][Share<N, SIDE>::OVER][4], const char* tile,
+                         Weights<K, N, SIDE>& weights) {
+  using S = Share<N, SIDE>;
+  constexpr int W = SPREAD == 1 ? bordered(SIDE, STRIDE) : SIDE + 1, ROWS = SPREAD == 1 ? 1 : 3;
   int lane = threadIdx.x % 32;
   unsigned start[S::UP];  // where this thread's row of eight numbers begins
 #pragma unroll
@@ -265,34 +342,24 @@ __device__ void multiply(float (&total)[Share<N, SIDE>::UP][Share<N, SIDE>::OVER
     int pixel = S::pixel(up) - lane / 4 + lane % 16;
     start[up] = at(tile + (pixel / SIDE * STRIDE * W + pixel % SIDE * STRIDE) * bytes_of(K) + lane / 16 * 16);
   }
-  const uint2* mine = w + S::channel(0) / 8 * 32 + lane;
-  uint2 b[STEPS][S::OVER], next[STEPS][S::OVER];  // the weights of this tap, and of the next on their way
-  auto fetch = [&](uint2 (&to)[STEPS][S::OVER], int tap) {
-#pragma unroll
-    for (int step = 0; step < STEPS; step++)
-#pragma unroll
-      for (int over = 0; over < S::OVER; over++) to[step][over] = __ldg(mine + ((tap * STEPS + step) * (N / 8) + over) * 32);
-  };
-  fetch(b, 0);
-#pragma unroll 1
+#pragma unroll ROWS
   for (int row = 0; row < 3; row++)
 #pragma unroll
     for (int column = 0; column < 3; column++) {
-      int tap = row * 3 + column;
-      if (tap < 8) fetch(next, tap + 1);
+      int tap = row * 3 + column, away = row / SPREAD * W + column / SPREAD;
+      int which = SPREAD == 1 ? 0 : (row + 1) % 2 * 2 + (column + 1) % 2;
+      weights.fetch(tap < 8 ? tap + 1 : 0);
 #pragma unroll
-      for (int step = 0; step < STEPS; step++)
+      for (int step = 0; step < weights.STEPS; step++)
 #pragma unroll
         for (int up = 0; up < S::UP; up++) {
           unsigned a[4];
-          load_matrices(a, start[up] + (row * W + column) * bytes_of(K) + step * 32);
+          load_matrices(a, start[up] + away * bytes_of(K) + step * 32);
 #pragma unroll
-          for (int over = 0; over < S::OVER; over++) multiply_add(total[up][over], a, b[step][over].x, b[step][over].y);
+          for (int over = 0; over < S::OVER; over++)
+            multiply_add(total[which][up][over], a, weights.now[step][over].x, weights.now[step][over].y);
         }
-#pragma unroll
-      for (int step = 0; step < STEPS; step++)
-#pragma unroll
-        for (int over = 0; over < S::OVER; over++) b[step][over] = next[step][over];
+      weights.turn();
     }
 }
 
@@ -331,41 +398,44 @@ __device__ void add_sums(float (&first)[Share<N, SIDE>::OVER][2], float (&second
     atomicAdd(sums + i / N * T + i % N, block[i]);
 }
 
-// y = x * w and its sums; with NORM, x is raw, and relu(bn(x)) is what is convolved. SIDE is that of y's images.
-template <int IN, int OUT, int SIDE, int STRIDE, bool NORM>
+// y = x * w and its sums; FORM, short_x and out as in `Input`. SIDE is that of y's images.
+template <int IN, int OUT, int SIDE, int STRIDE, int FORM, int X_C>
 __global__ void __launch_bounds__(32 * warps_for(OUT)) convolve(const bf16* x, const uint2* w, bf16* y, float* sums,
                                                                 const float* x_sums, const float* x_gamma,
-                                                                const float* x_beta, int P, int x_P, int T) {
-  constexpr int K = IN == 3 ? 16 : IN, TILES = SIDE / rows_of(SIDE);
+                                                                const float* x_beta, const bf16* short_x, bf16* out, int P,
+                                                                int x_P, int T) {
+  constexpr int K = IN == 3 ? 16 : IN, R = rows_of(SIDE), TILES = SIDE / R;
   using S = Share<OUT, SIDE>;
-  Input<IN, SIDE, STRIDE, NORM, S::THREADS> input;
+  Input<IN, SIDE, STRIDE, FORM, X_C, S::THREADS> input;
   __shared__ __align__(16) char tile[input.BYTES];
   __shared__ float scale[K], shift[K], block[2 * OUT];
   for (int i = threadIdx.x; i < 2 * OUT; i += S::THREADS) block[i] = 0.f;
   float first[S::OVER][2] = {}, second[S::OVER][2] = {};
+  Weights<K, OUT, SIDE> weights(w);
+  take_turn();
   for (int t = -1, next = blockIdx.x;; t = next, next += gridDim.x) {  // tile t is here, the next one on its way
-    if (next < P / S::PIXELS) input.fetch(x, next / TILES, next % TILES * rows_of(SIDE));
+    if (next < P / S::PIXELS) input.fetch(x, short_x, next / TILES, next % TILES * R);
     if (t >= 0) {
-      float total[S::UP][S::OVER][4] = {};
-      multiply<K, OUT, SIDE, STRIDE>(total, tile, w);
+      float total[1][S::UP][S::OVER][4] = {};
+      multiply<K, OUT, SIDE, STRIDE, 1>(total, tile, weights);
 #pragma unroll
       for (int up = 0; up < S::UP; up++)
 #pragma unroll
         for (int over = 0; over < S::OVER; over++)
 #pragma unroll
           for (int half = 0; half < 2; half++) {
-            unsigned pair = pack(total[up][over][2 * half], total[up][over][2 * half + 1]);
+            unsigned pair = pack(total[0][up][over][2 * half], total[0][up][over][2 * half + 1]);
             int p = t * S::PIXELS + S::pixel(up) + 8 * half;
             *(unsigned*)(y + p * OUT + S::channel(over)) = pair;
             first[over][0] += low(pair), second[over][0] += low(pair) * low(pair);
             first[over][1] += high(pair), second[over][1] += high(pair) * high(pair);
           }
-    } else if (NORM) {
+    } else if (FORM != FINISHED) {
       scale_and_shift<K>(scale, shift, x_sums, x_gamma, x_beta, T, x_P);
     }
     __syncthreads();
     if (next >= P / S::PIXELS) break;
-    input.store(tile, scale, shift);
+    input.store(tile, scale, shift, out, next / TILES, next % TILES * R);
     __syncthreads();
   }
   add_sums<OUT, SIDE>(first, second, block, sums, T);
@@ -374,65 +444,73 @@ __global__ void __launch_bounds__(32 * warps_for(OUT)) convolve(const bf16* x, c
 // The gradient of a convolution's input, through that input's relu, to x_g of the batch norm before it, and its sums.
 // (g, y, sums, grads, gamma) belong to the convolution's own batch norm, x_… to the one before it. At the START of a block of the
 // network the input is x_out, the sum of a branch and a shortcut, and the gradient `skip` of this block's shortcut is added.
-// SIDE is that of x's images.
+// SIDE is that of y's images; x's are STRIDE times as wide.
 template <int IN, int OUT, int SIDE, int STRIDE, bool START>
 __global__ void __launch_bounds__(32 * warps_for(IN)) input_grad(const bf16* g, const bf16* y, const float* sums,
                                                                  const float* grads, const float* gamma, const uint2* w,
                                                                  const bf16* x_y, const float* x_sums, const float* x_gamma,
                                                                  const float* x_beta, const bf16* x_out, const bf16* skip,
                                                                  bf16* x_g, float* x_grads, int P, int x_P, int T) {
-  constexpr int TILES = SIDE / rows_of(SIDE), SMALL = SIDE / STRIDE;
+  constexpr int R = rows_of(SIDE), TILES = SIDE / R, FULL = SIDE * STRIDE, EACH = STRIDE * STRIDE;
   using S = Share<IN, SIDE>;
-  Gradient<OUT, OUT, SIDE, STRIDE, 1, S::THREADS> gradient;
+  Gradient<OUT, OUT, SIDE, STRIDE == 1, 1, S::THREADS> gradient;
   __shared__ __align__(16) char tile[gradient.BYTES];
   __shared__ float of_g[OUT], of_y[OUT], constant[OUT], scale[IN], shift[IN], mean[IN], rstd[IN], block[2 * IN];
   for (int i = threadIdx.x; i < 2 * IN; i += S::THREADS) block[i] = 0.f;
   float first[S::OVER][2] = {}, second[S::OVER][2] = {};
+  Weights<OUT, IN, SIDE> weights(w);
+  take_turn();
   for (int t = -1, next = blockIdx.x;; t = next, next += gridDim.x) {
-    if (next < x_P / S::PIXELS) gradient.fetch(g, y, next / TILES, next % TILES * rows_of(SIDE));
+    if (next < P / S::PIXELS) gradient.fetch(g, y, next / TILES, next % TILES * R);
     if (t >= 0) {
-      int image = t / TILES, row = t % TILES * rows_of(SIDE);
-      unsigned raw[S::UP][2][S::OVER], out[S::UP][2][S::OVER], more[S::UP][2][S::OVER];  // asked for before they are needed
+      auto here = [&](int which, int q) {  // where x's pixel begins that belongs to pixel q of the tile
+        int r = (t % TILES * R + q / SIDE) * STRIDE + which / STRIDE, c = q % SIDE * STRIDE + which % STRIDE;
+        return ((t / TILES * FULL + r) * FULL + c) * IN + S::channel(0);
+      };
+      unsigned raw[EACH][S::UP][2][S::OVER], out[EACH][S::UP][2][S::OVER], more[S::UP][2][S::OVER];  // before they are needed
 #pragma unroll
       for (int up = 0; up < S::UP; up++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-          int q = S::pixel(up) + 8 * half, r = row + q / SIDE, c = q % SIDE;
-          int here = (t * S::PIXELS + q) * IN + S::channel(0);
-          int from = ((image * SMALL + r / STRIDE) * SMALL + c / STRIDE) * OUT + (OUT - IN) / 2 + S::channel(0);
-          bool taken = r % STRIDE == 0 && c % STRIDE == 0;
+          int q = S::pixel(up) + 8 * half, from = (t * S::PIXELS + q) * OUT + (OUT - IN) / 2 + S::channel(0);
 #pragma unroll
           for (int over = 0; over < S::OVER; over++) {
-            raw[up][half][over] = __ldg((const unsigned*)(x_y + here + 8 * over));
-            if (START) more[up][half][over] = taken ? __ldg((const unsigned*)(skip + from + 8 * over)) : 0;
-            if (START) out[up][half][over] = __ldg((const unsigned*)(x_out + here + 8 * over));
+            if (START) more[up][half][over] = load<unsigned>(skip + from + 8 * over);
+#pragma unroll
+            for (int which = 0; which < EACH; which++) {
+              raw[which][up][half][over] = load<unsigned>(x_y + here(which, q) + 8 * over);
+              if (START) out[which][up][half][over] = load<unsigned>(x_out + here(which, q) + 8 * over);
+            }
           }
         }
-      float total[S::UP][S::OVER][4] = {};
-      multiply<OUT, IN, SIDE, 1>(total, tile, w);
+      float total[EACH][S::UP][S::OVER][4] = {};
+      multiply<OUT, IN, SIDE, 1, STRIDE>(total, tile, weights);
 #pragma unroll
       for (int over = 0; over < S::OVER; over++) {
         int ch = S::channel(over);
         float scale0, scale1, shift0, shift1, mean0 = mean[ch], mean1 = mean[ch + 1], rstd0 = rstd[ch], rstd1 = rstd[ch + 1];
         if (!START) scale0 = scale[ch], scale1 = scale[ch + 1], shift0 = shift[ch], shift1 = shift[ch + 1];
 #pragma unroll
-        for (int up = 0; up < S::UP; up++)
+        for (int which = 0; which < EACH; which++)
 #pragma unroll
-          for (int half = 0; half < 2; half++) {
-            float a = total[up][over][2 * half], b = total[up][over][2 * half + 1];
-            float x0 = low(raw[up][half][over]), x1 = high(raw[up][half][over]);
-            if (START) {
-              a = low(out[up][half][over]) > 0.f ? a + low(more[up][half][over]) : 0.f;
-              b = high(out[up][half][over]) > 0.f ? b + high(more[up][half][over]) : 0.f;
-            } else {
-              a = x0 * scale0 + shift0 > 0.f ? a : 0.f;
-              b = x1 * scale1 + shift1 > 0.f ? b : 0.f;
+          for (int up = 0; up < S::UP; up++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+              float a = total[which][up][over][2 * half], b = total[which][up][over][2 * half + 1];
+              float x0 = low(raw[which][up][half][over]), x1 = high(raw[which][up][half][over]);
+              if (START) {
+                if (which == 0) a += low(more[up][half][over]), b += high(more[up][half][over]);
+                a = low(out[which][up][half][over]) > 0.f ? a : 0.f;
+                b = high(out[which][up][half][over]) > 0.f ? b : 0.f;
+              } else {
+                a = x0 * scale0 + shift0 > 0.f ? a : 0.f;
+                b = x1 * scale1 + shift1 > 0.f ? b : 0.f;
+              }
+              unsigned pair = pack(a, b);
+              *(unsigned*)(x_g + here(which, S::pixel(up) + 8 * half) + 8 * over) = pair;
+              first[over][0] += low(pair), second[over][0] += low(pair) * (x0 - mean0) * rstd0;
+              first[over][1] += high(pair), second[over][1] += high(pair) * (x1 - mean1) * rstd1;
             }
-            unsigned pair = pack(a, b);
-            *(unsigned*)(x_g + (t * S::PIXELS + S::pixel(up) + 8 * half) * IN + ch) = pair;
-            first[over][0] += low(pair), second[over][0] += low(pair) * (x0 - mean0) * rstd0;
-            first[over][1] += high(pair), second[over][1] += high(pair) * (x1 - mean1) * rstd1;
-          }
       }
     } else {
       backward_affine<OUT>(of_g, of_y, constant, sums, grads, gamma, T, P);
@@ -443,7 +521,7 @@ __global__ void __launch_bounds__(32 * warps_for(IN)) input_grad(const bf16* g, 
       }
     }
     __syncthreads();
-    if (next >= x_P / S::PIXELS) break;
+    if (next >= P / S::PIXELS) break;
     gradient.store(tile, of_g, of_y, constant);
     __syncthreads();
   }
@@ -451,16 +529,16 @@ __global__ void __launch_bounds__(32 * warps_for(IN)) input_grad(const bf16* g, 
 }
 
 // Adds to dw the gradient of the weights: one warp for each tap, the block's tiles in turn, and of the
-// output channels at most 32 (blockIdx.y says which), so that registers suffice. x as in `convolve`, g and y as above.
-template <int IN, int OUT, int SIDE, int STRIDE, bool NORM>
+// output channels at most 32 (blockIdx.y says which), so that registers suffice. x as in `convolve` (no JOINT), g and y as above.
+template <int IN, int OUT, int SIDE, int STRIDE, int FORM>
 __global__ void __launch_bounds__(288) weight_grad(const bf16* g, const bf16* y, const float* sums, const float* grads,
                                                    const float* gamma, const bf16* x, const float* x_sums,
                                                    const float* x_gamma, const float* x_beta, float* dw, int P, int x_P, int T) {
   constexpr int K = IN == 3 ? 16 : IN, R = rows_of(SIDE), W = bordered(SIDE, STRIDE), PIXELS = R * SIDE, TILES = SIDE / R;
   constexpr int SOME = OUT < 32 ? OUT : 32;
   int from = blockIdx.y * SOME;
-  Input<IN, SIDE, STRIDE, NORM, 288> input;
-  Gradient<OUT, SOME, SIDE, 1, 0, 288> gradient;
+  Input<IN, SIDE, STRIDE, FORM, 0, 288> input;
+  Gradient<OUT, SOME, SIDE, 0, 0, 288> gradient;
   __shared__ __align__(16) char tile[input.BYTES];
   __shared__ __align__(16) char dy[gradient.BYTES];
   __shared__ float scale[K], shift[K], of_g[OUT], of_y[OUT], constant[OUT];
@@ -468,7 +546,7 @@ __global__ void __launch_bounds__(288) weight_grad(const bf16* g, const bf16* y,
   float total[SOME / 16][K / 8][4] = {};
   for (int t = -1, next = blockIdx.x;; t = next, next += gridDim.x) {
     if (next < P / PIXELS) {
-      input.fetch(x, next / TILES, next % TILES * R);
+      input.fetch(x, nullptr, next / TILES, next % TILES * R);
       gradient.fetch(g + from, y + from, next / TILES, next % TILES * R);
     }
     if (t >= 0) {
@@ -492,11 +570,11 @@ __global__ void __launch_bounds__(288) weight_grad(const bf16* g, const bf16* y,
       }
     } else {
       backward_affine<OUT>(of_g, of_y, constant, sums, grads, gamma, T, P);
-      if (NORM) scale_and_shift<K>(scale, shift, x_sums, x_gamma, x_beta, T, x_P);
+      if (FORM == RAW) scale_and_shift<K>(scale, shift, x_sums, x_gamma, x_beta, T, x_P);
     }
     __syncthreads();
     if (next >= P / PIXELS) break;
-    input.store(tile, scale, shift);
+    input.store(tile, scale, shift, nullptr, 0, 0);
     gradient.store(dy, of_g + from, of_y + from, constant + from);
     __syncthreads();
   }
@@ -511,30 +589,30 @@ __global__ void __launch_bounds__(288) weight_grad(const bf16* g, const bf16* y,
       }
 }
 
-// out = relu(bn(y) + shortcut of x); X_C 0 means no shortcut. A strided one takes every STRIDE-th pixel, with channels of zeros on
-// both sides. A thread for eight channels.
-template <int C, int X_C, int SIDE, int STRIDE>
-__global__ void __launch_bounds__(256) join(const bf16* y, const float* sums, const float* gamma, const float* beta,
-                                            const bf16* x, bf16* out, int P, int T) {
-  __shared__ float scale[C], shift[C];
+// The end: out = relu(bn(y) + shortcut of x), and its mean over each image's pixels. A block for an image, a thread for eight channels.
+template <int C, int X_C, int SIDE>
+__global__ void __launch_bounds__(256) pool(const bf16* y, const float* sums, const float* gamma, const float* beta,
+                                            const bf16* x, bf16* out, float* means, int P, int T) {
+  __shared__ float scale[C], shift[C], block[C];
+  take_turn();
   scale_and_shift<C>(scale, shift, sums, gamma, beta, T, P);
+  for (int i = threadIdx.x; i < C; i += 256) block[i] = 0.f;
   __syncthreads();
-  int i = blockIdx.x * 256 + threadIdx.x, p = i / (C / 8), c = i % (C / 8) * 8;
-  if (p >= P) return;
-  uint4 v = __ldg((const uint4*)(y + p * C + c)), more = {0, 0, 0, 0};
-  if constexpr (X_C > 0) {
-    int k = c - (C - X_C) / 2, image = p / (SIDE * SIDE), r = p / SIDE % SIDE, s = p % SIDE;
-    int from = ((image * SIDE + r) * STRIDE * SIDE + s) * STRIDE * X_C + k;
-    if (k >= 0 && k < X_C) more = __ldg((const uint4*)(x + from));
-  }
-  unsigned *to = (unsigned*)&v, *add = (unsigned*)&more;
+  int part = threadIdx.x % (C / 8) * 8;
+  float total[8] = {};
+  for (int q = threadIdx.x / (C / 8); q < SIDE * SIDE; q += 256 / (C / 8)) {
+    int here = (blockIdx.x * SIDE * SIDE + q) * C + part;
+    uint4 more = shortcut<C, X_C, SIDE>(x, blockIdx.x, q / SIDE, q % SIDE, part);
+    uint4 v = joined<(X_C > 0)>(load<uint4>(y + here), more, scale + part, shift + part);
+    *(uint4*)(out + here) = v;
+    const unsigned* of = (const unsigned*)&v;
 #pragma unroll
-  for (int k = 0; k < 4; k++) {
-    float a = low(to[k]) * scale[c + 2 * k] + shift[c + 2 * k] + low(add[k]);
-    float b = high(to[k]) * scale[c + 2 * k + 1] + shift[c + 2 * k + 1] + high(add[k]);
-    to[k] = pack(above_zero(a), above_zero(b));
+    for (int k = 0; k < 4; k++) total[2 * k] += low(of[k]), total[2 * k + 1] += high(of[k]);
   }
-  *(uint4*)(out + p * C + c) = v;
+#pragma unroll
+  for (int k = 0; k < 8; k++) atomicAdd(block + part + k, total[k]);
+  __syncthreads();
+  for (int i = threadIdx.x; i < C; i += 256) means[blockIdx.x * C + i] = block[i] / (SIDE * SIDE);
 }
 
 // From the gradient of the mean over an image's pixels to g of the last batch norm, and its sums. A block for an image, a thread
@@ -544,6 +622,7 @@ __global__ void __launch_bounds__(256) pooled_grad(const float* grad, const bf16
                                                    float* grads, int P, int T) {
   __shared__ float block[2 * C];
   for (int i = threadIdx.x; i < 2 * C; i += 256) block[i] = 0.f;
+  take_turn();
   __syncthreads();
   int c = threadIdx.x % (C / 2) * 2;
   Statistics s0 = statistics(sums, c, T, P), s1 = statistics(sums, c + 1, T, P);
