@@ -119,25 +119,36 @@ class Kernel:
         from cuda.bindings import driver
 
         torch.cuda.current_stream().synchronize()  # makes the context, where there is none yet
-        self.launch = driver.cuLaunchKernelEx
+        self.launch, self.shared = driver.cuLaunchKernelEx, 0
         self.module = checked(driver.cuModuleLoadData(code))
         self.function = checked(driver.cuModuleGetFunction(self.module, name.encode()))
 
-    def __call__(self, blocks: tuple[int, int], threads: int, *args: Tensor | int | None, early: bool = False) -> None:
-        """On the current stream."""
+    def __call__(
+        self, blocks: tuple[int, int], threads: int, *args: Tensor | int | None, shared: int = 0, early: bool = False
+    ) -> None:
+        """On the current stream, with so many bytes of shared memory beyond what the kernel declares."""
         values = tuple(a.data_ptr() if isinstance(a, Tensor) else a or 0 for a in args)
         types = tuple(ctypes.c_int if isinstance(a, int) else ctypes.c_void_p for a in args)
-        how = launch_config(*blocks, threads, torch.cuda.current_stream().cuda_stream, early)
+        if shared > self.shared:  # more than the usual must be asked for
+            self.allow(shared)
+        how = launch_config(*blocks, threads, shared, torch.cuda.current_stream().cuda_stream, early)
         checked(self.launch(how, self.function, (values, types), 0))
 
+    def allow(self, shared: int) -> None:
+        from cuda.bindings import driver
 
-def launch_config(columns: int, rows: int, threads: int, stream: int, early: bool) -> Any:
+        most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        checked((*driver.cuFuncSetAttribute(self.function, most, shared), None))
+        self.shared = shared
+
+
+def launch_config(columns: int, rows: int, threads: int, shared: int, stream: int, early: bool) -> Any:
     from cuda.bindings import driver
 
     how = driver.CUlaunchConfig()
     how.gridDimX, how.gridDimY, how.gridDimZ = columns, rows, 1
     how.blockDimX, how.blockDimY, how.blockDimZ = threads, 1, 1
-    how.hStream = stream
+    how.sharedMemBytes, how.hStream = shared, stream
     if early and torch.cuda.get_device_capability() >= (9, 0):
         attribute = driver.CUlaunchAttribute()
         attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION

@@ -55,7 +55,9 @@ class Kernel:
         self.source, self.function = source, function
         self.function.restype = ctypes.c_char_p
 
-    def __call__(self, blocks: tuple[int, int], threads: int, *args: torch.Tensor | int | None, early: bool = False) -> None:
+    def __call__(
+        self, blocks: tuple[int, int], threads: int, *args: torch.Tensor | int | None, shared: int = 0, early: bool = False
+    ) -> None:
         values = [as_c(a) for a in args]
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         order = ORDERS.index(self.source.order)

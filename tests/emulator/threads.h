@@ -42,6 +42,7 @@ struct Fiber {
   const Meeting* meeting;  // that it waits for, or null
   int held;                // of that meeting, when it began to wait
   bool over;
+  std::vector<std::pair<void*, const void*>> copies;  // under way
 };
 
 std::vector<Fiber> fibers;
@@ -108,7 +109,7 @@ void run_block(unsigned threads, Order order, std::mt19937& random) {
   if (order == REVERSED) std::reverse(turns.begin(), turns.end());
   for (unsigned t : turns) {
     Fiber& fiber = fibers[t];
-    fiber.meeting = nullptr, fiber.over = false;
+    fiber.meeting = nullptr, fiber.over = false, fiber.copies.clear();
     getcontext(&fiber.context);
     fiber.context.uc_stack = {fiber.stack.data(), 0, fiber.stack.size()};
     makecontext(&fiber.context, [] { body(), running->over = true, leave(); }, 0);

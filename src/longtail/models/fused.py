@@ -29,6 +29,7 @@ def source() -> Source:
 CONVOLVE_BLOCKS = {16: 512, 32: 256, 64: 128}
 INPUT_GRAD_BLOCKS = {16: 512, 32: 256, 64: 128}
 WEIGHT_GRAD_BLOCKS = {16: 128, 32: 64, 64: 32}  # few: each adds its part to all weights
+STEM_GRAD_BLOCKS = 512  # the last launch of all, which has the device to itself
 
 
 class Tables(NamedTuple):
@@ -201,7 +202,7 @@ def convolve(
         expression("convolve", into, out, side, stride, *given.form), blocks(layer, CONVOLVE_BLOCKS[out]), threads_for(out),
         given.y, weights[0], y, sums, *normalised_by(given.layer), given.shortcut, given.out,
         layer.pixels, given.y.numel() // into, layer.stride,
-        early=given.layer is not None,
+        early=given.layer is not None, shared=weights[0].nbytes,
     )  # fmt: skip
     return layer
 
@@ -215,14 +216,9 @@ def pool(end: Input) -> Tensor:
     return means
 
 
-def blocks(layer: Layer, most: int) -> int:
-    """One for each tile, or as many as there may be."""
-    return min(layer.pixels // tile_pixels(layer.side), most)
-
-
-def tile_pixels(side: int) -> int:
-    """What a block of threads works on: 128 pixels of an image, or all of a smaller one; `rows_of` in resnet.cu."""
-    return min(side * side, 128)
+def blocks(layer: Layer, most: int, tile: int = 128) -> int:
+    """One for each tile, or as many as there may be. A tile is so many pixels, or all of a smaller image."""
+    return min(layer.pixels // min(layer.side**2, tile), most)
 
 
 def threads_for(channels: int) -> int:
@@ -272,16 +268,17 @@ def input_grad(
         name, blocks(layer, INPUT_GRAD_BLOCKS[into]), threads_for(into),
         g, layer.y, layer.sums, sums, layer.norm.weight, layer.back,
         before.y, *normalised_by(before), out, skip, x_g, before_sums, layer.pixels, before.pixels, layer.stride,
-        early=True,
+        early=True, shared=layer.back.nbytes,
     )  # fmt: skip
     return x_g
 
 
 def weight_grad(layer: Layer, g: Tensor, sums: Tensor, dw: Tensor) -> None:
     into, out, stride = layer.conv.in_channels, layer.conv.out_channels, int(layer.conv.stride[0])
-    form = FINISHED if layer.before is None else RAW
+    name = expression("weight_grad", into, out, layer.side, stride, FINISHED if layer.before is None else RAW)
+    most = WEIGHT_GRAD_BLOCKS[out] if into != 3 else STEM_GRAD_BLOCKS
     launch(
-        expression("weight_grad", into, out, layer.side, stride, form), blocks(layer, WEIGHT_GRAD_BLOCKS[out]), 288,
+        name, blocks(layer, most, tile=256 if stride == 1 else 128), 288,
         g, layer.y, layer.sums, sums, layer.norm.weight, layer.x, *normalised_by(layer.before), dw,
         layer.pixels, layer.x.numel() // into, layer.stride, rows=ceil(out, 32),
     )  # fmt: skip
@@ -295,11 +292,11 @@ _wanted: list[str] | None = None  # where names go while `compile_ahead` takes n
 
 
 def launch(
-    name: str, blocks: int, threads: int, *args: Tensor | int | None, rows: int = 1, early: bool = False
+    name: str, blocks: int, threads: int, *args: Tensor | int | None, rows: int = 1, shared: int = 0, early: bool = False
 ) -> None:
     """`early`: where the launch before is one of ours, this one may begin while that one ends."""
     if _wanted is None:
-        source().kernel(name)((blocks, rows), threads, *args, early=early)
+        source().kernel(name)((blocks, rows), threads, *args, shared=shared, early=early)
     else:
         _wanted.append(name)
 

@@ -13,7 +13,7 @@
 // The sums of all layers lie in one piece, (2, T).
 //
 // A block of threads works on some rows of one image. It brings them to shared memory once, with a border of one pixel, and
-// multiplies from there for each of the nine taps with the tensor cores' 16x8x16 products.
+// multiplies from there for each of the nine taps with the tensor cores' 16x8x16 products. The weights are there already.
 //
 // Every launch of the chain begins while the one before it ends (`take_turn`): what comes before that line may read only what was
 // written two launches ago or earlier.
@@ -56,6 +56,19 @@ __device__ void take_turn() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+
+// Shared memory, as much as the launch asks for.
+__device__ char* room() {
+  extern __shared__ __align__(16) char bytes[];
+  return bytes;
+}
+
+// Sixteen bytes, of which nobody needs to know before `await_copies`.
+__device__ void copy(void* to_shared, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at(to_shared)), "l"(from) : "memory");
+}
+
+__device__ void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Not __ldg, which is for what nobody writes while the kernel runs: the launch before this one may still be at it.
 template <class T>
@@ -136,7 +149,9 @@ extern "C" __global__ void __launch_bounds__(64) update_averages(const Average* 
 
 // Tiles in shared memory: a pixel has 16 bytes to spare, so that eight neighbours lie in different banks
 
-__device__ constexpr int rows_of(int side) { return side * side < 128 ? side : 128 / side; }  // of a tile: 128 pixels, or the image
+__device__ constexpr int rows_of(int side, int pixels = 128) {  // of a tile: so many pixels, or the image
+  return side * side < pixels ? side : pixels / side;
+}
 __device__ constexpr int bytes_of(int C) { return 2 * C + 16; }
 __device__ constexpr int bordered(int n, int stride) { return (n - 1) * stride + 3; }
 
@@ -177,14 +192,14 @@ __device__ uint4 joined(uint4 y, uint4 more, const float* scale, const float* sh
   return y;
 }
 
-// The input of a convolution for the rows [row, row + rows_of(SIDE)) of its output, with border. Its FORM: FINISHED; RAW, to be
+// The input of a convolution for the rows [row, row + ROWS) of its output, with border. Its FORM: FINISHED; RAW, to be
 // normalised; or a JOINT of a raw branch and a shortcut of X_C channels, which is also written to `out`. Of three channels (the
 // images) it makes sixteen, the others zero.
 constexpr int FINISHED = 0, RAW = 1, JOINT = 2;
 
-template <int STORED, int SIDE, int STRIDE, int FORM, int X_C, int N_THREADS>
-struct Input : Carrier<STORED == 3 ? 16 : STORED, N_THREADS, bordered(rows_of(SIDE), STRIDE), bordered(SIDE, STRIDE)> {
-  static constexpr int FULL = SIDE * STRIDE, H = bordered(rows_of(SIDE), STRIDE), W = bordered(SIDE, STRIDE);
+template <int STORED, int SIDE, int ROWS, int STRIDE, int FORM, int X_C, int N_THREADS>
+struct Input : Carrier<STORED == 3 ? 16 : STORED, N_THREADS, bordered(ROWS, STRIDE), bordered(SIDE, STRIDE)> {
+  static constexpr int FULL = SIDE * STRIDE, H = bordered(ROWS, STRIDE), W = bordered(SIDE, STRIDE);
   static constexpr bool ADDS = FORM == JOINT && X_C > 0;
   using Base = Carrier<STORED == 3 ? 16 : STORED, N_THREADS, H, W>;
   uint4 carried[Base::EACH], more[ADDS ? Base::EACH : 1];
@@ -220,7 +235,7 @@ struct Input : Carrier<STORED == 3 ? 16 : STORED, N_THREADS, bordered(rows_of(SI
       int pixel = Base::pixel(e), r = pixel / W - 1, c = pixel % W - 1;
       if (FORM != FINISHED && inside >> e & 1) {
         carried[e] = joined<ADDS>(carried[e], more[ADDS ? e : 0], a, b);
-        if (FORM == JOINT && r >= 0 && r < rows_of(SIDE) * STRIDE)  // the border is for other blocks to write
+        if (FORM == JOINT && r >= 0 && r < ROWS * STRIDE)  // the border is for other blocks to write
           *(uint4*)(out + ((image * FULL + row * STRIDE + r) * FULL + c) * STORED + Base::part()) = carried[e];
       }
       if (pixel < H * W) *Base::place(tile, pixel) = carried[e];
@@ -228,11 +243,11 @@ struct Input : Carrier<STORED == 3 ? 16 : STORED, N_THREADS, bordered(rows_of(SI
   }
 };
 
-// dy for the rows [row, row + rows_of(SIDE)), with a border of BEFORE and AFTER pixels, and of its C channels the SOME that g and y
+// dy for the rows [row, row + ROWS), with a border of BEFORE and AFTER pixels, and of its C channels the SOME that g and y
 // point to.
-template <int C, int SOME, int SIDE, int BEFORE, int AFTER, int N_THREADS>
-struct Gradient : Carrier<SOME, N_THREADS, BEFORE + rows_of(SIDE) + AFTER, BEFORE + SIDE + AFTER> {
-  static constexpr int H = BEFORE + rows_of(SIDE) + AFTER, W = BEFORE + SIDE + AFTER;
+template <int C, int SOME, int SIDE, int ROWS, int BEFORE, int AFTER, int N_THREADS>
+struct Gradient : Carrier<SOME, N_THREADS, BEFORE + ROWS + AFTER, BEFORE + SIDE + AFTER> {
+  static constexpr int H = BEFORE + ROWS + AFTER, W = BEFORE + SIDE + AFTER;
   using Base = Carrier<SOME, N_THREADS, H, W>;
   uint4 gs[Base::EACH], ys[Base::EACH];
   unsigned inside;
@@ -270,27 +285,37 @@ struct Gradient : Carrier<SOME, N_THREADS, BEFORE + rows_of(SIDE) + AFTER, BEFOR
 };
 
 // The products of a tile with the weights. Of the block's warps, ACROSS share the N channels of the result, the others its pixels.
-// Each holds UP x OVER pieces of 16 pixels by 8 channels; thread `lane` has in [0], [1] the channels 2·(lane % 4) + {0, 1} of pixel
-// lane / 4, in [2], [3] those of the pixel eight further.
+// Each holds UP x OVER pieces of 16 pixels by 8 channels; thread `lane` has in [0], [1] two channels of pixel lane / 4, in [2], [3]
+// those of the pixel eight further. Which channels make up a piece is ours to say: those of one thread are neighbours, so that it
+// reads and writes them at once.
+
+__device__ constexpr int across(int N) { return N == 64 ? 4 : 1; }
+__device__ constexpr int pieces(int N) { return N / 8 / across(N); }
 
 template <int N, int SIDE>
 struct Share {
-  static constexpr int PIXELS = rows_of(SIDE) * SIDE, WARPS = warps_for(N), ACROSS = N == 64 ? 4 : 1;
-  static constexpr int UP = PIXELS / 16 / (WARPS / ACROSS), OVER = N / 8 / ACROSS, THREADS = 32 * WARPS;
+  static constexpr int PIXELS = rows_of(SIDE) * SIDE, WARPS = warps_for(N), ACROSS = across(N), OVER = pieces(N);
+  static constexpr int UP = PIXELS / 16 / (WARPS / ACROSS), THREADS = 32 * WARPS;
   static __device__ int pixel(int up) { return (threadIdx.x / 32 / ACROSS * UP + up) * 16 + threadIdx.x % 32 / 4; }
-  static __device__ int channel(int over) { return (threadIdx.x / 32 % ACROSS * OVER + over) * 8 + threadIdx.x % 4 * 2; }
+  static __device__ int channel(int over) { return (threadIdx.x / 32 % ACROSS * 4 + threadIdx.x % 4) * 2 * OVER + 2 * over; }
 };
 
+// A thread's channels of one pixel, two to a word.
+template <int OVER>
+struct alignas(4 * OVER) Channels { unsigned pair[OVER]; };
+
 // Weights lie as (output channel, tap, input channel), float32. The products want them in bf16, in the order in which threads take
-// them: for each sixteen of the K channels going in, tap by tap, and each eight of the N channels coming out, a pair of pairs per
-// thread. A job packs one layer in one direction; `back` goes from output to input channels, the taps reversed.
+// them: for each sixteen of the K channels going in, tap by tap, and each two pieces of the N channels coming out, two pairs of
+// pairs per thread. A job packs one layer in one direction; `back` goes from output to input channels, the taps reversed.
 struct Job { const float* from; uint2* to; long long K, N, stored, back; };  // K: 16 where 3 are stored
 
 extern "C" __global__ void __launch_bounds__(256) pack_weights(const Job* jobs) {
   Job job = jobs[blockIdx.y];
   int i = blockIdx.x * 256 + threadIdx.x, K = job.K, N = job.N, stored = job.stored;
   if (i >= 9 * K * N / 4) return;
-  int lane = i % 32, n = i / 32 % (N / 8) * 8 + lane / 4, step = i / 32 / (N / 8), tap = step * 16 / K;
+  int lane = i / 2 % 32, piece = i / 64 % (N / 16) * 2 + i % 2, step = i / 64 / (N / 16), tap = step * 16 / K;
+  int column = lane / 4, over = pieces(N);
+  int n = (piece / over * 4 + column / 2) * 2 * over + piece % over * 2 + column % 2;
   int k = step * 16 % K + lane % 4 * 2;
   auto weight = [&](int k) {
     if (job.back) return job.from[(k * 9 + 8 - tap) * N + n];
@@ -299,42 +324,21 @@ extern "C" __global__ void __launch_bounds__(256) pack_weights(const Job* jobs) 
   job.to[i] = make_uint2(pack(weight(k), weight(k + 1)), pack(weight(k + 8), weight(k + 9)));
 }
 
-// A warp's part of the weights of one tap; the next tap's, or the first one's for the next tile, are on their way meanwhile.
-template <int K, int N, int SIDE>
-struct Weights {
-  using S = Share<N, SIDE>;
-  static constexpr int STEPS = K / 16;  // of a tap
-  uint2 now[STEPS][S::OVER], next[STEPS][S::OVER];
-  const uint2* mine;
-
-  __device__ Weights(const uint2* w) : mine(w + S::channel(0) / 8 * 32 + threadIdx.x % 32) {
-    fetch(0);
-    turn();
-  }
-
-  __device__ void fetch(int tap) {
-#pragma unroll
-    for (int step = 0; step < STEPS; step++)
-#pragma unroll
-      for (int over = 0; over < S::OVER; over++)
-        next[step][over] = __ldg(mine + ((tap * STEPS + step) * (N / 8) + over) * 32);
-  }
-
-  __device__ void turn() {
-#pragma unroll
-    for (int step = 0; step < STEPS; step++)
-#pragma unroll
-      for (int over = 0; over < S::OVER; over++) now[step][over] = next[step][over];
-  }
-};
+// All of them, to shared memory.
+template <int K, int N, int N_THREADS>
+__device__ const uint4* bring_weights(const uint4* w) {
+  uint4* here = (uint4*)room();
+  for (int i = threadIdx.x; i < 9 * K * N / 8; i += N_THREADS) copy(here + i, w + i);
+  return here;
+}
 
 // The way back through a stride of two gives each pixel of dy SPREAD² = 4 pixels of the result, and each tap belongs to one of
 // them: total[2·p + q] is at (2·row + p, 2·column + q). The tile then has a border behind only.
 template <int K, int N, int SIDE, int STRIDE, int SPREAD>
 __device__ void multiply(float (&total)[SPREAD * SPREAD][Share<N, SIDE>::UP][Share<N, SIDE>::OVER][4], const char* tile,
-                         Weights<K, N, SIDE>& weights) {
+                         const uint4* weights) {
   using S = Share<N, SIDE>;
-  constexpr int W = SPREAD == 1 ? bordered(SIDE, STRIDE) : SIDE + 1, ROWS = SPREAD == 1 ? 1 : 3;
+  constexpr int W = SPREAD == 1 ? bordered(SIDE, STRIDE) : SIDE + 1, ROWS = SPREAD == 1 ? 1 : 3, STEPS = K / 16;
   int lane = threadIdx.x % 32;
   unsigned start[S::UP];  // where this thread's row of eight numbers begins
 #pragma unroll
@@ -342,24 +346,29 @@ __device__ void multiply(float (&total)[SPREAD * SPREAD][Share<N, SIDE>::UP][Sha
     int pixel = S::pixel(up) - lane / 4 + lane % 16;
     start[up] = at(tile + (pixel / SIDE * STRIDE * W + pixel % SIDE * STRIDE) * bytes_of(K) + lane / 16 * 16);
   }
+  const uint4* mine = weights + threadIdx.x / 32 % S::ACROSS * S::OVER / 2 * 32 + lane;
 #pragma unroll ROWS
   for (int row = 0; row < 3; row++)
 #pragma unroll
     for (int column = 0; column < 3; column++) {
-      int tap = row * 3 + column, away = row / SPREAD * W + column / SPREAD;
-      int which = SPREAD == 1 ? 0 : (row + 1) % 2 * 2 + (column + 1) % 2;
-      weights.fetch(tap < 8 ? tap + 1 : 0);
+      int away = row / SPREAD * W + column / SPREAD, which = SPREAD == 1 ? 0 : (row + 1) % 2 * 2 + (column + 1) % 2;
 #pragma unroll
-      for (int step = 0; step < weights.STEPS; step++)
+      for (int step = 0; step < STEPS; step++) {
+        uint4 b[S::OVER / 2];
+#pragma unroll
+        for (int two = 0; two < S::OVER / 2; two++)
+          b[two] = mine[(((row * 3 + column) * STEPS + step) * (N / 16) + two) * 32];
 #pragma unroll
         for (int up = 0; up < S::UP; up++) {
           unsigned a[4];
           load_matrices(a, start[up] + away * bytes_of(K) + step * 32);
 #pragma unroll
-          for (int over = 0; over < S::OVER; over++)
-            multiply_add(total[which][up][over], a, weights.now[step][over].x, weights.now[step][over].y);
+          for (int two = 0; two < S::OVER / 2; two++) {
+            multiply_add(total[which][up][2 * two], a, b[two].x, b[two].y);
+            multiply_add(total[which][up][2 * two + 1], a, b[two].z, b[two].w);
+          }
         }
-      weights.turn();
+      }
     }
 }
 
@@ -400,18 +409,18 @@ __device__ void add_sums(float (&first)[Share<N, SIDE>::OVER][2], float (&second
 
 // y = x * w and its sums; FORM, short_x and out as in `Input`. SIDE is that of y's images.
 template <int IN, int OUT, int SIDE, int STRIDE, int FORM, int X_C>
-__global__ void __launch_bounds__(32 * warps_for(OUT)) convolve(const bf16* x, const uint2* w, bf16* y, float* sums,
+__global__ void __launch_bounds__(32 * warps_for(OUT)) convolve(const bf16* x, const uint4* w, bf16* y, float* sums,
                                                                 const float* x_sums, const float* x_gamma,
                                                                 const float* x_beta, const bf16* short_x, bf16* out, int P,
                                                                 int x_P, int T) {
   constexpr int K = IN == 3 ? 16 : IN, R = rows_of(SIDE), TILES = SIDE / R;
   using S = Share<OUT, SIDE>;
-  Input<IN, SIDE, STRIDE, FORM, X_C, S::THREADS> input;
+  Input<IN, SIDE, R, STRIDE, FORM, X_C, S::THREADS> input;
   __shared__ __align__(16) char tile[input.BYTES];
   __shared__ float scale[K], shift[K], block[2 * OUT];
   for (int i = threadIdx.x; i < 2 * OUT; i += S::THREADS) block[i] = 0.f;
   float first[S::OVER][2] = {}, second[S::OVER][2] = {};
-  Weights<K, OUT, SIDE> weights(w);
+  const uint4* weights = bring_weights<K, OUT, S::THREADS>(w);
   take_turn();
   for (int t = -1, next = blockIdx.x;; t = next, next += gridDim.x) {  // tile t is here, the next one on its way
     if (next < P / S::PIXELS) input.fetch(x, short_x, next / TILES, next % TILES * R);
@@ -421,17 +430,19 @@ __global__ void __launch_bounds__(32 * warps_for(OUT)) convolve(const bf16* x, c
 #pragma unroll
       for (int up = 0; up < S::UP; up++)
 #pragma unroll
-        for (int over = 0; over < S::OVER; over++)
+        for (int half = 0; half < 2; half++) {
+          Channels<S::OVER> made;
 #pragma unroll
-          for (int half = 0; half < 2; half++) {
-            unsigned pair = pack(total[0][up][over][2 * half], total[0][up][over][2 * half + 1]);
-            int p = t * S::PIXELS + S::pixel(up) + 8 * half;
-            *(unsigned*)(y + p * OUT + S::channel(over)) = pair;
+          for (int over = 0; over < S::OVER; over++) {
+            unsigned pair = made.pair[over] = pack(total[0][up][over][2 * half], total[0][up][over][2 * half + 1]);
             first[over][0] += low(pair), second[over][0] += low(pair) * low(pair);
             first[over][1] += high(pair), second[over][1] += high(pair) * high(pair);
           }
-    } else if (FORM != FINISHED) {
-      scale_and_shift<K>(scale, shift, x_sums, x_gamma, x_beta, T, x_P);
+          *(Channels<S::OVER>*)(y + (t * S::PIXELS + S::pixel(up) + 8 * half) * OUT + S::channel(0)) = made;
+        }
+    } else {
+      if (FORM != FINISHED) scale_and_shift<K>(scale, shift, x_sums, x_gamma, x_beta, T, x_P);
+      await_copies();
     }
     __syncthreads();
     if (next >= P / S::PIXELS) break;
@@ -447,18 +458,18 @@ __global__ void __launch_bounds__(32 * warps_for(OUT)) convolve(const bf16* x, c
 // SIDE is that of y's images; x's are STRIDE times as wide.
 template <int IN, int OUT, int SIDE, int STRIDE, bool START>
 __global__ void __launch_bounds__(32 * warps_for(IN)) input_grad(const bf16* g, const bf16* y, const float* sums,
-                                                                 const float* grads, const float* gamma, const uint2* w,
+                                                                 const float* grads, const float* gamma, const uint4* w,
                                                                  const bf16* x_y, const float* x_sums, const float* x_gamma,
                                                                  const float* x_beta, const bf16* x_out, const bf16* skip,
                                                                  bf16* x_g, float* x_grads, int P, int x_P, int T) {
   constexpr int R = rows_of(SIDE), TILES = SIDE / R, FULL = SIDE * STRIDE, EACH = STRIDE * STRIDE;
   using S = Share<IN, SIDE>;
-  Gradient<OUT, OUT, SIDE, STRIDE == 1, 1, S::THREADS> gradient;
+  Gradient<OUT, OUT, SIDE, R, STRIDE == 1, 1, S::THREADS> gradient;
   __shared__ __align__(16) char tile[gradient.BYTES];
   __shared__ float of_g[OUT], of_y[OUT], constant[OUT], scale[IN], shift[IN], mean[IN], rstd[IN], block[2 * IN];
   for (int i = threadIdx.x; i < 2 * IN; i += S::THREADS) block[i] = 0.f;
   float first[S::OVER][2] = {}, second[S::OVER][2] = {};
-  Weights<OUT, IN, SIDE> weights(w);
+  const uint4* weights = bring_weights<OUT, IN, S::THREADS>(w);
   take_turn();
   for (int t = -1, next = blockIdx.x;; t = next, next += gridDim.x) {
     if (next < P / S::PIXELS) gradient.fetch(g, y, next / TILES, next % TILES * R);
@@ -467,51 +478,47 @@ __global__ void __launch_bounds__(32 * warps_for(IN)) input_grad(const bf16* g, 
         int r = (t % TILES * R + q / SIDE) * STRIDE + which / STRIDE, c = q % SIDE * STRIDE + which % STRIDE;
         return ((t / TILES * FULL + r) * FULL + c) * IN + S::channel(0);
       };
-      unsigned raw[EACH][S::UP][2][S::OVER], out[EACH][S::UP][2][S::OVER], more[S::UP][2][S::OVER];  // before they are needed
+      using Some = Channels<S::OVER>;
+      Some raw[EACH][S::UP][2], out[EACH][S::UP][2], more[S::UP][2];  // asked for before they are needed
 #pragma unroll
       for (int up = 0; up < S::UP; up++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-          int q = S::pixel(up) + 8 * half, from = (t * S::PIXELS + q) * OUT + (OUT - IN) / 2 + S::channel(0);
+          int q = S::pixel(up) + 8 * half;
+          if (START) more[up][half] = load<Some>(skip + (t * S::PIXELS + q) * OUT + (OUT - IN) / 2 + S::channel(0));
 #pragma unroll
-          for (int over = 0; over < S::OVER; over++) {
-            if (START) more[up][half][over] = load<unsigned>(skip + from + 8 * over);
-#pragma unroll
-            for (int which = 0; which < EACH; which++) {
-              raw[which][up][half][over] = load<unsigned>(x_y + here(which, q) + 8 * over);
-              if (START) out[which][up][half][over] = load<unsigned>(x_out + here(which, q) + 8 * over);
-            }
+          for (int which = 0; which < EACH; which++) {
+            raw[which][up][half] = load<Some>(x_y + here(which, q));
+            if (START) out[which][up][half] = load<Some>(x_out + here(which, q));
           }
         }
       float total[EACH][S::UP][S::OVER][4] = {};
       multiply<OUT, IN, SIDE, 1, STRIDE>(total, tile, weights);
 #pragma unroll
-      for (int over = 0; over < S::OVER; over++) {
-        int ch = S::channel(over);
-        float scale0, scale1, shift0, shift1, mean0 = mean[ch], mean1 = mean[ch + 1], rstd0 = rstd[ch], rstd1 = rstd[ch + 1];
-        if (!START) scale0 = scale[ch], scale1 = scale[ch + 1], shift0 = shift[ch], shift1 = shift[ch + 1];
+      for (int which = 0; which < EACH; which++)
 #pragma unroll
-        for (int which = 0; which < EACH; which++)
+        for (int up = 0; up < S::UP; up++)
 #pragma unroll
-          for (int up = 0; up < S::UP; up++)
+          for (int half = 0; half < 2; half++) {
+            Some made;
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
+            for (int over = 0; over < S::OVER; over++) {
+              int c = S::channel(over);
               float a = total[which][up][over][2 * half], b = total[which][up][over][2 * half + 1];
-              float x0 = low(raw[which][up][half][over]), x1 = high(raw[which][up][half][over]);
+              float x0 = low(raw[which][up][half].pair[over]), x1 = high(raw[which][up][half].pair[over]);
               if (START) {
-                if (which == 0) a += low(more[up][half][over]), b += high(more[up][half][over]);
-                a = low(out[which][up][half][over]) > 0.f ? a : 0.f;
-                b = high(out[which][up][half][over]) > 0.f ? b : 0.f;
+                unsigned o = out[which][up][half].pair[over], m = more[up][half].pair[over];
+                if (which == 0) a += low(m), b += high(m);
+                a = low(o) > 0.f ? a : 0.f, b = high(o) > 0.f ? b : 0.f;
               } else {
-                a = x0 * scale0 + shift0 > 0.f ? a : 0.f;
-                b = x1 * scale1 + shift1 > 0.f ? b : 0.f;
+                a = x0 * scale[c] + shift[c] > 0.f ? a : 0.f, b = x1 * scale[c + 1] + shift[c + 1] > 0.f ? b : 0.f;
               }
-              unsigned pair = pack(a, b);
-              *(unsigned*)(x_g + here(which, S::pixel(up) + 8 * half) + 8 * over) = pair;
-              first[over][0] += low(pair), second[over][0] += low(pair) * (x0 - mean0) * rstd0;
-              first[over][1] += high(pair), second[over][1] += high(pair) * (x1 - mean1) * rstd1;
+              unsigned pair = made.pair[over] = pack(a, b);
+              first[over][0] += low(pair), second[over][0] += low(pair) * (x0 - mean[c]) * rstd[c];
+              first[over][1] += high(pair), second[over][1] += high(pair) * (x1 - mean[c + 1]) * rstd[c + 1];
             }
-      }
+            *(Some*)(x_g + here(which, S::pixel(up) + 8 * half)) = made;
+          }
     } else {
       backward_affine<OUT>(of_g, of_y, constant, sums, grads, gamma, T, P);
       for (int c = threadIdx.x; c < IN; c += S::THREADS) {
@@ -519,6 +526,7 @@ __global__ void __launch_bounds__(32 * warps_for(IN)) input_grad(const bf16* g, 
         mean[c] = s.mean, rstd[c] = s.rstd;
         if (!START) scale[c] = x_gamma[c] * s.rstd, shift[c] = x_beta[c] - s.mean * scale[c];
       }
+      await_copies();
     }
     __syncthreads();
     if (next >= P / S::PIXELS) break;
@@ -534,11 +542,12 @@ template <int IN, int OUT, int SIDE, int STRIDE, int FORM>
 __global__ void __launch_bounds__(288) weight_grad(const bf16* g, const bf16* y, const float* sums, const float* grads,
                                                    const float* gamma, const bf16* x, const float* x_sums,
                                                    const float* x_gamma, const float* x_beta, float* dw, int P, int x_P, int T) {
-  constexpr int K = IN == 3 ? 16 : IN, R = rows_of(SIDE), W = bordered(SIDE, STRIDE), PIXELS = R * SIDE, TILES = SIDE / R;
-  constexpr int SOME = OUT < 32 ? OUT : 32;
+  // large tiles, as each means waiting for memory; those of a stride are large already
+  constexpr int R = rows_of(SIDE, STRIDE == 1 ? 256 : 128), W = bordered(SIDE, STRIDE), PIXELS = R * SIDE, TILES = SIDE / R;
+  constexpr int K = IN == 3 ? 16 : IN, SOME = OUT < 32 ? OUT : 32;
   int from = blockIdx.y * SOME;
-  Input<IN, SIDE, STRIDE, FORM, 0, 288> input;
-  Gradient<OUT, SOME, SIDE, 0, 0, 288> gradient;
+  Input<IN, SIDE, R, STRIDE, FORM, 0, 288> input;
+  Gradient<OUT, SOME, SIDE, R, 0, 0, 288> gradient;
   __shared__ __align__(16) char tile[input.BYTES];
   __shared__ __align__(16) char dy[gradient.BYTES];
   __shared__ float scale[K], shift[K], of_g[OUT], of_y[OUT], constant[OUT];
