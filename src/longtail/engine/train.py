@@ -26,6 +26,7 @@ from longtail.engine.meter import NonFinite
 from longtail.engine.run import Run
 from longtail.engine.signals import StopSignals
 from longtail.errors import Interrupted, RunError, UserError
+from longtail.models.beside import Beside
 
 
 def fit(group: Sequence[Run], logs: Sequence[Log], stop: StopSignals) -> None:
@@ -101,12 +102,17 @@ def make_step(group: Sequence[Run]) -> Callable[[], None]:
     return each
 
 
+METER = 2  # the line on which terms are added up; 0 and 1 have the keys and the weights' gradients
+
+
 def advance(run: Run) -> None:
     """The device's part of a step, which never waits for the host: loss, gradients, update, key network, queue."""
+    beside = Beside(run.device, line=METER)
     for _ in range(run.accumulate):
         terms = run.method.loss(run.batches.next())
+        beside.run(run.meter.add, terms, run.clock)
         (terms["loss"] / run.accumulate).backward()
-        run.meter.add(terms, run.clock)
+        beside.join()  # the terms are needed no longer
     run.optimiser.step()
     run.optimiser.zero_grad()
     run.method.after_step()

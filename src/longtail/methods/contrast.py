@@ -44,16 +44,15 @@ class MomentumContrast(Method):
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         assert batch.key is not None
-        beside = Beside(batch.key.device)  # the two trunks meet only in the loss
-        key_BF = beside.run(self.key.trunk, batch.key)
+        beside = Beside(batch.key.device)  # queries and keys meet only in the loss
+        k_BD = beside.run(self.keys, batch.key)
         x_BF = self.features(batch.query)
         beside.join()
-        terms, k_BD = self.after_trunks(x_BF, key_BF, batch.y_B)
         self.fresh.append((k_BD, batch.y_B))
-        return terms
+        return self.after_trunks(x_BF, k_BD, batch.y_B)
 
-    def after_trunks(self, x_BF: Tensor, key_BF: Tensor, y_B: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """The terms of the loss from both trunks' features, and the keys; as `after_trunk`, which see."""
+    def after_trunks(self, x_BF: Tensor, k_BD: Tensor, y_B: Tensor) -> dict[str, Tensor]:
+        """The terms of the loss from the query trunk's features and the keys; as `after_trunk`, which see."""
         raise NotImplementedError
 
     def contrast(self, x_BF: Tensor, k_BD: Tensor, y_B: Tensor) -> Contrast:
@@ -64,15 +63,21 @@ class MomentumContrast(Method):
         drop_BM.fill_diagonal_(True)  # the anchor itself: q_i is column i
         return Contrast(q_BD @ z_MD.T, y_M, drop_BM)
 
-    def keys(self, key_BF: Tensor) -> Tensor:
+    def keys(self, images: Tensor) -> Tensor:
+        return self.after_key_trunk(self.key.trunk(images))
+
+    def after_key_trunk(self, key_BF: Tensor) -> Tensor:
         return F.normalize(self.key.project(key_BF))
 
     def compile(self, *_: Any, **__: Any) -> None:
         super().compile()
+        self.after_key_trunk = torch.compile(self.after_key_trunk, dynamic=False)  # type: ignore[method-assign]
         self.after_trunks = torch.compile(self.after_trunks, dynamic=False)  # type: ignore[method-assign]
 
     def after_step(self) -> None:
-        self.key.follow(self.query_network())
+        beside = Beside(self.queue.keys_KD.device)
         for keys_BD, y_B in self.fresh:
-            self.queue.push(keys_BD, y_B)
+            beside.run(self.queue.push, keys_BD, y_B)
+        self.key.follow(self.query_network())
+        beside.join()
         self.fresh = []

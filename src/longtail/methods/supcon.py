@@ -47,11 +47,10 @@ class SupCon(MomentumContrast):
         logits_BC = self.classify(x_BF)
         return {"loss": cross_entropy_loss(logits_BC, y_B), "accuracy": accuracy(logits_BC, y_B)}
 
-    def after_trunks(self, x_BF: Tensor, key_BF: Tensor, y_B: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        k_BD = self.keys(key_BF)
+    def after_trunks(self, x_BF: Tensor, k_BD: Tensor, y_B: Tensor) -> dict[str, Tensor]:
         contrast_BM, y_M, drop_BM = self.contrast(x_BF, k_BD, y_B)
         loss = supcon_loss(contrast_BM, y_B, y_M, drop_BM, self.config.tau)
-        return {"loss": loss, "contrast_logit": contrast_BM.detach().abs().amax() / self.config.tau}, k_BD
+        return {"loss": loss, "contrast_logit": contrast_BM.detach().abs().amax() / self.config.tau}
 
     def after_step(self) -> None:
         if self.stage.name == "contrast":
