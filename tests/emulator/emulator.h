@@ -8,7 +8,7 @@
 
 #define __device__
 #define __global__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 using std::max;
 using std::min;

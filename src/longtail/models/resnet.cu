@@ -21,7 +21,10 @@
 using bf16 = unsigned short;  // as bits
 constexpr float EPS = 1e-5f, MOMENTUM = 0.1f;  // of batch norm, as torch has them
 
-__device__ constexpr int warps_for(int channels) { return channels == 64 ? 8 : 4; }  // of a block, by the width of its result
+// By the width of the result: the warps of a block, and how many blocks a multiprocessor should be able to hold (8 of the many
+// that 16 channels need are all of them at once, with 128 images on 132 multiprocessors; 0 leaves it open).
+__device__ constexpr int warps_for(int channels) { return channels == 64 ? 8 : 4; }
+__device__ constexpr int blocks_for(int channels, int stride) { return channels == 16 && stride == 1 ? 8 : 0; }
 
 #ifndef EMULATED  // the tests bring a processor of their own
 
@@ -131,11 +134,10 @@ __device__ void backward_affine(float* of_g, float* of_y, float* constant, const
   }
 }
 
-// Running averages of all layers, a block for each: mean and unbiased variance.
+// Running averages of a layer: mean and unbiased variance. `sums` are those of all layers.
 struct Average { float *mean, *variance; long long *count, first, channels, side; };
 
-extern "C" __global__ void __launch_bounds__(64) update_averages(const Average* layers, const float* sums, int images, int T) {
-  Average a = layers[blockIdx.x];
+__device__ void update(const Average& a, const float* sums, int images, int T) {
   int c = threadIdx.x;
   float P = (float)images * a.side * a.side;
   if (c < a.channels) {
@@ -309,7 +311,10 @@ struct alignas(4 * OVER) Channels { unsigned pair[OVER]; };
 // pairs per thread. A job packs one layer in one direction; `back` goes from output to input channels, the taps reversed.
 struct Job { const float* from; uint2* to; long long K, N, stored, back; };  // K: 16 where 3 are stored
 
-extern "C" __global__ void __launch_bounds__(256) pack_weights(const Job* jobs) {
+// Being the first launch of all, it also clears what later ones add to.
+extern "C" __global__ void __launch_bounds__(256) pack_weights(const Job* jobs, float* cleared, int n_cleared) {
+  for (int i = (blockIdx.y * gridDim.x + blockIdx.x) * 256 + threadIdx.x; i < n_cleared; i += gridDim.y * gridDim.x * 256)
+    cleared[i] = 0.f;
   Job job = jobs[blockIdx.y];
   int i = blockIdx.x * 256 + threadIdx.x, K = job.K, N = job.N, stored = job.stored;
   if (i >= 9 * K * N / 4) return;
@@ -409,12 +414,12 @@ __device__ void add_sums(float (&first)[Share<N, SIDE>::OVER][2], float (&second
 
 // y = x * w and its sums; FORM, short_x and out as in `Input`. SIDE is that of y's images.
 template <int IN, int OUT, int SIDE, int STRIDE, int FORM, int X_C>
-__global__ void __launch_bounds__(32 * warps_for(OUT)) convolve(const bf16* x, const uint4* w, bf16* y, float* sums,
-                                                                const float* x_sums, const float* x_gamma,
-                                                                const float* x_beta, const bf16* short_x, bf16* out, int P,
-                                                                int x_P, int T) {
+__global__ void __launch_bounds__(32 * warps_for(OUT), blocks_for(OUT, STRIDE))
+    convolve(const bf16* x, const uint4* w, bf16* y, float* sums, const float* x_sums, const float* x_gamma, const float* x_beta,
+             const bf16* short_x, bf16* out, int x_P, int T) {
   constexpr int K = IN == 3 ? 16 : IN, R = rows_of(SIDE), TILES = SIDE / R;
   using S = Share<OUT, SIDE>;
+  int t = blockIdx.x, image = t / TILES, row = t % TILES * R;
   Input<IN, SIDE, R, STRIDE, FORM, X_C, S::THREADS> input;
   __shared__ __align__(16) char tile[input.BYTES];
   __shared__ float scale[K], shift[K], block[2 * OUT];
@@ -422,33 +427,27 @@ __global__ void __launch_bounds__(32 * warps_for(OUT)) convolve(const bf16* x, c
   float first[S::OVER][2] = {}, second[S::OVER][2] = {};
   const uint4* weights = bring_weights<K, OUT, S::THREADS>(w);
   take_turn();
-  for (int t = -1, next = blockIdx.x;; t = next, next += gridDim.x) {  // tile t is here, the next one on its way
-    if (next < P / S::PIXELS) input.fetch(x, short_x, next / TILES, next % TILES * R);
-    if (t >= 0) {
-      float total[1][S::UP][S::OVER][4] = {};
-      multiply<K, OUT, SIDE, STRIDE, 1>(total, tile, weights);
+  input.fetch(x, short_x, image, row);
+  if (FORM != FINISHED) scale_and_shift<K>(scale, shift, x_sums, x_gamma, x_beta, T, x_P);
+  await_copies();
+  __syncthreads();
+  input.store(tile, scale, shift, out, image, row);
+  __syncthreads();
+  float total[1][S::UP][S::OVER][4] = {};
+  multiply<K, OUT, SIDE, STRIDE, 1>(total, tile, weights);
 #pragma unroll
-      for (int up = 0; up < S::UP; up++)
+  for (int up = 0; up < S::UP; up++)
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-          Channels<S::OVER> made;
+    for (int half = 0; half < 2; half++) {
+      Channels<S::OVER> made;
 #pragma unroll
-          for (int over = 0; over < S::OVER; over++) {
-            unsigned pair = made.pair[over] = pack(total[0][up][over][2 * half], total[0][up][over][2 * half + 1]);
-            first[over][0] += low(pair), second[over][0] += low(pair) * low(pair);
-            first[over][1] += high(pair), second[over][1] += high(pair) * high(pair);
-          }
-          *(Channels<S::OVER>*)(y + (t * S::PIXELS + S::pixel(up) + 8 * half) * OUT + S::channel(0)) = made;
-        }
-    } else {
-      if (FORM != FINISHED) scale_and_shift<K>(scale, shift, x_sums, x_gamma, x_beta, T, x_P);
-      await_copies();
+      for (int over = 0; over < S::OVER; over++) {
+        unsigned pair = made.pair[over] = pack(total[0][up][over][2 * half], total[0][up][over][2 * half + 1]);
+        first[over][0] += low(pair), second[over][0] += low(pair) * low(pair);
+        first[over][1] += high(pair), second[over][1] += high(pair) * high(pair);
+      }
+      *(Channels<S::OVER>*)(y + (t * S::PIXELS + S::pixel(up) + 8 * half) * OUT + S::channel(0)) = made;
     }
-    __syncthreads();
-    if (next >= P / S::PIXELS) break;
-    input.store(tile, scale, shift, out, next / TILES, next % TILES * R);
-    __syncthreads();
-  }
   add_sums<OUT, SIDE>(first, second, block, sums, T);
 }
 
@@ -457,13 +456,13 @@ __global__ void __launch_bounds__(32 * warps_for(OUT)) convolve(const bf16* x, c
 // network the input is x_out, the sum of a branch and a shortcut, and the gradient `skip` of this block's shortcut is added.
 // SIDE is that of y's images; x's are STRIDE times as wide.
 template <int IN, int OUT, int SIDE, int STRIDE, bool START>
-__global__ void __launch_bounds__(32 * warps_for(IN)) input_grad(const bf16* g, const bf16* y, const float* sums,
-                                                                 const float* grads, const float* gamma, const uint4* w,
-                                                                 const bf16* x_y, const float* x_sums, const float* x_gamma,
-                                                                 const float* x_beta, const bf16* x_out, const bf16* skip,
-                                                                 bf16* x_g, float* x_grads, int P, int x_P, int T) {
+__global__ void __launch_bounds__(32 * warps_for(IN), blocks_for(IN, STRIDE))
+    input_grad(const bf16* g, const bf16* y, const float* sums, const float* grads, const float* gamma, const uint4* w,
+               const bf16* x_y, const float* x_sums, const float* x_gamma, const float* x_beta, const bf16* x_out,
+               const bf16* skip, bf16* x_g, float* x_grads, int P, int x_P, int T) {
   constexpr int R = rows_of(SIDE), TILES = SIDE / R, FULL = SIDE * STRIDE, EACH = STRIDE * STRIDE;
   using S = Share<IN, SIDE>;
+  int t = blockIdx.x, image = t / TILES, row = t % TILES * R;
   Gradient<OUT, OUT, SIDE, R, STRIDE == 1, 1, S::THREADS> gradient;
   __shared__ __align__(16) char tile[gradient.BYTES];
   __shared__ float of_g[OUT], of_y[OUT], constant[OUT], scale[IN], shift[IN], mean[IN], rstd[IN], block[2 * IN];
@@ -471,68 +470,62 @@ __global__ void __launch_bounds__(32 * warps_for(IN)) input_grad(const bf16* g, 
   float first[S::OVER][2] = {}, second[S::OVER][2] = {};
   const uint4* weights = bring_weights<OUT, IN, S::THREADS>(w);
   take_turn();
-  for (int t = -1, next = blockIdx.x;; t = next, next += gridDim.x) {
-    if (next < P / S::PIXELS) gradient.fetch(g, y, next / TILES, next % TILES * R);
-    if (t >= 0) {
-      auto here = [&](int which, int q) {  // where x's pixel begins that belongs to pixel q of the tile
-        int r = (t % TILES * R + q / SIDE) * STRIDE + which / STRIDE, c = q % SIDE * STRIDE + which % STRIDE;
-        return ((t / TILES * FULL + r) * FULL + c) * IN + S::channel(0);
-      };
-      using Some = Channels<S::OVER>;
-      Some raw[EACH][S::UP][2], out[EACH][S::UP][2], more[S::UP][2];  // asked for before they are needed
-#pragma unroll
-      for (int up = 0; up < S::UP; up++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-          int q = S::pixel(up) + 8 * half;
-          if (START) more[up][half] = load<Some>(skip + (t * S::PIXELS + q) * OUT + (OUT - IN) / 2 + S::channel(0));
-#pragma unroll
-          for (int which = 0; which < EACH; which++) {
-            raw[which][up][half] = load<Some>(x_y + here(which, q));
-            if (START) out[which][up][half] = load<Some>(x_out + here(which, q));
-          }
-        }
-      float total[EACH][S::UP][S::OVER][4] = {};
-      multiply<OUT, IN, SIDE, 1, STRIDE>(total, tile, weights);
-#pragma unroll
-      for (int which = 0; which < EACH; which++)
-#pragma unroll
-        for (int up = 0; up < S::UP; up++)
-#pragma unroll
-          for (int half = 0; half < 2; half++) {
-            Some made;
-#pragma unroll
-            for (int over = 0; over < S::OVER; over++) {
-              int c = S::channel(over);
-              float a = total[which][up][over][2 * half], b = total[which][up][over][2 * half + 1];
-              float x0 = low(raw[which][up][half].pair[over]), x1 = high(raw[which][up][half].pair[over]);
-              if (START) {
-                unsigned o = out[which][up][half].pair[over], m = more[up][half].pair[over];
-                if (which == 0) a += low(m), b += high(m);
-                a = low(o) > 0.f ? a : 0.f, b = high(o) > 0.f ? b : 0.f;
-              } else {
-                a = x0 * scale[c] + shift[c] > 0.f ? a : 0.f, b = x1 * scale[c + 1] + shift[c + 1] > 0.f ? b : 0.f;
-              }
-              unsigned pair = made.pair[over] = pack(a, b);
-              first[over][0] += low(pair), second[over][0] += low(pair) * (x0 - mean[c]) * rstd[c];
-              first[over][1] += high(pair), second[over][1] += high(pair) * (x1 - mean[c + 1]) * rstd[c + 1];
-            }
-            *(Some*)(x_g + here(which, S::pixel(up) + 8 * half)) = made;
-          }
-    } else {
-      backward_affine<OUT>(of_g, of_y, constant, sums, grads, gamma, T, P);
-      for (int c = threadIdx.x; c < IN; c += S::THREADS) {
-        Statistics s = statistics(x_sums, c, T, x_P);
-        mean[c] = s.mean, rstd[c] = s.rstd;
-        if (!START) scale[c] = x_gamma[c] * s.rstd, shift[c] = x_beta[c] - s.mean * scale[c];
-      }
-      await_copies();
-    }
-    __syncthreads();
-    if (next >= P / S::PIXELS) break;
-    gradient.store(tile, of_g, of_y, constant);
-    __syncthreads();
+  gradient.fetch(g, y, image, row);
+  backward_affine<OUT>(of_g, of_y, constant, sums, grads, gamma, T, P);
+  for (int c = threadIdx.x; c < IN; c += S::THREADS) {
+    Statistics s = statistics(x_sums, c, T, x_P);
+    mean[c] = s.mean, rstd[c] = s.rstd;
+    if (!START) scale[c] = x_gamma[c] * s.rstd, shift[c] = x_beta[c] - s.mean * scale[c];
   }
+  await_copies();
+  __syncthreads();
+  gradient.store(tile, of_g, of_y, constant);
+  __syncthreads();
+  auto here = [&](int which, int q) {  // where x's pixel begins that belongs to pixel q of the tile
+    int r = (row + q / SIDE) * STRIDE + which / STRIDE, c = q % SIDE * STRIDE + which % STRIDE;
+    return ((image * FULL + r) * FULL + c) * IN + S::channel(0);
+  };
+  using Some = Channels<S::OVER>;
+  Some raw[EACH][S::UP][2], out[EACH][S::UP][2], more[S::UP][2];  // asked for before they are needed
+#pragma unroll
+  for (int up = 0; up < S::UP; up++)
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      int q = S::pixel(up) + 8 * half;
+      if (START) more[up][half] = load<Some>(skip + (t * S::PIXELS + q) * OUT + (OUT - IN) / 2 + S::channel(0));
+#pragma unroll
+      for (int which = 0; which < EACH; which++) {
+        raw[which][up][half] = load<Some>(x_y + here(which, q));
+        if (START) out[which][up][half] = load<Some>(x_out + here(which, q));
+      }
+    }
+  float total[EACH][S::UP][S::OVER][4] = {};
+  multiply<OUT, IN, SIDE, 1, STRIDE>(total, tile, weights);
+#pragma unroll
+  for (int which = 0; which < EACH; which++)
+#pragma unroll
+    for (int up = 0; up < S::UP; up++)
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        Some made;
+#pragma unroll
+        for (int over = 0; over < S::OVER; over++) {
+          int c = S::channel(over);
+          float a = total[which][up][over][2 * half], b = total[which][up][over][2 * half + 1];
+          float x0 = low(raw[which][up][half].pair[over]), x1 = high(raw[which][up][half].pair[over]);
+          if (START) {
+            unsigned o = out[which][up][half].pair[over], m = more[up][half].pair[over];
+            if (which == 0) a += low(m), b += high(m);
+            a = low(o) > 0.f ? a : 0.f, b = high(o) > 0.f ? b : 0.f;
+          } else {
+            a = x0 * scale[c] + shift[c] > 0.f ? a : 0.f, b = x1 * scale[c + 1] + shift[c + 1] > 0.f ? b : 0.f;
+          }
+          unsigned pair = made.pair[over] = pack(a, b);
+          first[over][0] += low(pair), second[over][0] += low(pair) * (x0 - mean[c]) * rstd[c];
+          first[over][1] += high(pair), second[over][1] += high(pair) * (x1 - mean[c + 1]) * rstd[c + 1];
+        }
+        *(Some*)(x_g + here(which, S::pixel(up) + 8 * half)) = made;
+      }
   add_sums<IN, SIDE>(first, second, block, x_grads, T);
 }
 
@@ -598,12 +591,15 @@ __global__ void __launch_bounds__(288) weight_grad(const bf16* g, const bf16* y,
       }
 }
 
-// The end: out = relu(bn(y) + shortcut of x), and its mean over each image's pixels. A block for an image, a thread for eight channels.
+// The end: out = relu(bn(y) + shortcut of x), and its mean over each image's pixels. A block for an image, a thread for eight
+// channels. All sums are known here, so that it also updates the averages of all layers; y's is the last one.
 template <int C, int X_C, int SIDE>
 __global__ void __launch_bounds__(256) pool(const bf16* y, const float* sums, const float* gamma, const float* beta,
-                                            const bf16* x, bf16* out, float* means, int P, int T) {
+                                            const bf16* x, bf16* out, float* means, const Average* layers, int n_layers,
+                                            int P, int T) {
   __shared__ float scale[C], shift[C], block[C];
   take_turn();
+  for (int i = blockIdx.x; i < n_layers; i += gridDim.x) update(layers[i], sums - layers[n_layers - 1].first, gridDim.x, T);
   scale_and_shift<C>(scale, shift, sums, gamma, beta, T, P);
   for (int i = threadIdx.x; i < C; i += 256) block[i] = 0.f;
   __syncthreads();
