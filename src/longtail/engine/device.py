@@ -1,5 +1,8 @@
 """Where a run computes, and how a method is put there."""
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 
 from longtail import kernels
@@ -24,6 +27,17 @@ def memory_format(train: TrainConfig) -> torch.memory_format:
 def precision(train: TrainConfig, device: torch.device) -> str:
     """What `auto` means here."""
     return train.precision if train.precision != "auto" else "bf16" if device.type == "cuda" else "fp32"
+
+
+@contextlib.contextmanager
+def products_in(precision: str) -> Iterator[None]:
+    """Beside a trunk in bf16 the heads' float32 products on CUDA may round their factors to TF32's ten bits."""
+    products, before = torch.backends.cuda.matmul, torch.backends.cuda.matmul.allow_tf32
+    products.allow_tf32 = precision == "bf16"
+    try:
+        yield
+    finally:
+        products.allow_tf32 = before
 
 
 def uses_kernels(train: TrainConfig, device: torch.device) -> bool:

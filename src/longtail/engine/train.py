@@ -17,7 +17,7 @@ from longtail.config import Config
 from longtail.data.sources import DataSet, load
 from longtail.engine.advice import advise_batch, advise_finite, out_of_memory
 from longtail.engine.capture import CapturedStep
-from longtail.engine.device import choose_device, compile_kernels
+from longtail.engine.device import choose_device, compile_kernels, precision, products_in
 from longtail.engine.environment import describe_model
 from longtail.engine.evaluate import finish, peak_memory
 from longtail.engine.folder import check_folder, check_images, locked, start_folder
@@ -109,9 +109,10 @@ def advance(run: Run) -> None:
     """The device's part of a step, which never waits for the host: loss, gradients, update, key network, queue."""
     beside = Beside(run.device, line=METER)
     for _ in range(run.accumulate):
-        terms = run.method.loss(run.batches.next())
-        beside.run(run.meter.add, terms, run.clock)
-        (terms["loss"] / run.accumulate).backward()
+        with products_in(precision(run.config.train, run.device)):
+            terms = run.method.loss(run.batches.next())
+            beside.run(run.meter.add, terms, run.clock)
+            (terms["loss"] / run.accumulate).backward()
         beside.join()  # the terms are needed no longer
     run.optimiser.step()
     run.optimiser.zero_grad()

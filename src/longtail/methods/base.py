@@ -1,5 +1,6 @@
 """What the training loop knows of a method: stages, a loss, logits, features, and what happens after a step."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -56,7 +57,7 @@ class Method(nn.Module):
 
     def compile(self, *_: Any, **__: Any) -> None:
         """Let torch.compile have what follows the trunk; sizes are fixed in training."""
-        self.after_trunk = torch.compile(self.after_trunk, dynamic=False)  # type: ignore[method-assign]
+        self.after_trunk = compiled(self.after_trunk)  # type: ignore[method-assign]
 
     def after_step(self) -> None:
         """Whatever follows the optimiser: momentum networks, queues."""
@@ -70,6 +71,16 @@ class Method(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The logits that deploy: without prior."""
         return self.classify(self.features(x))
+
+
+def compiled(work: Callable[..., Any]) -> Callable[..., Any]:
+    """For matrices of some hundred rows: a row is one thread block's, not several's with a second kernel to join them."""
+    return torch.compile(work, dynamic=False, options={"split_reductions": False})
+
+
+def largest(logits: Tensor) -> Tensor:
+    """Of their magnitudes; row by row first, which a compiler does along with the loss."""
+    return logits.detach().abs().amax(1).amax()
 
 
 def accuracy(logits_BC: Tensor, y_B: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtail import config as cfg
-from longtail.methods.base import Batch, Method
+from longtail.methods.base import Batch, Method, compiled
 from longtail.models.beside import Beside
 from longtail.models.heads import Classifier, projection
 from longtail.models.momentum import EMPTY, LabelledQueue, MomentumNetwork
@@ -47,32 +47,33 @@ class MomentumContrast(Method):
         beside = Beside(batch.key.device)  # queries and keys meet only in the loss
         k_BD = beside.run(self.keys, batch.key)
         x_BF = self.features(batch.query)
+        q_BD = self.project(self.G, x_BF)
         beside.join()
         self.fresh.append((k_BD, batch.y_B))
-        return self.after_trunks(x_BF, k_BD, batch.y_B)
+        return self.after_projections(x_BF, q_BD, k_BD, batch.y_B)
 
-    def after_trunks(self, x_BF: Tensor, k_BD: Tensor, y_B: Tensor) -> dict[str, Tensor]:
-        """The terms of the loss from the query trunk's features and the keys; as `after_trunk`, which see."""
+    @torch.no_grad()
+    def keys(self, images: Tensor) -> Tensor:
+        trunk, G = self.key.net
+        return self.project(G, trunk(images))
+
+    def project(self, G: nn.Module, x_BF: Tensor) -> Tensor:
+        return F.normalize(G(x_BF))
+
+    def after_projections(self, x_BF: Tensor, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> dict[str, Tensor]:
+        """The terms of the loss from the query trunk's features, the queries and the keys; as `after_trunk`, which see."""
         raise NotImplementedError
 
-    def contrast(self, x_BF: Tensor, k_BD: Tensor, y_B: Tensor) -> Contrast:
-        q_BD = F.normalize(self.G(x_BF))
+    def contrast(self, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> Contrast:
         z_MD = torch.cat([q_BD, k_BD, self.queue.keys_KD])
         y_M = torch.cat([y_B, y_B, self.queue.labels_K])
-        drop_BM = (y_M == EMPTY).repeat(len(q_BD), 1)
-        drop_BM.fill_diagonal_(True)  # the anchor itself: q_i is column i
-        return Contrast(q_BD @ z_MD.T, y_M, drop_BM)
-
-    def keys(self, images: Tensor) -> Tensor:
-        return self.after_key_trunk(self.key.trunk(images))
-
-    def after_key_trunk(self, key_BF: Tensor) -> Tensor:
-        return F.normalize(self.key.project(key_BF))
+        itself_BM = torch.eye(len(q_BD), len(z_MD), dtype=torch.bool, device=y_M.device)  # q_i is column i
+        return Contrast(q_BD @ z_MD.T, y_M, itself_BM | (y_M == EMPTY))
 
     def compile(self, *_: Any, **__: Any) -> None:
         super().compile()
-        self.after_key_trunk = torch.compile(self.after_key_trunk, dynamic=False)  # type: ignore[method-assign]
-        self.after_trunks = torch.compile(self.after_trunks, dynamic=False)  # type: ignore[method-assign]
+        self.project = compiled(self.project)  # type: ignore[method-assign]
+        self.after_projections = compiled(self.after_projections)  # type: ignore[method-assign]
 
     def after_step(self) -> None:
         beside = Beside(self.queue.keys_KD.device)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from longtail import config as cfg
 from longtail.losses import cross_entropy_loss, supcon_loss
-from longtail.methods.base import Batch, Stage, accuracy
+from longtail.methods.base import Batch, Stage, accuracy, largest
 from longtail.methods.contrast import MomentumContrast
 from longtail.models.heads import Classifier
 
@@ -47,10 +47,10 @@ class SupCon(MomentumContrast):
         logits_BC = self.classify(x_BF)
         return {"loss": cross_entropy_loss(logits_BC, y_B), "accuracy": accuracy(logits_BC, y_B)}
 
-    def after_trunks(self, x_BF: Tensor, k_BD: Tensor, y_B: Tensor) -> dict[str, Tensor]:
-        contrast_BM, y_M, drop_BM = self.contrast(x_BF, k_BD, y_B)
+    def after_projections(self, x_BF: Tensor, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> dict[str, Tensor]:
+        contrast_BM, y_M, drop_BM = self.contrast(q_BD, k_BD, y_B)
         loss = supcon_loss(contrast_BM, y_B, y_M, drop_BM, self.config.tau)
-        return {"loss": loss, "contrast_logit": contrast_BM.detach().abs().amax() / self.config.tau}
+        return {"loss": loss, "contrast_logit": largest(contrast_BM) / self.config.tau}
 
     def after_step(self) -> None:
         if self.stage.name == "contrast":

@@ -35,16 +35,6 @@ class MomentumNetwork(nn.Module):
         return self.net(*inputs)
 
     @torch.no_grad()
-    def trunk(self, x: Tensor) -> Tensor:
-        """The first half of the way, of a network in two halves: trunk and projection."""
-        return self.net[0](x)  # type: ignore[index]
-
-    @torch.no_grad()
-    def project(self, x_BF: Tensor) -> Tensor:
-        """The second half."""
-        return self.net[1](x_BF)  # type: ignore[index]
-
-    @torch.no_grad()
     def follow(self, query: nn.Module) -> None:
         """One step of the moving average; in the parameters' own (full) precision."""
         keys, queries = list(self._followers(self.net)), list(self._followers(query))
