@@ -3,8 +3,8 @@
     python benchmarks/factors.py --data DATA [--out runs/factors] [--results results/paco_factors.json] [--epochs 200]
 
 CIFAR-100-LT at imbalance 100, the `equal` setting, three seeds. Scored class-balanced at the last epoch, on the images of the
-CIFAR-100 training file that the draw at imbalance 10 has and the one at 100 has not (8,726, of every class but the first); the test
-set decides nothing here. What is finished under --out or recorded in --results is not trained again.
+CIFAR-100 training file that the draw at imbalance 10 has and the one at 100 has not (8,726, of every class but the first); the
+test set decides nothing here. What is finished under --out or recorded in --results is not trained again.
 Each line: the validation accuracy, and the seed-paired difference from `base` with its 95 % t interval.
 """
 

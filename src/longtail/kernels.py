@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Argument = Tensor | int | float | ctypes.Array | None  # of a kernel
+
 
 @functools.cache
 def available(device: torch.device) -> bool:
@@ -109,7 +111,7 @@ def read(path: Path, *options: str) -> Source:
 
 
 class Kernel:
-    """A loaded kernel. Tensors are passed as pointers, None as a null pointer, numbers as 32-bit integers.
+    """A loaded kernel.
 
     One that is launched `early` may begin while the launch before it on the stream, also a kernel, is still at work: it says by
     itself from where on it must wait. Devices before capability 9 do not know this, and wait as usual.
@@ -124,15 +126,15 @@ class Kernel:
         self.function = checked(driver.cuModuleGetFunction(self.module, name.encode()))
 
     def __call__(
-        self, blocks: tuple[int, int], threads: int, *args: Tensor | int | None, shared: int = 0, early: bool = False
+        self, blocks: tuple[int, int], threads: int, *args: Argument, shared: int = 0, early: bool = False
     ) -> None:
         """On the current stream, with so many bytes of shared memory beyond what the kernel declares."""
-        values = tuple(a.data_ptr() if isinstance(a, Tensor) else a or 0 for a in args)
-        types = tuple(ctypes.c_int if isinstance(a, int) else ctypes.c_void_p for a in args)
+        values = [as_c(a) for a in args]
+        addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         if shared > self.shared:  # more than the usual must be asked for
             self.allow(shared)
         how = launch_config(*blocks, threads, shared, torch.cuda.current_stream().cuda_stream, early)
-        checked(self.launch(how, self.function, (values, types), 0))
+        checked((*self.launch(how, self.function, ctypes.addressof(addresses), 0), None))
 
     def allow(self, shared: int) -> None:
         from cuda.bindings import driver
@@ -140,6 +142,21 @@ class Kernel:
         most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         checked((*driver.cuFuncSetAttribute(self.function, most, shared), None))
         self.shared = shared
+
+
+def as_c(value: Argument) -> Any:
+    """Tensors are passed as pointers, None as a null pointer, numbers in 32 bits, and what ctypes has made by value."""
+    match value:
+        case Tensor():
+            return ctypes.c_void_p(value.data_ptr())
+        case None:
+            return ctypes.c_void_p(None)
+        case int():
+            return ctypes.c_int(value)
+        case float():
+            return ctypes.c_float(value)
+        case _:
+            return value
 
 
 def launch_config(columns: int, rows: int, threads: int, shared: int, stream: int, early: bool) -> Any:

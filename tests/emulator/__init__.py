@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-import torch
 
-from longtail.kernels import Source
+from longtail.kernels import Argument, Source, as_c
 
 ORDERS = ("forward", "reversed", "shuffled")  # in which threads take turns; as in threads.h
 OPTIONS = ("-O2", "-std=c++17", "-ffp-contract=off", "-w", "-shared", "-fPIC")
@@ -56,7 +55,7 @@ class Kernel:
         self.function.restype = ctypes.c_char_p
 
     def __call__(
-        self, blocks: tuple[int, int], threads: int, *args: torch.Tensor | int | None, shared: int = 0, early: bool = False
+        self, blocks: tuple[int, int], threads: int, *args: Argument, shared: int = 0, early: bool = False
     ) -> None:
         values = [as_c(a) for a in args]
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
@@ -64,12 +63,6 @@ class Kernel:
         fault = self.function(pointers, ctypes.c_size_t(len(values)), *blocks, threads, order)
         if fault is not None:
             raise RuntimeError(fault.decode())
-
-
-def as_c(value: torch.Tensor | int | None) -> ctypes.c_int | ctypes.c_void_p:
-    if isinstance(value, int):
-        return ctypes.c_int(value)
-    return ctypes.c_void_p(None if value is None else value.data_ptr())
 
 
 def emulate(source: Source, folder: Path) -> Emulated:

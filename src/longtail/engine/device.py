@@ -10,6 +10,8 @@ from longtail.config import Config, TrainConfig
 from longtail.errors import UserError
 from longtail.methods import Method
 from longtail.models.backbones import FUSED_SIDE, CifarResNet, Trunk
+from longtail.models.momentum import MomentumNetwork
+from longtail.models.update import Pieces
 
 
 def choose_device(name: str, flag: str = "--train.device") -> torch.device:
@@ -76,4 +78,6 @@ def place(method: Method, config: Config, device: torch.device) -> Method:
         trunk.fused = fits(trunk, config) and uses_kernels(train, device)
         if train.step == "compiled":
             trunk.body.compile()
+    for key in (m for m in method.modules() if isinstance(m, MomentumNetwork)):
+        key.fused = Pieces() if method.net.trunk.fused else None
     return method

@@ -20,6 +20,7 @@ from longtail.engine.meter import Meter
 from longtail.engine.schedule import learning_rate
 from longtail.errors import UserError
 from longtail.methods import Stage
+from longtail.models import update
 from longtail.views import Views
 
 COMPILING_PAYS = (
@@ -107,13 +108,15 @@ class Run:
         return range(self.step, self.stage.epochs * self.steps_per_epoch)
 
     def make_optimiser(self, o: OptimConfig) -> torch.optim.SGD:
-        """SGD over what learns in this stage; on CUDA in one kernel, its rate on the device."""
-        cuda = self.device.type == "cuda"
-        lr = torch.tensor(o.lr, device=self.device) if cuda else o.lr
+        """SGD over what learns in this stage; on CUDA its rate is on the device."""
         learning = [p for p in self.method.parameters() if p.requires_grad]
-        return torch.optim.SGD(
-            learning, lr=lr, momentum=o.momentum, nesterov=o.nesterov, weight_decay=o.weight_decay, fused=cuda
-        )
+        options: dict[str, Any] = {"momentum": o.momentum, "nesterov": o.nesterov, "weight_decay": o.weight_decay}
+        if self.device.type != "cuda":
+            return torch.optim.SGD(learning, lr=o.lr, **options)
+        lr = torch.tensor(o.lr, device=self.device)
+        if self.method.net.trunk.fused:
+            return update.SGD(learning, lr=lr, **options)
+        return torch.optim.SGD(learning, lr=lr, fused=True, **options)
 
     def prepare(self, step: int) -> None:
         """The host's part of a step: its views and where they lie, and the rate, all functions of `step`."""

@@ -54,7 +54,7 @@ class MomentumContrast(Method):
 
     @torch.no_grad()
     def keys(self, images: Tensor) -> Tensor:
-        trunk, G = self.key.net
+        trunk, G = self.key.net.children()
         return self.project(G, trunk(images))
 
     def project(self, G: nn.Module, x_BF: Tensor) -> Tensor:

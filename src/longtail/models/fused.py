@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from longtail.kernels import Source, expression, read
+from longtail.kernels import Argument, Source, expression, read
 from longtail.models.backbones import FUSED_SIDE, Block, CifarResNet
 from longtail.models.beside import Beside
 
@@ -169,20 +169,17 @@ def run(body: CifarResNet, images: Tensor, learning: bool) -> tuple[Tape, Tensor
     of_layer = iter(cleared[:total].split(widths))
     pixels = Input(images.permute(0, 2, 3, 1))
     layers = [convolve(body.conv1, body.bn1, pixels, next(of_layer), total, images.shape[-1], next(packs))]
-    end = end_of(layers[0], None)
-    outs = [end.out]
+    outs = [torch.empty_like(layers[0].y)]
+    end = Input(layers[0].y, layers[0], outs[0])
     for block in residual_blocks(body):
         side = layers[-1].side // block.stride
         first = convolve(block.conv1, block.bn1, end, next(of_layer), total, side, next(packs))
         second = convolve(block.conv2, block.bn2, Input(first.y, first), next(of_layer), total, side, next(packs))
-        end = end_of(second, end.out)
         layers += [first, second]
-        outs.append(end.out)
-    return Tape(layers, outs, cleared[2 * total :]), pool(end, weights.averages)
-
-
-def end_of(layer: Layer, shortcut: Tensor | None) -> Input:
-    return Input(layer.y, layer, torch.empty_like(layer.y), shortcut)
+        outs.append(torch.empty_like(second.y))
+        end = Input(second.y, second, outs[-1], outs[-2])
+    tape = Tape(layers, outs, cleared[2 * total :])
+    return tape, pool(tape, weights.averages)
 
 
 def convolve(
@@ -202,12 +199,15 @@ def convolve(
     return layer
 
 
-def pool(end: Input, averages: Tensor) -> Tensor:
-    """The features: finishes the last block, and takes the mean over each image's pixels. Updates the averages of all layers."""
-    layer, wide = end.layer, end.y.shape[-1]
-    means = torch.empty(len(end.y), wide, device=end.y.device)
-    args = (end.y, *normalised_by(layer), end.shortcut, end.out, means, averages, len(averages), layer.pixels, layer.total)
-    launch(expression("pool", wide, end.form[1], layer.side), len(end.y), 256, *args, early=True)
+def pool(tape: Tape, averages: Tensor) -> Tensor:
+    """The features: the last block's end, and its mean over each image's pixels. Updates the averages of all layers."""
+    last, shortcut, out = tape.layers[-1], tape.outs[-2], tape.outs[-1]
+    wide = last.conv.out_channels
+    means = torch.empty(len(out), wide, device=out.device)
+    launch(
+        expression("pool", wide, shortcut.shape[-1], last.side), len(out), 256,
+        last.y, *normalised_by(last), shortcut, out, means, averages, len(averages), last.pixels, last.total, early=True,
+    )  # fmt: skip
     return means
 
 
@@ -287,7 +287,7 @@ _wanted: list[str] | None = None  # where names go while `compile_ahead` takes n
 
 
 def launch(
-    name: str, blocks: int, threads: int, *args: Tensor | int | None, rows: int = 1, shared: int = 0, early: bool = False
+    name: str, blocks: int, threads: int, *args: Argument, rows: int = 1, shared: int = 0, early: bool = False
 ) -> None:
     """`early`: where the launch before is one of ours, this one may begin while that one ends."""
     if _wanted is None:

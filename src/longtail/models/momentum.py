@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from longtail.models.update import Pieces, follow
+
 EMPTY = -1  # the label of a slot that holds no key yet
 
 
@@ -23,6 +25,7 @@ class MomentumNetwork(nn.Module):
     def __init__(self, query: nn.Module, momentum: float, norm: str = "batch") -> None:
         super().__init__()
         self.momentum, self.norm = momentum, norm
+        self.fused: Pieces | None = None  # where our kernel does it
         self.net = copy.deepcopy(query).requires_grad_(False)
 
     def train(self, mode: bool = True) -> "MomentumNetwork":
@@ -38,7 +41,10 @@ class MomentumNetwork(nn.Module):
     def follow(self, query: nn.Module) -> None:
         """One step of the moving average; in the parameters' own (full) precision."""
         keys, queries = list(self._followers(self.net)), list(self._followers(query))
-        torch._foreach_lerp_(keys, queries, 1 - self.momentum)
+        if self.fused is not None:
+            follow(list(zip(keys, queries, strict=True)), 1 - self.momentum, self.fused)
+        else:
+            torch._foreach_lerp_(keys, queries, 1 - self.momentum)
 
     def _followers(self, net: nn.Module) -> Iterator[Tensor]:
         yield from net.parameters()
