@@ -27,7 +27,7 @@ def source() -> Source:
 
 # Blocks of threads at most, by the width of the result: few, as each adds its part to all weights. Found by trying, on an H200.
 WEIGHT_GRAD_BLOCKS = {16: 128, 32: 64, 64: 32}
-STEM_GRAD_BLOCKS = 512  # the last launch of all, which has the device to itself
+STEM_GRAD_BLOCKS = 256  # the last launch of all, which has the device to itself
 
 
 class Tables(NamedTuple):

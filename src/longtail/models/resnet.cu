@@ -297,7 +297,7 @@ __device__ constexpr int pieces(int N) { return N / 8 / across(N); }
 template <int N, int SIDE>
 struct Share {
   static constexpr int PIXELS = rows_of(SIDE) * SIDE, WARPS = warps_for(N), ACROSS = across(N), OVER = pieces(N);
-  static constexpr int UP = PIXELS / 16 / (WARPS / ACROSS), THREADS = 32 * WARPS;
+  static constexpr int GROUPS = WARPS / ACROSS, UP = PIXELS / 16 / GROUPS, THREADS = 32 * WARPS;
   static __device__ int pixel(int up) { return (threadIdx.x / 32 / ACROSS * UP + up) * 16 + threadIdx.x % 32 / 4; }
   static __device__ int channel(int over) { return (threadIdx.x / 32 % ACROSS * 4 + threadIdx.x % 4) * 2 * OVER + 2 * over; }
 };
@@ -377,22 +377,25 @@ __device__ void multiply(float (&total)[SPREAD * SPREAD][Share<N, SIDE>::UP][Sha
     }
 }
 
-// To memory that other blocks add to as well; of C channels, from channel c on.
-template <int C>
-__device__ void add_pair(float* to, int c, float a, float b) {
-  if (C % 2 == 0) {
-    add_two(to, a, b);
-  } else {
-    if (c < C) atomicAdd(to, a);
-    if (c + 1 < C) atomicAdd(to + 1, b);
+// Sums over pixels, of a block's warps to the totals in memory: each of GROUPS warps has left its own in `part`, 2N of them. Atomic
+// additions to shared memory would do the same, but they are loops that try until they succeed.
+template <int N, int GROUPS>
+__device__ void add_parts(const float (*part)[2 * N], float* sums, int T) {
+  __syncthreads();
+  for (int i = threadIdx.x; i < 2 * N; i += blockDim.x) {
+    float total = 0.f;
+#pragma unroll
+    for (int group = 0; group < GROUPS; group++) total += part[group][i];
+    atomicAdd(sums + i / N * T + i % N, total);
   }
 }
 
 // Adds the column sums of two values per result (first, second), from registers to the totals in memory.
 template <int N, int SIDE>
-__device__ void add_sums(float (&first)[Share<N, SIDE>::OVER][2], float (&second)[Share<N, SIDE>::OVER][2], float* block,
-                         float* sums, int T) {
+__device__ void add_sums(float (&first)[Share<N, SIDE>::OVER][2], float (&second)[Share<N, SIDE>::OVER][2], float* sums, int T) {
   using S = Share<N, SIDE>;
+  __shared__ float part[S::GROUPS][2 * N];
+  float* mine = part[threadIdx.x / 32 / S::ACROSS];
 #pragma unroll
   for (int over = 0; over < S::OVER; over++)
 #pragma unroll
@@ -402,14 +405,9 @@ __device__ void add_sums(float (&first)[Share<N, SIDE>::OVER][2], float (&second
         first[over][j] += __shfl_xor_sync(~0u, first[over][j], far);
         second[over][j] += __shfl_xor_sync(~0u, second[over][j], far);
       }
-      if (threadIdx.x % 32 < 4) {
-        atomicAdd(block + S::channel(over) + j, first[over][j]);
-        atomicAdd(block + N + S::channel(over) + j, second[over][j]);
-      }
+      if (threadIdx.x % 32 < 4) mine[S::channel(over) + j] = first[over][j], mine[N + S::channel(over) + j] = second[over][j];
     }
-  __syncthreads();
-  for (int i = threadIdx.x; i < 2 * N; i += S::THREADS)
-    atomicAdd(sums + i / N * T + i % N, block[i]);
+  add_parts<N, S::GROUPS>(part, sums, T);
 }
 
 // y = x * w and its sums; FORM, short_x and out as in `Input`. SIDE is that of y's images.
@@ -422,8 +420,7 @@ __global__ void __launch_bounds__(32 * warps_for(OUT), blocks_for(OUT, STRIDE))
   int t = blockIdx.x, image = t / TILES, row = t % TILES * R;
   Input<IN, SIDE, R, STRIDE, FORM, X_C, S::THREADS> input;
   __shared__ __align__(16) char tile[input.BYTES];
-  __shared__ float scale[K], shift[K], block[2 * OUT];
-  for (int i = threadIdx.x; i < 2 * OUT; i += S::THREADS) block[i] = 0.f;
+  __shared__ float scale[K], shift[K];
   float first[S::OVER][2] = {}, second[S::OVER][2] = {};
   const uint4* weights = bring_weights<K, OUT, S::THREADS>(w);
   take_turn();
@@ -448,7 +445,7 @@ __global__ void __launch_bounds__(32 * warps_for(OUT), blocks_for(OUT, STRIDE))
       }
       *(Channels<S::OVER>*)(y + (t * S::PIXELS + S::pixel(up) + 8 * half) * OUT + S::channel(0)) = made;
     }
-  add_sums<OUT, SIDE>(first, second, block, sums, T);
+  add_sums<OUT, SIDE>(first, second, sums, T);
 }
 
 // The gradient of a convolution's input, through that input's relu, to x_g of the batch norm before it, and its sums.
@@ -465,8 +462,7 @@ __global__ void __launch_bounds__(32 * warps_for(IN), blocks_for(IN, STRIDE))
   int t = blockIdx.x, image = t / TILES, row = t % TILES * R;
   Gradient<OUT, OUT, SIDE, R, STRIDE == 1, 1, S::THREADS> gradient;
   __shared__ __align__(16) char tile[gradient.BYTES];
-  __shared__ float of_g[OUT], of_y[OUT], constant[OUT], scale[IN], shift[IN], mean[IN], rstd[IN], block[2 * IN];
-  for (int i = threadIdx.x; i < 2 * IN; i += S::THREADS) block[i] = 0.f;
+  __shared__ float of_g[OUT], of_y[OUT], constant[OUT], scale[IN], shift[IN], mean[IN], rstd[IN];
   float first[S::OVER][2] = {}, second[S::OVER][2] = {};
   const uint4* weights = bring_weights<OUT, IN, S::THREADS>(w);
   take_turn();
@@ -526,7 +522,7 @@ __global__ void __launch_bounds__(32 * warps_for(IN), blocks_for(IN, STRIDE))
         }
         *(Some*)(x_g + here(which, S::pixel(up) + 8 * half)) = made;
       }
-  add_sums<IN, SIDE>(first, second, block, x_grads, T);
+  add_sums<IN, SIDE>(first, second, x_grads, T);
 }
 
 // Adds to dw the gradient of the weights: one warp for each tap, the block's tiles in turn, and of the
@@ -580,15 +576,26 @@ __global__ void __launch_bounds__(288) weight_grad(const bf16* g, const bf16* y,
     gradient.store(dy, of_g + from, of_y + from, constant + from);
     __syncthreads();
   }
+  // Of three channels first to shared memory, which then is added in one piece: additions to the same 32 bytes wait for each other.
+  __shared__ float gathered[IN == 3 ? 27 * OUT : 1];
 #pragma unroll
   for (int m = 0; m < SOME / 16; m++)
 #pragma unroll
     for (int n = 0; n < K / 8; n++)
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        int co = from + m * 16 + lane / 4 + 8 * half, ci = n * 8 + lane % 4 * 2;
-        add_pair<IN>(dw + (co * 9 + tap) * IN + ci, ci, total[m][n][2 * half], total[m][n][2 * half + 1]);
+        int co = from + m * 16 + lane / 4 + 8 * half, ci = n * 8 + lane % 4 * 2, to = (co * 9 + tap) * IN + ci;
+        if constexpr (IN != 3) {
+          add_two(dw + to, total[m][n][2 * half], total[m][n][2 * half + 1]);
+        } else {
+          if (ci < 3) gathered[to] = total[m][n][2 * half];
+          if (ci + 1 < 3) gathered[to + 1] = total[m][n][2 * half + 1];
+        }
       }
+  if constexpr (IN == 3) {
+    __syncthreads();
+    for (int i = threadIdx.x; i < 27 * OUT; i += 288) atomicAdd(dw + i, gathered[i]);
+  }
 }
 
 // The end: out = relu(bn(y) + shortcut of x), and its mean over each image's pixels. A block for an image, a thread for eight
@@ -597,15 +604,15 @@ template <int C, int X_C, int SIDE>
 __global__ void __launch_bounds__(256) pool(const bf16* y, const float* sums, const float* gamma, const float* beta,
                                             const bf16* x, bf16* out, float* means, const Average* layers, int n_layers,
                                             int P, int T) {
-  __shared__ float scale[C], shift[C], block[C];
+  constexpr int PARTS = C / 8;
+  __shared__ float scale[C], shift[C], part_means[8][C];
   take_turn();
   for (int i = blockIdx.x; i < n_layers; i += gridDim.x) update(layers[i], sums - layers[n_layers - 1].first, gridDim.x, T);
   scale_and_shift<C>(scale, shift, sums, gamma, beta, T, P);
-  for (int i = threadIdx.x; i < C; i += 256) block[i] = 0.f;
   __syncthreads();
-  int part = threadIdx.x % (C / 8) * 8;
+  int part = threadIdx.x % PARTS * 8;
   float total[8] = {};
-  for (int q = threadIdx.x / (C / 8); q < SIDE * SIDE; q += 256 / (C / 8)) {
+  for (int q = threadIdx.x / PARTS; q < SIDE * SIDE; q += 256 / PARTS) {
     int here = (blockIdx.x * SIDE * SIDE + q) * C + part;
     uint4 more = shortcut<C, X_C, SIDE>(x, blockIdx.x, q / SIDE, q % SIDE, part);
     uint4 v = joined<(X_C > 0)>(load<uint4>(y + here), more, scale + part, shift + part);
@@ -615,9 +622,17 @@ __global__ void __launch_bounds__(256) pool(const bf16* y, const float* sums, co
     for (int k = 0; k < 4; k++) total[2 * k] += low(of[k]), total[2 * k + 1] += high(of[k]);
   }
 #pragma unroll
-  for (int k = 0; k < 8; k++) atomicAdd(block + part + k, total[k]);
+  for (int k = 0; k < 8; k++) {
+#pragma unroll
+    for (int far = PARTS; far < 32; far *= 2) total[k] += __shfl_xor_sync(~0u, total[k], far);
+    if (threadIdx.x % 32 < PARTS) part_means[threadIdx.x / 32][part + k] = total[k];
+  }
   __syncthreads();
-  for (int i = threadIdx.x; i < C; i += 256) means[blockIdx.x * C + i] = block[i] / (SIDE * SIDE);
+  for (int i = threadIdx.x; i < C; i += 256) {
+    float mean = 0.f;
+    for (int warp = 0; warp < 8; warp++) mean += part_means[warp][i];
+    means[blockIdx.x * C + i] = mean / (SIDE * SIDE);
+  }
 }
 
 // From the gradient of the mean over an image's pixels to g of the last batch norm, and its sums. A block for an image, a thread
@@ -625,10 +640,8 @@ __global__ void __launch_bounds__(256) pool(const bf16* y, const float* sums, co
 template <int C, int SIDE>
 __global__ void __launch_bounds__(256) pooled_grad(const float* grad, const bf16* out, const bf16* y, const float* sums, bf16* g,
                                                    float* grads, int P, int T) {
-  __shared__ float block[2 * C];
-  for (int i = threadIdx.x; i < 2 * C; i += 256) block[i] = 0.f;
+  __shared__ float part[512 / C][2 * C];
   take_turn();
-  __syncthreads();
   int c = threadIdx.x % (C / 2) * 2;
   Statistics s0 = statistics(sums, c, T, P), s1 = statistics(sums, c + 1, T, P);
   float a = grad[blockIdx.x * C + c] / (SIDE * SIDE), b = grad[blockIdx.x * C + c + 1] / (SIDE * SIDE);
@@ -641,8 +654,7 @@ __global__ void __launch_bounds__(256) pooled_grad(const float* grad, const bf16
     first0 += low(pair), second0 += low(pair) * (low(raw) - s0.mean) * s0.rstd;
     first1 += high(pair), second1 += high(pair) * (high(raw) - s1.mean) * s1.rstd;
   }
-  atomicAdd(block + c, first0), atomicAdd(block + c + 1, first1);
-  atomicAdd(block + C + c, second0), atomicAdd(block + C + c + 1, second1);
-  __syncthreads();
-  for (int i = threadIdx.x; i < 2 * C; i += 256) atomicAdd(grads + i / C * T + i % C, block[i]);
+  float* mine = part[threadIdx.x / (C / 2)];
+  mine[c] = first0, mine[c + 1] = first1, mine[C + c] = second0, mine[C + c + 1] = second1;
+  add_parts<C, 512 / C>(part, grads, T);
 }
