@@ -211,9 +211,11 @@ def pool(tape: Tape, averages: Tensor) -> Tensor:
     return means
 
 
-def tiles(layer: Layer, pixels: int = 128) -> int:
-    """What blocks of threads work on: so many pixels, or all of a smaller image; `rows_of` in resnet.cu."""
-    return layer.pixels // min(layer.side**2, pixels)
+ROWS = 8  # of an image, that a block of threads works on; as in resnet.cu
+
+
+def tiles(layer: Layer) -> int:
+    return layer.pixels // (ROWS * layer.side)
 
 
 def threads_for(channels: int) -> int:
@@ -273,7 +275,7 @@ def weight_grad(layer: Layer, g: Tensor, sums: Tensor, dw: Tensor) -> None:
     name = expression("weight_grad", into, out, layer.side, stride, FINISHED if layer.before is None else RAW)
     most = WEIGHT_GRAD_BLOCKS[out] if into != 3 else STEM_GRAD_BLOCKS
     launch(
-        name, min(tiles(layer, 256 if stride == 1 else 128), most), 288,
+        name, min(tiles(layer), most), 288,
         g, layer.y, layer.sums, sums, layer.norm.weight, layer.x, *normalised_by(layer.before), dw,
         layer.pixels, layer.x.numel() // into, layer.total, rows=ceil(out, 32),
     )  # fmt: skip

@@ -21,10 +21,8 @@
 using bf16 = unsigned short;  // as bits
 constexpr float EPS = 1e-5f, MOMENTUM = 0.1f;  // of batch norm, as torch has them
 
-// By the width of the result: the warps of a block, and how many blocks a multiprocessor should be able to hold (8 of the many
-// that 16 channels need are all of them at once, with 128 images on 132 multiprocessors; 0 leaves it open).
-__device__ constexpr int warps_for(int channels) { return channels == 64 ? 8 : 4; }
-__device__ constexpr int blocks_for(int channels, int stride) { return channels == 16 && stride == 1 ? 8 : 0; }
+constexpr int ROWS = 8;  // of an image, that a block works on
+__device__ constexpr int warps_for(int channels) { return channels == 64 ? 8 : 4; }  // of a block, by the width of its result
 
 #ifndef EMULATED  // the tests bring a processor of their own
 
@@ -151,9 +149,6 @@ __device__ void update(const Average& a, const float* sums, int images, int T) {
 
 // Tiles in shared memory: a pixel has 16 bytes to spare, so that eight neighbours lie in different banks
 
-__device__ constexpr int rows_of(int side, int pixels = 128) {  // of a tile: so many pixels, or the image
-  return side * side < pixels ? side : pixels / side;
-}
 __device__ constexpr int bytes_of(int C) { return 2 * C + 16; }
 __device__ constexpr int bordered(int n, int stride) { return (n - 1) * stride + 3; }
 
@@ -194,14 +189,14 @@ __device__ uint4 joined(uint4 y, uint4 more, const float* scale, const float* sh
   return y;
 }
 
-// The input of a convolution for the rows [row, row + ROWS) of its output, with border. Its FORM: FINISHED; RAW, to be
+// The input of a convolution for the rows [row, row + R) of its output, with border. Its FORM: FINISHED; RAW, to be
 // normalised; or a JOINT of a raw branch and a shortcut of X_C channels, which is also written to `out`. Of three channels (the
 // images) it makes sixteen, the others zero.
 constexpr int FINISHED = 0, RAW = 1, JOINT = 2;
 
-template <int STORED, int SIDE, int ROWS, int STRIDE, int FORM, int X_C, int N_THREADS>
-struct Input : Carrier<STORED == 3 ? 16 : STORED, N_THREADS, bordered(ROWS, STRIDE), bordered(SIDE, STRIDE)> {
-  static constexpr int FULL = SIDE * STRIDE, H = bordered(ROWS, STRIDE), W = bordered(SIDE, STRIDE);
+template <int STORED, int SIDE, int R, int STRIDE, int FORM, int X_C, int N_THREADS>
+struct Input : Carrier<STORED == 3 ? 16 : STORED, N_THREADS, bordered(R, STRIDE), bordered(SIDE, STRIDE)> {
+  static constexpr int FULL = SIDE * STRIDE, H = bordered(R, STRIDE), W = bordered(SIDE, STRIDE);
   static constexpr bool ADDS = FORM == JOINT && X_C > 0;
   using Base = Carrier<STORED == 3 ? 16 : STORED, N_THREADS, H, W>;
   uint4 carried[Base::EACH], more[ADDS ? Base::EACH : 1];
@@ -237,7 +232,7 @@ struct Input : Carrier<STORED == 3 ? 16 : STORED, N_THREADS, bordered(ROWS, STRI
       int pixel = Base::pixel(e), r = pixel / W - 1, c = pixel % W - 1;
       if (FORM != FINISHED && inside >> e & 1) {
         carried[e] = joined<ADDS>(carried[e], more[ADDS ? e : 0], a, b);
-        if (FORM == JOINT && r >= 0 && r < ROWS * STRIDE)  // the border is for other blocks to write
+        if (FORM == JOINT && r >= 0 && r < R * STRIDE)  // the border is for other blocks to write
           *(uint4*)(out + ((image * FULL + row * STRIDE + r) * FULL + c) * STORED + Base::part()) = carried[e];
       }
       if (pixel < H * W) *Base::place(tile, pixel) = carried[e];
@@ -245,11 +240,11 @@ struct Input : Carrier<STORED == 3 ? 16 : STORED, N_THREADS, bordered(ROWS, STRI
   }
 };
 
-// dy for the rows [row, row + ROWS), with a border of BEFORE and AFTER pixels, and of its C channels the SOME that g and y
+// dy for the rows [row, row + R), with a border of BEFORE and AFTER pixels, and of its C channels the SOME that g and y
 // point to.
-template <int C, int SOME, int SIDE, int ROWS, int BEFORE, int AFTER, int N_THREADS>
-struct Gradient : Carrier<SOME, N_THREADS, BEFORE + ROWS + AFTER, BEFORE + SIDE + AFTER> {
-  static constexpr int H = BEFORE + ROWS + AFTER, W = BEFORE + SIDE + AFTER;
+template <int C, int SOME, int SIDE, int R, int BEFORE, int AFTER, int N_THREADS>
+struct Gradient : Carrier<SOME, N_THREADS, BEFORE + R + AFTER, BEFORE + SIDE + AFTER> {
+  static constexpr int H = BEFORE + R + AFTER, W = BEFORE + SIDE + AFTER;
   using Base = Carrier<SOME, N_THREADS, H, W>;
   uint4 gs[Base::EACH], ys[Base::EACH];
   unsigned inside;
@@ -286,29 +281,27 @@ struct Gradient : Carrier<SOME, N_THREADS, BEFORE + ROWS + AFTER, BEFORE + SIDE 
   }
 };
 
-// The products of a tile with the weights. Of the block's warps, ACROSS share the N channels of the result, the others its pixels.
-// Each holds UP x OVER pieces of 16 pixels by 8 channels; thread `lane` has in [0], [1] two channels of pixel lane / 4, in [2], [3]
-// those of the pixel eight further. Which channels make up a piece is ours to say: those of one thread are neighbours, so that it
-// reads and writes them at once.
-
-__device__ constexpr int across(int N) { return N == 64 ? 4 : 1; }
-__device__ constexpr int pieces(int N) { return N / 8 / across(N); }
+// The products of a tile with the weights. A warp's share are 16 of the N channels of the result, as two pieces of 8, and of its
+// pixels UP times 16: below each other, in images of 32 columns half a row each, in images of 8 columns two rows each. Of each piece
+// thread `lane` has in [0], [1] two channels of pixel lane / 4, in [2], [3] those of the pixel eight further. Which channels make up
+// a piece is ours to say: those of one thread are neighbours, so that it reads and writes them at once.
 
 template <int N, int SIDE>
 struct Share {
-  static constexpr int PIXELS = rows_of(SIDE) * SIDE, WARPS = warps_for(N), ACROSS = across(N), OVER = pieces(N);
-  static constexpr int GROUPS = WARPS / ACROSS, UP = PIXELS / 16 / GROUPS, THREADS = 32 * WARPS;
-  static __device__ int pixel(int up) { return (threadIdx.x / 32 / ACROSS * UP + up) * 16 + threadIdx.x % 32 / 4; }
-  static __device__ int channel(int over) { return (threadIdx.x / 32 % ACROSS * 4 + threadIdx.x % 4) * 2 * OVER + 2 * over; }
+  static constexpr int PIXELS = ROWS * SIDE, WARPS = warps_for(N), THREADS = 32 * WARPS, ACROSS = N / 16;
+  static constexpr int GROUPS = WARPS / ACROSS, UP = PIXELS / 16 / GROUPS, BESIDE = SIDE > 16 ? SIDE / 16 : 1;
+  static __device__ int group() { return threadIdx.x / 32 / ACROSS; }
+  static __device__ int first_pixel(int up) { return ((group() / BESIDE * UP + up) * BESIDE + group() % BESIDE) * 16; }
+  static __device__ int pixel(int up) { return first_pixel(up) + threadIdx.x % 32 / 4; }
+  static __device__ int channel(int piece) { return (threadIdx.x / 32 % ACROSS * 4 + threadIdx.x % 4) * 4 + 2 * piece; }
 };
 
 // A thread's channels of one pixel, two to a word.
-template <int OVER>
-struct alignas(4 * OVER) Channels { unsigned pair[OVER]; };
+struct alignas(8) Channels { unsigned pair[2]; };
 
 // Weights lie as (output channel, tap, input channel), float32. The products want them in bf16, in the order in which threads take
-// them: for each sixteen of the K channels going in, tap by tap, and each two pieces of the N channels coming out, two pairs of
-// pairs per thread. A job packs one layer in one direction; `back` goes from output to input channels, the taps reversed.
+// them: for each sixteen of the K channels going in, tap by tap, and each sixteen of the N channels coming out, two pairs of pairs
+// per thread. A job packs one layer in one direction; `back` goes from output to input channels, the taps reversed.
 struct Job { const float* from; uint2* to; long long K, N, stored, back; };  // K: 16 where 3 are stored
 
 // Being the first launch of all, it also clears what later ones add to.
@@ -318,10 +311,8 @@ extern "C" __global__ void __launch_bounds__(256) pack_weights(const Job* jobs, 
   Job job = jobs[blockIdx.y];
   int i = blockIdx.x * 256 + threadIdx.x, K = job.K, N = job.N, stored = job.stored;
   if (i >= 9 * K * N / 4) return;
-  int lane = i / 2 % 32, piece = i / 64 % (N / 16) * 2 + i % 2, step = i / 64 / (N / 16), tap = step * 16 / K;
-  int column = lane / 4, over = pieces(N);
-  int n = (piece / over * 4 + column / 2) * 2 * over + piece % over * 2 + column % 2;
-  int k = step * 16 % K + lane % 4 * 2;
+  int lane = i / 2 % 32, step = i / 64 / (N / 16), tap = step * 16 / K, column = lane / 4;
+  int n = i / 64 % (N / 16) * 16 + column / 2 * 4 + i % 2 * 2 + column % 2, k = step * 16 % K + lane % 4 * 2;
   auto weight = [&](int k) {
     if (job.back) return job.from[(k * 9 + 8 - tap) * N + n];
     return k < stored ? job.from[(n * 9 + tap) * stored + k] : 0.f;
@@ -337,41 +328,77 @@ __device__ const uint4* bring_weights(const uint4* w) {
   return here;
 }
 
-// The way back through a stride of two gives each pixel of dy SPREAD² = 4 pixels of the result, and each tap belongs to one of
-// them: total[2·p + q] is at (2·row + p, 2·column + q). The tile then has a border behind only.
+__device__ void multiply_add(float (&total)[2][4], const unsigned (&a)[4], uint4 b) {
+  multiply_add(total[0], a, b.x, b.y);
+  multiply_add(total[1], a, b.z, b.w);
+}
+
+// For each tap the pixels come from another place of the tile. The way back through a stride of two gives each pixel of dy
+// SPREAD² = 4 pixels of the result, and each tap belongs to one of them: total[2·p + q] is at (2·row + p, 2·column + q). The tile
+// then has a border behind only.
 template <int K, int N, int SIDE, int STRIDE, int SPREAD>
-__device__ void multiply(float (&total)[SPREAD * SPREAD][Share<N, SIDE>::UP][Share<N, SIDE>::OVER][4], const char* tile,
-                         const uint4* weights) {
+__device__ void multiply(float (&total)[SPREAD * SPREAD][Share<N, SIDE>::UP][2][4], const char* tile, const uint4* weights) {
   using S = Share<N, SIDE>;
-  constexpr int W = SPREAD == 1 ? bordered(SIDE, STRIDE) : SIDE + 1, ROWS = SPREAD == 1 ? 1 : 3, STEPS = K / 16;
+  constexpr int W = SPREAD == 1 ? bordered(SIDE, STRIDE) : SIDE + 1, AT_ONCE = SPREAD == 1 ? 1 : 3, STEPS = K / 16;
   int lane = threadIdx.x % 32;
   unsigned start[S::UP];  // where this thread's row of eight numbers begins
 #pragma unroll
   for (int up = 0; up < S::UP; up++) {
-    int pixel = S::pixel(up) - lane / 4 + lane % 16;
+    int pixel = S::first_pixel(up) + lane % 16;
     start[up] = at(tile + (pixel / SIDE * STRIDE * W + pixel % SIDE * STRIDE) * bytes_of(K) + lane / 16 * 16);
   }
-  const uint4* mine = weights + threadIdx.x / 32 % S::ACROSS * S::OVER / 2 * 32 + lane;
-#pragma unroll ROWS
+  const uint4* mine = weights + threadIdx.x / 32 % S::ACROSS * 32 + lane;
+#pragma unroll AT_ONCE
   for (int row = 0; row < 3; row++)
 #pragma unroll
     for (int column = 0; column < 3; column++) {
       int away = row / SPREAD * W + column / SPREAD, which = SPREAD == 1 ? 0 : (row + 1) % 2 * 2 + (column + 1) % 2;
 #pragma unroll
       for (int step = 0; step < STEPS; step++) {
-        uint4 b[S::OVER / 2];
-#pragma unroll
-        for (int two = 0; two < S::OVER / 2; two++)
-          b[two] = mine[(((row * 3 + column) * STEPS + step) * (N / 16) + two) * 32];
+        uint4 b = mine[((row * 3 + column) * STEPS + step) * (N / 16) * 32];
 #pragma unroll
         for (int up = 0; up < S::UP; up++) {
           unsigned a[4];
           load_matrices(a, start[up] + away * bytes_of(K) + step * 32);
+          multiply_add(total[which][up], a, b);
+        }
+      }
+    }
+}
+
+// The same without a stride, where what one row of taps takes from the tile, the next one takes for the pixels above: it is brought
+// once for all three.
+template <int K, int N, int SIDE>
+__device__ void multiply_rows(float (&total)[1][Share<N, SIDE>::UP][2][4], const char* tile, const uint4* weights) {
+  using S = Share<N, SIDE>;
+  constexpr int W = SIDE + 2, STEPS = K / 16, HIGH = SIDE == 8 ? 2 : 1;  // image rows of 16 pixels
+  int lane = threadIdx.x % 32, pixel = S::first_pixel(0) + lane % 16;
+  unsigned start = at(tile + (pixel / SIDE * W + pixel % SIDE) * bytes_of(K) + lane / 16 * 16);
+  const uint4* mine = weights + threadIdx.x / 32 % S::ACROSS * 32 + lane;
+#pragma unroll 1
+  for (int column = 0; column < 3; column++)
 #pragma unroll
-          for (int two = 0; two < S::OVER / 2; two++) {
-            multiply_add(total[which][up][2 * two], a, b[two].x, b[two].y);
-            multiply_add(total[which][up][2 * two + 1], a, b[two].z, b[two].w);
+    for (int step = 0; step < STEPS; step++) {
+      uint4 b[3];  // of the three rows of taps
+#pragma unroll
+      for (int row = 0; row < 3; row++) b[row] = mine[((row * 3 + column) * STEPS + step) * (N / 16) * 32];
+      unsigned a[4], before[4];
+#pragma unroll
+      for (int i = 0; i < S::UP + 2 / HIGH; i++) {
+        load_matrices(a, start + (i * HIGH * W + column) * bytes_of(K) + step * 32);
+        if (HIGH == 1) {
+#pragma unroll
+          for (int row = 0; row < 3; row++)
+            if (i >= row && i - row < S::UP) multiply_add(total[0][i - row], a, b[row]);
+        } else {  // two image rows: the middle taps take the second row of these and the first of the next
+          if (i > 0) {
+            unsigned middle[4] = {before[1], a[0], before[3], a[2]};
+            multiply_add(total[0][i - 1], middle, b[1]);
+            multiply_add(total[0][i - 1], a, b[2]);
           }
+          if (i < S::UP) multiply_add(total[0][i], a, b[0]);
+#pragma unroll
+          for (int k = 0; k < 4; k++) before[k] = a[k];
         }
       }
     }
@@ -392,36 +419,36 @@ __device__ void add_parts(const float (*part)[2 * N], float* sums, int T) {
 
 // Adds the column sums of two values per result (first, second), from registers to the totals in memory.
 template <int N, int SIDE>
-__device__ void add_sums(float (&first)[Share<N, SIDE>::OVER][2], float (&second)[Share<N, SIDE>::OVER][2], float* sums, int T) {
+__device__ void add_sums(float (&first)[2][2], float (&second)[2][2], float* sums, int T) {
   using S = Share<N, SIDE>;
   __shared__ float part[S::GROUPS][2 * N];
-  float* mine = part[threadIdx.x / 32 / S::ACROSS];
+  float* mine = part[S::group()];
 #pragma unroll
-  for (int over = 0; over < S::OVER; over++)
+  for (int piece = 0; piece < 2; piece++)
 #pragma unroll
     for (int j = 0; j < 2; j++) {
 #pragma unroll
       for (int far = 4; far < 32; far *= 2) {
-        first[over][j] += __shfl_xor_sync(~0u, first[over][j], far);
-        second[over][j] += __shfl_xor_sync(~0u, second[over][j], far);
+        first[piece][j] += __shfl_xor_sync(~0u, first[piece][j], far);
+        second[piece][j] += __shfl_xor_sync(~0u, second[piece][j], far);
       }
-      if (threadIdx.x % 32 < 4) mine[S::channel(over) + j] = first[over][j], mine[N + S::channel(over) + j] = second[over][j];
+      if (threadIdx.x % 32 < 4) mine[S::channel(piece) + j] = first[piece][j], mine[N + S::channel(piece) + j] = second[piece][j];
     }
   add_parts<N, S::GROUPS>(part, sums, T);
 }
 
 // y = x * w and its sums; FORM, short_x and out as in `Input`. SIDE is that of y's images.
 template <int IN, int OUT, int SIDE, int STRIDE, int FORM, int X_C>
-__global__ void __launch_bounds__(32 * warps_for(OUT), blocks_for(OUT, STRIDE))
+__global__ void __launch_bounds__(32 * warps_for(OUT))
     convolve(const bf16* x, const uint4* w, bf16* y, float* sums, const float* x_sums, const float* x_gamma, const float* x_beta,
              const bf16* short_x, bf16* out, int x_P, int T) {
-  constexpr int K = IN == 3 ? 16 : IN, R = rows_of(SIDE), TILES = SIDE / R;
+  constexpr int K = IN == 3 ? 16 : IN, TILES = SIDE / ROWS;
   using S = Share<OUT, SIDE>;
-  int t = blockIdx.x, image = t / TILES, row = t % TILES * R;
-  Input<IN, SIDE, R, STRIDE, FORM, X_C, S::THREADS> input;
+  int t = blockIdx.x, image = t / TILES, row = t % TILES * ROWS;
+  Input<IN, SIDE, ROWS, STRIDE, FORM, X_C, S::THREADS> input;
   __shared__ __align__(16) char tile[input.BYTES];
   __shared__ float scale[K], shift[K];
-  float first[S::OVER][2] = {}, second[S::OVER][2] = {};
+  float first[2][2] = {}, second[2][2] = {};
   const uint4* weights = bring_weights<K, OUT, S::THREADS>(w);
   take_turn();
   input.fetch(x, short_x, image, row);
@@ -430,20 +457,23 @@ __global__ void __launch_bounds__(32 * warps_for(OUT), blocks_for(OUT, STRIDE))
   __syncthreads();
   input.store(tile, scale, shift, out, image, row);
   __syncthreads();
-  float total[1][S::UP][S::OVER][4] = {};
-  multiply<K, OUT, SIDE, STRIDE, 1>(total, tile, weights);
+  float total[1][S::UP][2][4] = {};
+  if constexpr (STRIDE == 1)
+    multiply_rows<K, OUT, SIDE>(total, tile, weights);
+  else
+    multiply<K, OUT, SIDE, STRIDE, 1>(total, tile, weights);
 #pragma unroll
   for (int up = 0; up < S::UP; up++)
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      Channels<S::OVER> made;
+      Channels made;
 #pragma unroll
-      for (int over = 0; over < S::OVER; over++) {
-        unsigned pair = made.pair[over] = pack(total[0][up][over][2 * half], total[0][up][over][2 * half + 1]);
-        first[over][0] += low(pair), second[over][0] += low(pair) * low(pair);
-        first[over][1] += high(pair), second[over][1] += high(pair) * high(pair);
+      for (int piece = 0; piece < 2; piece++) {
+        unsigned pair = made.pair[piece] = pack(total[0][up][piece][2 * half], total[0][up][piece][2 * half + 1]);
+        first[piece][0] += low(pair), second[piece][0] += low(pair) * low(pair);
+        first[piece][1] += high(pair), second[piece][1] += high(pair) * high(pair);
       }
-      *(Channels<S::OVER>*)(y + (t * S::PIXELS + S::pixel(up) + 8 * half) * OUT + S::channel(0)) = made;
+      *(Channels*)(y + (t * S::PIXELS + S::pixel(up) + 8 * half) * OUT + S::channel(0)) = made;
     }
   add_sums<OUT, SIDE>(first, second, sums, T);
 }
@@ -453,17 +483,17 @@ __global__ void __launch_bounds__(32 * warps_for(OUT), blocks_for(OUT, STRIDE))
 // network the input is x_out, the sum of a branch and a shortcut, and the gradient `skip` of this block's shortcut is added.
 // SIDE is that of y's images; x's are STRIDE times as wide.
 template <int IN, int OUT, int SIDE, int STRIDE, bool START>
-__global__ void __launch_bounds__(32 * warps_for(IN), blocks_for(IN, STRIDE))
+__global__ void __launch_bounds__(32 * warps_for(IN))
     input_grad(const bf16* g, const bf16* y, const float* sums, const float* grads, const float* gamma, const uint4* w,
                const bf16* x_y, const float* x_sums, const float* x_gamma, const float* x_beta, const bf16* x_out,
                const bf16* skip, bf16* x_g, float* x_grads, int P, int x_P, int T) {
-  constexpr int R = rows_of(SIDE), TILES = SIDE / R, FULL = SIDE * STRIDE, EACH = STRIDE * STRIDE;
+  constexpr int TILES = SIDE / ROWS, FULL = SIDE * STRIDE, EACH = STRIDE * STRIDE;
   using S = Share<IN, SIDE>;
-  int t = blockIdx.x, image = t / TILES, row = t % TILES * R;
-  Gradient<OUT, OUT, SIDE, R, STRIDE == 1, 1, S::THREADS> gradient;
+  int t = blockIdx.x, image = t / TILES, row = t % TILES * ROWS;
+  Gradient<OUT, OUT, SIDE, ROWS, STRIDE == 1, 1, S::THREADS> gradient;
   __shared__ __align__(16) char tile[gradient.BYTES];
   __shared__ float of_g[OUT], of_y[OUT], constant[OUT], scale[IN], shift[IN], mean[IN], rstd[IN];
-  float first[S::OVER][2] = {}, second[S::OVER][2] = {};
+  float first[2][2] = {}, second[2][2] = {};
   const uint4* weights = bring_weights<OUT, IN, S::THREADS>(w);
   take_turn();
   gradient.fetch(g, y, image, row);
@@ -481,7 +511,7 @@ __global__ void __launch_bounds__(32 * warps_for(IN), blocks_for(IN, STRIDE))
     int r = (row + q / SIDE) * STRIDE + which / STRIDE, c = q % SIDE * STRIDE + which % STRIDE;
     return ((image * FULL + r) * FULL + c) * IN + S::channel(0);
   };
-  using Some = Channels<S::OVER>;
+  using Some = Channels;
   Some raw[EACH][S::UP][2], out[EACH][S::UP][2], more[S::UP][2];  // asked for before they are needed
 #pragma unroll
   for (int up = 0; up < S::UP; up++)
@@ -495,8 +525,11 @@ __global__ void __launch_bounds__(32 * warps_for(IN), blocks_for(IN, STRIDE))
         if (START) out[which][up][half] = load<Some>(x_out + here(which, q));
       }
     }
-  float total[EACH][S::UP][S::OVER][4] = {};
-  multiply<OUT, IN, SIDE, 1, STRIDE>(total, tile, weights);
+  float total[EACH][S::UP][2][4] = {};
+  if constexpr (STRIDE == 1)
+    multiply_rows<OUT, IN, SIDE>(total, tile, weights);
+  else
+    multiply<OUT, IN, SIDE, 1, STRIDE>(total, tile, weights);
 #pragma unroll
   for (int which = 0; which < EACH; which++)
 #pragma unroll
@@ -505,20 +538,20 @@ __global__ void __launch_bounds__(32 * warps_for(IN), blocks_for(IN, STRIDE))
       for (int half = 0; half < 2; half++) {
         Some made;
 #pragma unroll
-        for (int over = 0; over < S::OVER; over++) {
-          int c = S::channel(over);
-          float a = total[which][up][over][2 * half], b = total[which][up][over][2 * half + 1];
-          float x0 = low(raw[which][up][half].pair[over]), x1 = high(raw[which][up][half].pair[over]);
+        for (int piece = 0; piece < 2; piece++) {
+          int c = S::channel(piece);
+          float a = total[which][up][piece][2 * half], b = total[which][up][piece][2 * half + 1];
+          float x0 = low(raw[which][up][half].pair[piece]), x1 = high(raw[which][up][half].pair[piece]);
           if (START) {
-            unsigned o = out[which][up][half].pair[over], m = more[up][half].pair[over];
+            unsigned o = out[which][up][half].pair[piece], m = more[up][half].pair[piece];
             if (which == 0) a += low(m), b += high(m);
             a = low(o) > 0.f ? a : 0.f, b = high(o) > 0.f ? b : 0.f;
           } else {
             a = x0 * scale[c] + shift[c] > 0.f ? a : 0.f, b = x1 * scale[c + 1] + shift[c + 1] > 0.f ? b : 0.f;
           }
-          unsigned pair = made.pair[over] = pack(a, b);
-          first[over][0] += low(pair), second[over][0] += low(pair) * (x0 - mean[c]) * rstd[c];
-          first[over][1] += high(pair), second[over][1] += high(pair) * (x1 - mean[c + 1]) * rstd[c + 1];
+          unsigned pair = made.pair[piece] = pack(a, b);
+          first[piece][0] += low(pair), second[piece][0] += low(pair) * (x0 - mean[c]) * rstd[c];
+          first[piece][1] += high(pair), second[piece][1] += high(pair) * (x1 - mean[c + 1]) * rstd[c + 1];
         }
         *(Some*)(x_g + here(which, S::pixel(up) + 8 * half)) = made;
       }
@@ -532,7 +565,7 @@ __global__ void __launch_bounds__(288) weight_grad(const bf16* g, const bf16* y,
                                                    const float* gamma, const bf16* x, const float* x_sums,
                                                    const float* x_gamma, const float* x_beta, float* dw, int P, int x_P, int T) {
   // large tiles, as each means waiting for memory; those of a stride are large already
-  constexpr int R = rows_of(SIDE, STRIDE == 1 ? 256 : 128), W = bordered(SIDE, STRIDE), PIXELS = R * SIDE, TILES = SIDE / R;
+  constexpr int R = SIDE == 16 && STRIDE == 1 ? 16 : ROWS, W = bordered(SIDE, STRIDE), PIXELS = R * SIDE, TILES = SIDE / R;
   constexpr int K = IN == 3 ? 16 : IN, SOME = OUT < 32 ? OUT : 32;
   int from = blockIdx.y * SOME;
   Input<IN, SIDE, R, STRIDE, FORM, 0, 288> input;
