@@ -11,11 +11,13 @@ import torch.nn.functional as F
 from longtail import methods
 from longtail.losses import balanced_softmax_loss, cross_entropy_loss, paco_loss, supcon_loss
 from longtail.methods import Batch
+from longtail.models.beside import Beside
 from longtail.models.momentum import EMPTY
 from tests.conftest import tiny
 
 COUNTS = np.array([50, 20, 10, 5, 3, 2, 2, 1, 1, 1])
 B = 12
+HERE = Beside(torch.device("cpu"))
 
 
 def make(name: str, **changes):
@@ -51,7 +53,7 @@ def test_paco_contrasts_query_key_and_filled_queue(name, pushed):
     method = methods.make(replace(config, method=replace(config.method, queue=32, centre_tau=0.5)), COUNTS)
     for i in range(pushed):  # 5 · 12 > 32: the queue wraps
         method.loss(batch(i + 1))
-        method.after_step()
+        method.after_backward(HERE), method.after_step()
     twin, x, q, z, y, drop = by_hand(method, batch())
     prior = torch.log(torch.tensor(COUNTS / COUNTS.sum())).float() if name == "paco" else None
     wanted = paco_loss(twin.net.head(x), q @ z.T, batch().y_B, y, drop, prior, 0.05, 0.1, 0.5)
@@ -71,7 +73,7 @@ def test_supcon_stages():
     method.train()
     _, _, q, z, y, drop = by_hand(method, batch())
     torch.testing.assert_close(method.loss(batch())["loss"], supcon_loss(q @ z.T, batch().y_B, y, drop, 0.1))
-    method.after_step()
+    method.after_backward(HERE), method.after_step()
 
     method.enter(linear)
     method.train()
@@ -80,7 +82,7 @@ def test_supcon_stages():
     state = copy.deepcopy(method.state_dict())
     terms = method.loss(Batch(batch().query, None, batch().y_B))
     torch.testing.assert_close(terms["loss"], cross_entropy_loss(method(batch().query), batch().y_B))
-    method.after_step()
+    method.after_backward(HERE), method.after_step()
     assert all(torch.equal(state[n], t) for n, t in method.state_dict().items())  # running averages and queue too
 
 
@@ -96,7 +98,7 @@ def test_queue_is_read_before_the_push_and_takes_every_batch_of_a_step():
     method = make("paco")
     method.loss(batch(1)), method.loss(batch(2))  # two batches accumulated into one step
     assert (method.queue.labels_K == EMPTY).all()
-    method.after_step()
+    method.after_backward(HERE), method.after_step()
     assert method.queue.labels_K[: 2 * B].tolist() == [*batch(1).y_B.tolist(), *batch(2).y_B.tolist()]
     torch.testing.assert_close(method.queue.keys_KD[: 2 * B].norm(dim=1), torch.ones(2 * B))
 
@@ -108,7 +110,7 @@ def test_key_network_gets_no_gradient_and_follows():
     before = method.key.net[1][0].weight.clone()
     with torch.no_grad():
         method.G[0].weight += 1
-    method.after_step()
+    method.after_backward(HERE), method.after_step()
     torch.testing.assert_close(method.key.net[1][0].weight, before + 0.01)  # momentum 0.99
 
 

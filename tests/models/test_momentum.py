@@ -67,6 +67,7 @@ RANK_OF_PACO = """
     from tests.conftest import tiny
     from longtail import methods
     from longtail.methods import Batch
+    from longtail.models.beside import Beside
     rank, path = int(sys.argv[1]), sys.argv[2]
     dist.init_process_group("gloo", init_method=f"file://{path}/rendezvous", rank=rank, world_size=2)
     torch.manual_seed(0)
@@ -78,7 +79,8 @@ RANK_OF_PACO = """
         method.loss(Batch(*x, torch.randint(10, (6,), generator=g)))["loss"].backward()
         for p in learning:  # what a data-parallel wrapper does
             dist.all_reduce(p.grad)
-        optimiser.step(), optimiser.zero_grad(), method.after_step()
+        optimiser.step(), optimiser.zero_grad(), method.after_backward(Beside(torch.device('cpu')))
+        method.after_step()
     torch.save({n: t for n, t in method.state_dict().items() if "running" not in n}, f"{path}/{rank}.pt")
     dist.destroy_process_group()
 """

@@ -102,21 +102,23 @@ def make_step(group: Sequence[Run]) -> Callable[[], None]:
     return each
 
 
-METER = 2  # the line on which terms are added up; 0 and 1 have the keys and the weights' gradients
+BOOKS = 2  # the line on which terms are added up and keys are put away; 0 and 1 have the networks' own work
 
 
 def advance(run: Run) -> None:
     """The device's part of a step, which never waits for the host: loss, gradients, update, key network, queue."""
-    beside = Beside(run.device, line=METER)
+    beside = Beside(run.device, line=BOOKS)
     for _ in range(run.accumulate):
         with products_in(precision(run.config.train, run.device)):
             terms = run.method.loss(run.batches.next())
             beside.run(run.meter.add, terms, run.clock)
             (terms["loss"] / run.accumulate).backward()
-        beside.join()  # the terms are needed no longer
+        beside.join()
+    run.method.after_backward(beside)
     run.optimiser.step()
     run.optimiser.zero_grad()
     run.method.after_step()
+    beside.join()
 
 
 def train(config: Config, out: Path | str, resume: bool = False, data: DataSet | None = None) -> list[Path]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from longtail.config import Config, OptimConfig
+from longtail.models.beside import Beside
 from longtail.models.heads import Classifier
 
 
@@ -59,8 +60,11 @@ class Method(nn.Module):
         """Let torch.compile have what follows the trunk; sizes are fixed in training."""
         self.after_trunk = compiled(self.after_trunk)  # type: ignore[method-assign]
 
+    def after_backward(self, beside: Beside) -> None:
+        """Whatever can go on beside the optimiser: queues."""
+
     def after_step(self) -> None:
-        """Whatever follows the optimiser: momentum networks, queues."""
+        """Whatever follows the optimiser: momentum networks."""
 
     def features(self, x: Tensor) -> Tensor:
         return self.net.trunk(x)

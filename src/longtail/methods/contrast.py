@@ -37,7 +37,7 @@ class MomentumContrast(Method):
         self.G = projection(width, c.projection_hidden or width, c.projection_dim, c.projection_norm)
         self.key = MomentumNetwork(self.query_network(), c.momentum, c.key_norm)
         self.queue = LabelledQueue(c.queue, c.projection_dim)
-        self.fresh: list[tuple[Tensor, Tensor]] = []  # keys of the step under way, pushed when it is done
+        self.fresh: list[tuple[Tensor, Tensor]] = []  # keys of the step under way
 
     def query_network(self) -> nn.Sequential:
         return nn.Sequential(self.net.trunk, self.G)
@@ -75,10 +75,10 @@ class MomentumContrast(Method):
         self.project = compiled(self.project)  # type: ignore[method-assign]
         self.after_projections = compiled(self.after_projections)  # type: ignore[method-assign]
 
-    def after_step(self) -> None:
-        beside = Beside(self.queue.keys_KD.device)
+    def after_backward(self, beside: Beside) -> None:
         for keys_BD, y_B in self.fresh:
             beside.run(self.queue.push, keys_BD, y_B)
-        self.key.follow(self.query_network())
-        beside.join()
         self.fresh = []
+
+    def after_step(self) -> None:
+        self.key.follow(self.query_network())

@@ -11,12 +11,13 @@ from torch import Tensor
 class Beside:
     """`run` starts something that nobody needs before `join`, and gives what will be its result.
 
-    The allocator thinks of memory as one stream's: what is read beside must be kept until `join`, and a result is made known
-    to the stream that joins.
+    The allocator thinks of memory as one stream's: what is handed over to be read beside is kept until `join`, and a result is
+    made known to the stream that joins.
     """
 
     def __init__(self, device: torch.device, line: int = 0) -> None:
         self.stream = _other(torch.cuda.current_stream(device), line) if device.type == "cuda" else None
+        self.kept: list[object] = []
         self.results: list[Tensor] = []
 
     def run(self, work: Callable[..., Any], *args: object) -> Any:
@@ -25,6 +26,7 @@ class Beside:
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             result = work(*args)
+        self.kept += [work, args]
         if isinstance(result, Tensor):
             self.results.append(result)
         return result
@@ -35,7 +37,7 @@ class Beside:
             here.wait_stream(self.stream)
             for result in self.results:
                 result.record_stream(here)
-            self.results = []
+            self.results, self.kept = [], []
 
 
 @functools.cache

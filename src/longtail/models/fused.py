@@ -178,6 +178,8 @@ def run(body: CifarResNet, images: Tensor, learning: bool) -> tuple[Tape, Tensor
         layers += [first, second]
         outs.append(torch.empty_like(second.y))
         end = Input(second.y, second, outs[-1], outs[-2])
+        if not learning:  # nobody will look back
+            del layers[:-1], outs[:-2]
     tape = Tape(layers, outs, cleared[2 * total :])
     return tape, pool(tape, weights.averages)
 
@@ -237,14 +239,12 @@ def run_back(tape: Tape, grad: Tensor) -> list[Tensor]:
     name = expression("pooled_grad", widths[-1], last.side)
     launch(name, len(g), 256, grad, outs[-1], last.y, last.sums, g, beta[-1], last.pixels, last.total)
     lines = [Beside(grad.device, line) for line in range(2)]
-    kept = [g]  # what the other streams still read must not be given away
     for second in range(len(layers) - 1, 0, -2):
         first, before = second - 1, second - 2
         lines[0].run(weight_grad, layers[second], g, beta[second], dw[second])
         g_first = input_grad(layers[second], g, beta[second], layers[first], beta[first])
         lines[1].run(weight_grad, layers[first], g_first, beta[first], dw[first])
         g = input_grad(layers[first], g_first, beta[first], layers[before], beta[before], outs[before // 2], g)
-        kept += [g_first, g]
     lines[0].run(weight_grad, layers[0], g, beta[0], dw[0])
     for line in lines:
         line.join()

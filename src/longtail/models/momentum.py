@@ -75,7 +75,7 @@ class LabelledQueue(nn.Module):
         slots_B = (self.position + torch.arange(len(y_B), device=y_B.device)) % self.length
         self.keys_KD.index_copy_(0, slots_B, keys_BD.to(self.keys_KD.dtype))
         self.labels_K.index_copy_(0, slots_B, y_B)
-        self.position.copy_((self.position + len(y_B)) % self.length)
+        self.position.add_(len(y_B)).remainder_(self.length)
 
 
 def gather(x: Tensor) -> Tensor:
