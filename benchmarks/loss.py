@@ -118,6 +118,8 @@ def plot(rows: list[Row], path: Path) -> None:
 
 
 def draw(axis: Any, rows: list[Row], vary: str, key: str) -> None:
+    from matplotlib.ticker import LogLocator
+
     from longtail.report.plots import COLOURS, MARKERS
 
     for name, colour, marker in zip(LOSSES, COLOURS, MARKERS, strict=False):
@@ -127,6 +129,10 @@ def draw(axis: Any, rows: list[Row], vary: str, key: str) -> None:
     linear = [far[key] * v / far[vary] for v in x]
     axis.loglog(x, linear, label="linear", color="0.6", linestyle="--", linewidth=1)
     axis.set_ylim(shown)
+    axis.set_xticks(x, [f"{v:,}" for v in x], fontsize=7, rotation=30)
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("")
     axis.set_xlabel(vary)
     axis.grid(alpha=0.3)
 
