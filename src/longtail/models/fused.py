@@ -275,7 +275,7 @@ def weight_grad(layer: Layer, g: Tensor, sums: Tensor, dw: Tensor) -> None:
     name = expression("weight_grad", into, out, layer.side, stride, FINISHED if layer.before is None else RAW)
     most = WEIGHT_GRAD_BLOCKS[out] if into != 3 else STEM_GRAD_BLOCKS
     launch(
-        name, min(tiles(layer), most), 288,
+        name, min(tiles(layer), most), 384 if out == 16 else 288,
         g, layer.y, layer.sums, sums, layer.norm.weight, layer.x, *normalised_by(layer.before), dw,
         layer.pixels, layer.x.numel() // into, layer.total, rows=ceil(out, 32),
     )  # fmt: skip

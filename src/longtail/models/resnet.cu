@@ -558,47 +558,87 @@ __global__ void __launch_bounds__(32 * warps_for(IN))
   add_sums<IN, SIDE>(first, second, x_grads, T);
 }
 
-// Adds to dw the gradient of the weights: one warp for each tap, the block's tiles in turn, and of the
-// output channels at most 32 (blockIdx.y says which), so that registers suffice. x as in `convolve` (no JOINT), g and y as above.
+// How `weight_grad` shares out its work. In general a warp has one tap. Of 16 channels it has room for more: a column of three taps,
+// and of the tile a band of rows, so that what it has brought of x serves three rows of dy.
+__device__ constexpr bool by_column(int K, int stride) { return K == 16 && stride == 1; }
+constexpr int BANDS = 4;
+__device__ constexpr int weight_warps(int K, int stride) { return by_column(K, stride) ? 3 * BANDS : 9; }
+
+// x^T · dy for a tap: into total[SOME / 16 of dy's channels][K / 8 of x's channels].
+template <int K, int SOME, int SIDE, int STRIDE, int PIXELS>
+__device__ void add_tap(float (&total)[SOME / 16][K / 8][4], const char* tile, const char* dy) {
+  constexpr int W = bordered(SIDE, STRIDE);
+  int lane = threadIdx.x % 32, tap = threadIdx.x / 32;
+#pragma unroll 2
+  for (int q = 0; q < PIXELS; q += 16) {
+    unsigned a[SOME / 16][4], b[4];
+    int along = q + lane % 8 + lane / 16 * 8, pixel = q + lane % 16;
+#pragma unroll
+    for (int m = 0; m < SOME / 16; m++)
+      load_transposed(a[m], at(dy + along * bytes_of(SOME) + m * 32 + lane / 8 % 2 * 16));
+    int there = (pixel / SIDE * STRIDE + tap / 3) * W + pixel % SIDE * STRIDE + tap % 3;
+#pragma unroll
+    for (int n = 0; n < K / 16; n++) {
+      load_transposed(b, at(tile + there * bytes_of(K) + n * 32 + lane / 16 * 16));
+#pragma unroll
+      for (int m = 0; m < SOME / 16; m++) {
+        multiply_add(total[m][2 * n], a[m], b[0], b[1]);
+        multiply_add(total[m][2 * n + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// The same of 16 channels for a column of taps and a band of the tile's R rows: into total[row of the taps].
+template <int SIDE, int R>
+__device__ void add_column(float (&total)[3][2][4], const char* tile, const char* dy) {
+  constexpr int HIGH = R / BANDS, W = SIDE + 2;
+  int lane = threadIdx.x % 32, column = threadIdx.x / 32 % 3, top = threadIdx.x / 96 * HIGH;
+#pragma unroll
+  for (int left = 0; left < SIDE; left += 16) {
+    unsigned a[HIGH][4], b[4];
+#pragma unroll
+    for (int i = 0; i < HIGH + 2; i++) {
+      load_transposed(b, at(tile + ((top + i) * W + left + column + lane % 16) * bytes_of(16) + lane / 16 * 16));
+      if (i < HIGH)
+        load_transposed(a[i], at(dy + ((top + i) * SIDE + left + lane % 8 + lane / 16 * 8) * bytes_of(16) + lane / 8 % 2 * 16));
+#pragma unroll
+      for (int row = 0; row < 3; row++)
+        if (i >= row && i - row < HIGH) {
+          multiply_add(total[row][0], a[i - row], b[0], b[1]);
+          multiply_add(total[row][1], a[i - row], b[2], b[3]);
+        }
+    }
+  }
+}
+
+// Adds to dw the gradient of the weights, the block's tiles in turn, and of the output channels at most 32 (blockIdx.y says which),
+// so that registers suffice. x as in `convolve` (no JOINT), g and y as above.
 template <int IN, int OUT, int SIDE, int STRIDE, int FORM>
-__global__ void __launch_bounds__(288) weight_grad(const bf16* g, const bf16* y, const float* sums, const float* grads,
-                                                   const float* gamma, const bf16* x, const float* x_sums,
-                                                   const float* x_gamma, const float* x_beta, float* dw, int P, int x_P, int T) {
+__global__ void __launch_bounds__(32 * weight_warps(IN == 3 ? 16 : IN, STRIDE))
+    weight_grad(const bf16* g, const bf16* y, const float* sums, const float* grads, const float* gamma, const bf16* x,
+                const float* x_sums, const float* x_gamma, const float* x_beta, float* dw, int P, int x_P, int T) {
   // large tiles, as each means waiting for memory; those of a stride are large already
-  constexpr int R = SIDE == 16 && STRIDE == 1 ? 16 : ROWS, W = bordered(SIDE, STRIDE), PIXELS = R * SIDE, TILES = SIDE / R;
-  constexpr int K = IN == 3 ? 16 : IN, SOME = OUT < 32 ? OUT : 32;
+  constexpr int R = SIDE == 16 && STRIDE == 1 ? 16 : ROWS, PIXELS = R * SIDE, TILES = SIDE / R;
+  constexpr int K = IN == 3 ? 16 : IN, SOME = OUT < 32 ? OUT : 32, THREADS = 32 * weight_warps(K, STRIDE);
+  constexpr bool COLUMNS = by_column(K, STRIDE);
   int from = blockIdx.y * SOME;
-  Input<IN, SIDE, R, STRIDE, FORM, 0, 288> input;
-  Gradient<OUT, SOME, SIDE, R, 0, 0, 288> gradient;
+  Input<IN, SIDE, R, STRIDE, FORM, 0, THREADS> input;
+  Gradient<OUT, SOME, SIDE, R, 0, 0, THREADS> gradient;
   __shared__ __align__(16) char tile[input.BYTES];
   __shared__ __align__(16) char dy[gradient.BYTES];
   __shared__ float scale[K], shift[K], of_g[OUT], of_y[OUT], constant[OUT];
-  int lane = threadIdx.x % 32, tap = threadIdx.x / 32;
-  float total[SOME / 16][K / 8][4] = {};
-  for (int t = -1, next = blockIdx.x;; t = next, next += gridDim.x) {
+  float total[COLUMNS ? 3 : SOME / 16][K / 8][4] = {};
+  for (int t = -1, next = blockIdx.x;; t = next, next += gridDim.x) {  // tile t is here, the next one on its way
     if (next < P / PIXELS) {
       input.fetch(x, nullptr, next / TILES, next % TILES * R);
       gradient.fetch(g + from, y + from, next / TILES, next % TILES * R);
     }
     if (t >= 0) {
-#pragma unroll 2
-      for (int q = 0; q < PIXELS; q += 16) {
-        unsigned a[SOME / 16][4], b[4];
-        int along = q + lane % 8 + lane / 16 * 8, pixel = q + lane % 16;
-#pragma unroll
-        for (int m = 0; m < SOME / 16; m++)
-          load_transposed(a[m], at(dy + along * bytes_of(SOME) + m * 32 + lane / 8 % 2 * 16));
-        int there = (pixel / SIDE * STRIDE + tap / 3) * W + pixel % SIDE * STRIDE + tap % 3;
-#pragma unroll
-        for (int n = 0; n < K / 16; n++) {
-          load_transposed(b, at(tile + there * bytes_of(K) + n * 32 + lane / 16 * 16));
-#pragma unroll
-          for (int m = 0; m < SOME / 16; m++) {
-            multiply_add(total[m][2 * n], a[m], b[0], b[1]);
-            multiply_add(total[m][2 * n + 1], a[m], b[2], b[3]);
-          }
-        }
-      }
+      if constexpr (COLUMNS)
+        add_column<SIDE, R>(total, tile, dy);
+      else
+        add_tap<K, SOME, SIDE, STRIDE, PIXELS>(total, tile, dy);
     } else {
       backward_affine<OUT>(of_g, of_y, constant, sums, grads, gamma, T, P);
       if (FORM == RAW) scale_and_shift<K>(scale, shift, x_sums, x_gamma, x_beta, T, x_P);
@@ -609,25 +649,33 @@ __global__ void __launch_bounds__(288) weight_grad(const bf16* g, const bf16* y,
     gradient.store(dy, of_g + from, of_y + from, constant + from);
     __syncthreads();
   }
-  // Of three channels first to shared memory, which then is added in one piece: additions to the same 32 bytes wait for each other.
-  __shared__ float gathered[IN == 3 ? 27 * OUT : 1];
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  if constexpr (COLUMNS) {  // one band after the other to shared memory, and from there in one piece
+    __shared__ float gathered[16 * 9 * IN];
+    for (int band = 0; band < BANDS; band++) {
+      if (warp / 3 == band)
 #pragma unroll
-  for (int m = 0; m < SOME / 16; m++)
+        for (int row = 0; row < 3; row++)
 #pragma unroll
-    for (int n = 0; n < K / 8; n++)
+          for (int n = 0; n < 2; n++)
 #pragma unroll
-      for (int half = 0; half < 2; half++) {
-        int co = from + m * 16 + lane / 4 + 8 * half, ci = n * 8 + lane % 4 * 2, to = (co * 9 + tap) * IN + ci;
-        if constexpr (IN != 3) {
-          add_two(dw + to, total[m][n][2 * half], total[m][n][2 * half + 1]);
-        } else {
-          if (ci < 3) gathered[to] = total[m][n][2 * half];
-          if (ci + 1 < 3) gathered[to + 1] = total[m][n][2 * half + 1];
+            for (int k = 0; k < 4; k++) {
+              int co = lane / 4 + k / 2 * 8, ci = n * 8 + lane % 4 * 2 + k % 2, to = (co * 9 + row * 3 + warp % 3) * IN + ci;
+              if (ci < IN) gathered[to] = (band > 0 ? gathered[to] : 0.f) + total[row][n][k];
+            }
+      __syncthreads();
+    }
+    for (int i = threadIdx.x; i < 16 * 9 * IN; i += THREADS) atomicAdd(dw + i, gathered[i]);
+  } else {
+#pragma unroll
+    for (int m = 0; m < SOME / 16; m++)
+#pragma unroll
+      for (int n = 0; n < K / 8; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          int co = from + m * 16 + lane / 4 + 8 * half, ci = n * 8 + lane % 4 * 2;
+          add_two(dw + (co * 9 + warp) * IN + ci, total[m][n][2 * half], total[m][n][2 * half + 1]);
         }
-      }
-  if constexpr (IN == 3) {
-    __syncthreads();
-    for (int i = threadIdx.x; i < 27 * OUT; i += 288) atomicAdd(dw + i, gathered[i]);
   }
 }
 
