@@ -112,7 +112,8 @@ def advance(run: Run) -> None:
         with products_in(precision(run.config.train, run.device)):
             terms = run.method.loss(run.batches.next())
             beside.run(run.meter.add, terms, run.clock)
-            (terms["loss"] / run.accumulate).backward()
+            loss = terms["loss"] if run.accumulate == 1 else terms["loss"] / run.accumulate  # two launches less
+            loss.backward()
         beside.join()
     run.method.after_backward(beside)
     run.optimiser.step()
