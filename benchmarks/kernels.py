@@ -1,0 +1,98 @@
+"""Microseconds of each kernel of the fused ResNet-32, alone and where the device is full: what a step spends its time on, and
+what several seeds have to share.
+
+    python benchmarks/kernels.py [--batch 128] [--lines 8]
+
+A step of PaCo's two trunks is run once to see what is launched with what. Then each kind of launch is recorded as a CUDA graph,
+in one line of launches one after the other (`alone`, without the overlap that training has) and in several lines side by side
+(`full`, per launch). `step` is how often a step has it, `share` its part of a full device's time.
+"""
+
+import argparse
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from measure import Row, table
+
+from longtail.models import fused
+from longtail.models.backbones import CifarResNet
+
+EACH = 30  # launches of a line
+Launch = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def launches(batch: int) -> list[Launch]:
+    """Those of a query network's way there and back, and of a key network's way there."""
+    net = CifarResNet(32, 0).to("cuda", memory_format=torch.channels_last)
+    images = torch.randn(batch, 3, fused.FUSED_SIDE, fused.FUSED_SIDE, device="cuda").bfloat16()
+    images = images.to(memory_format=torch.channels_last)
+    seen: list[Launch] = []
+    launch = fused.launch
+
+    def noted(*args: Any, **options: Any) -> None:
+        seen.append((args, {k: v for k, v in options.items() if k != "early"}))
+        launch(*args, **options)
+
+    fused.launch = noted
+    try:
+        tape, features = fused.run(net, images, learning=True)
+        fused.run_back(tape, torch.randn_like(features))
+        fused.run(net, images, learning=False)
+    finally:
+        fused.launch = launch
+    torch.cuda.synchronize()
+    return seen
+
+
+def microseconds(work: Callable[[], None], lines: int) -> float:
+    """Of one of EACH launches, in so many lines side by side."""
+    graph, streams = torch.cuda.CUDAGraph(), [torch.cuda.Stream() for _ in range(lines)]
+    work()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        main = torch.cuda.current_stream()
+        for stream in streams:
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                for _ in range(EACH):
+                    work()
+        for stream in streams:
+            main.wait_stream(stream)
+    times = []
+    for _ in range(5):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(1000 * start.elapsed_time(end) / (EACH * lines))
+    return sorted(times)[2]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--lines", type=int, default=8)
+    args = parser.parse_args()
+    seen = launches(args.batch)
+    count = Counter(call[0][0] for call in seen)
+    rows: list[Row] = []
+    for name, (given, options) in {call[0][0]: call for call in seen}.items():
+
+        def work(given: Any = given, options: Any = options) -> None:
+            fused.launch(*given, **options)
+
+        alone, full = microseconds(work, 1), microseconds(work, args.lines)
+        rows.append({"kernel": name, "step": count[name], "alone": alone, "full": full})
+    whole = sum(row["full"] * row["step"] for row in rows)
+    for row in rows:
+        row["share"] = row["full"] * row["step"] / whole
+    print(table(sorted(rows, key=lambda row: -row["share"])))
+    alone = sum(row["alone"] * row["step"] for row in rows)
+    print(f"\na step: {whole:.0f} microseconds of a full device, {alone:.0f} one after the other")
+
+
+if __name__ == "__main__":
+    main()
