@@ -25,7 +25,8 @@ def available(device: torch.device) -> bool:
         return False
     try:
         code, name = Source("nothing", 'extern "C" __global__ void nothing() {}').compile("nothing", architecture())
-        Kernel(code, name.decode())((1, 1), 1)
+        for early in (False, True):
+            Kernel(code, name.decode())((1, 1), 1, early=early)
     except (ImportError, OSError, RuntimeError):  # no bindings, no compiler, or one that does not know this device
         return False
     return True
@@ -47,12 +48,11 @@ class Source:
     def kernel(self, name: str) -> "Kernel":
         """An instance, compiled and loaded once."""
         if name not in self.loaded:
-            here = architecture()
+            found = self.cubin(name, architecture())
             try:
-                self.loaded[name] = Kernel(*self.cubin(name, here))
+                self.loaded[name] = Kernel(*found)
             except RuntimeError:  # what lay on the disk was damaged
-                code, lowered = self.compile(name, here)
-                self.loaded[name] = Kernel(code, lowered.decode())
+                self.loaded[name] = Kernel(*self._cubin(name, architecture(), anew=True))
         return self.loaded[name]
 
     def compile_all(self, names: Iterable[str]) -> None:
@@ -67,7 +67,7 @@ class Source:
             self.compiled[name, architecture] = self._cubin(name, architecture)
         return self.compiled[name, architecture]
 
-    def _cubin(self, name: str, architecture: str) -> tuple[bytes, str]:
+    def _cubin(self, name: str, architecture: str, anew: bool = False) -> tuple[bytes, str]:
         """From the disk, or compiled and put there."""
         from cuda.bindings import nvrtc
 
@@ -75,6 +75,8 @@ class Source:
         key = "\n".join((self.text, name, architecture, version, *self.options))
         path = cache() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
         try:
+            if anew:
+                raise ValueError
             lowered, code = path.read_bytes().split(b"\0", 1)
             return code, lowered.decode()
         except (OSError, ValueError):

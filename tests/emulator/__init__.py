@@ -15,7 +15,9 @@ ORDERS = ("forward", "reversed", "shuffled")  # in which threads take turns; as 
 OPTIONS = ("-O2", "-std=c++17", "-ffp-contract=off", "-w", "-shared", "-fPIC")
 ALONE = ("-fno-gnu-unique", "-Wl,-Bsymbolic")  # a library has its variables to itself, whatever else is loaded
 ENTRY = """
-extern "C" const char* kernel_{i}(void** args, size_t n, unsigned blocks, unsigned rows, unsigned threads, int order) {{
+extern "C" const char* kernel_{i}(void** args, size_t n, unsigned blocks, unsigned rows, unsigned threads, int shared,
+                                  int order) {{
+  emulated::room_bytes = shared;
   return emulated::launch({name}, args, n, {{blocks, rows}}, threads, (emulated::Order)order);
 }}
 """
@@ -60,7 +62,7 @@ class Kernel:
         values = [as_c(a) for a in args]
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         order = ORDERS.index(self.source.order)
-        fault = self.function(pointers, ctypes.c_size_t(len(values)), *blocks, threads, order)
+        fault = self.function(pointers, ctypes.c_size_t(len(values)), *blocks, threads, shared, order)
         if fault is not None:
             raise RuntimeError(fault.decode())
 

@@ -50,6 +50,7 @@ char* room() {
 
 // Made only when they are awaited: who forgets to finds what was there before.
 void copy(void* to, const void* from) {
+  emulated::require((char*)to + 16 <= room() + emulated::room_bytes, "the launch has asked for less shared memory");
   emulated::require((size_t)to % 16 == 0 && (size_t)from % 16 == 0, "an address is not a multiple of what is copied there");
   emulated::running->copies.push_back({to, from});
 }

@@ -52,6 +52,7 @@ Fiber* running;
 ucontext_t scheduler;
 std::function<void()> body;               // what every thread does
 const char* fault;                        // why the launch cannot go on
+int room_bytes;                           // of shared memory that the launch has asked for
 std::unordered_map<float*, double> sums;  // of what the launch has added to memory
 
 void leave() { swapcontext(&running->context, &scheduler); }

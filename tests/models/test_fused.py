@@ -184,7 +184,7 @@ def test_gradients_have_the_layout_of_their_weights(device):
 
 
 @everywhere
-def test_without_gradients_and_in_evaluation_the_plain_network_answers(device):
+def test_without_gradients_the_features_are_the_same_and_in_evaluation_the_plain_network_answers(device):
     net, images = network(8, device), pictures(4, device)
     trunk = trunk_of(net, "fused")
     with torch.no_grad():
@@ -195,3 +195,26 @@ def test_without_gradients_and_in_evaluation_the_plain_network_answers(device):
         assert torch.equal(trunk(images), fresh(images))
         small = torch.randn(4, 3, 16, 16, device=device)  # a size the kernels do not know
         assert trunk.train()(small).shape == (4, 64)
+
+
+def test_weights_in_another_order_are_refused(emulated):
+    net = network(8, "cpu").to(memory_format=torch.contiguous_format)
+    with pytest.raises(ValueError, match="channels_last"):
+        fused.features(net, pictures(1, "cpu"))
+
+
+def test_averages_that_have_moved_are_found(emulated):
+    net, images = network(8, "cpu"), pictures(2, "cpu")
+    with torch.no_grad():
+        fused.features(net, images)
+        net.bn1.running_mean = net.bn1.running_mean.clone()
+        before = net.bn1.running_mean.clone()
+        fused.features(net, images)
+    assert not torch.equal(net.bn1.running_mean, before)
+
+
+def test_the_way_back_goes_once(emulated):
+    loss = fused.features(network(8, "cpu"), pictures(1, "cpu")).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="gone already"):
+        loss.backward()

@@ -79,8 +79,8 @@ RANK_OF_PACO = """
         method.loss(Batch(*x, torch.randint(10, (6,), generator=g)))["loss"].backward()
         for p in learning:  # what a data-parallel wrapper does
             dist.all_reduce(p.grad)
-        optimiser.step(), optimiser.zero_grad(), method.after_backward(Beside(torch.device('cpu')))
-        method.after_step()
+        method.after_backward(Beside(torch.device('cpu')))
+        optimiser.step(), optimiser.zero_grad(), method.after_step()
     torch.save({n: t for n, t in method.state_dict().items() if "running" not in n}, f"{path}/{rank}.pt")
     dist.destroy_process_group()
 """
@@ -130,7 +130,7 @@ def test_norm_batch_uses_the_batch_and_norm_ema_does_not():
     query = network()
     batch, ema = MomentumNetwork(query, 0.9, "batch").train(), MomentumNetwork(query, 0.9, "ema").train()
     assert torch.equal(batch.net[1].running_mean, ema.net[1].running_mean)
-    moved, kept = batch(x), ema(x)
+    moved, kept = batch.net(x), ema.net(x)
     assert not torch.allclose(moved, kept) and batch.net[1].running_mean.any() and not ema.net[1].running_mean.any()
 
 

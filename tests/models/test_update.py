@@ -81,6 +81,32 @@ def test_a_run_can_go_on_with_either(device):
 
 
 @everywhere
+def test_without_momentum_torch_keeps_no_state_and_ours_goes_on_from_there(device):
+    made = tensors(device)[:3]
+    for p in made:
+        p.grad = torch.ones_like(p)
+    theirs = torch.optim.SGD(made, lr=0.1, momentum=0)
+    theirs.step()
+    ours = copy.deepcopy(update.SGD(made, lr=torch.tensor(0.1, device=device), momentum=0))
+    ours.load_state_dict(theirs.state_dict() | {"param_groups": ours.state_dict()["param_groups"]})
+    moved = ours.param_groups[0]["params"]
+    before = [p.clone() for p in moved]
+    for p in moved:
+        p.grad = torch.ones_like(p)
+    ours.step()
+    for p, old in zip(moved, before, strict=True):
+        torch.testing.assert_close(p, old - 0.1)
+
+
+def test_a_rate_of_another_kind_is_refused():
+    for rate in (0.1, torch.tensor(0.1, dtype=torch.float64)):
+        p = torch.ones(3, requires_grad=True)
+        p.grad = torch.ones(3)
+        with pytest.raises(TypeError, match="rate"):
+            update.SGD([p], lr=rate).step()
+
+
+@everywhere
 def test_only_what_has_a_gradient_learns(device):
     made = tensors(device)[1:3]
     made[0].grad = torch.ones_like(made[0])

@@ -32,14 +32,22 @@ def precision(train: TrainConfig, device: torch.device) -> str:
 
 
 @contextlib.contextmanager
-def products_in(precision: str) -> Iterator[None]:
+def products_in(precision: str, device: torch.device) -> Iterator[None]:
     """Beside a trunk in bf16 the heads' float32 products on CUDA may round their factors to TF32's ten bits."""
-    products, before = torch.backends.cuda.matmul, torch.backends.cuda.matmul.allow_tf32
-    products.allow_tf32 = precision == "bf16"
+    products = torch.backends.cuda.matmul
+    try:
+        before = torch.get_float32_matmul_precision(), products.fp32_precision if device.type == "cuda" else None
+    except RuntimeError:  # whoever calls us has chosen by torch's newer switches alone, which shall hold
+        before = ("", None)
+    if before[1] is None:
+        yield
+        return
+    torch.set_float32_matmul_precision("high" if precision == "bf16" else "highest")
     try:
         yield
     finally:
-        products.allow_tf32 = before
+        torch.set_float32_matmul_precision(before[0])
+        products.fp32_precision = before[1]
 
 
 def uses_kernels(train: TrainConfig, device: torch.device) -> bool:
@@ -53,12 +61,12 @@ def fits(trunk: Trunk, config: Config) -> bool:
     return known and config.train.channels_last
 
 
-def compile_kernels(method: Method, batch_size: int) -> None:
+def compile_kernels(method: Method) -> None:
     """Compile the kernels of a fused trunk many at a time, before the first step asks for one after the other."""
     if method.net.trunk.fused:
         from longtail.models import fused
 
-        images = method.net.head.weight.new_empty(batch_size, 3, FUSED_SIDE, FUSED_SIDE)
+        images = method.net.head.weight.new_empty(1, 3, FUSED_SIDE, FUSED_SIDE)  # no kernel depends on how many
         fused.compile_ahead(method.net.trunk.body, images)  # type: ignore[arg-type]
 
 

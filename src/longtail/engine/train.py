@@ -86,7 +86,7 @@ def make_step(group: Sequence[Run]) -> Callable[[], None]:
     """The device's part of one step of each run; what making it costs is no part of the training's time."""
     if group[0].captured and group[0].steps_left():
         start = time.perf_counter()
-        compile_kernels(group[0].method, group[0].loader.batch_size)
+        compile_kernels(group[0].method)
         with warnings.catch_warnings():  # the compiler's advice on precision is not the user's concern
             warnings.filterwarnings("ignore", module=r"torch\._inductor")
             step = CapturedStep(group, advance)
@@ -109,7 +109,7 @@ def advance(run: Run) -> None:
     """The device's part of a step, which never waits for the host: loss, gradients, update, key network, queue."""
     beside = Beside(run.device, line=BOOKS)
     for _ in range(run.accumulate):
-        with products_in(precision(run.config.train, run.device)):
+        with products_in(precision(run.config.train, run.device), run.device):
             terms = run.method.loss(run.batches.next())
             beside.run(run.meter.add, terms, run.clock)
             loss = terms["loss"] if run.accumulate == 1 else terms["loss"] / run.accumulate  # two launches less

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from longtail.kernels import Argument, Source, expression, read
 from longtail.models.backbones import FUSED_SIDE, Block, CifarResNet
@@ -108,11 +109,15 @@ _tables: "WeakKeyDictionary[CifarResNet, tuple[tuple[int, ...], Tables]]" = Weak
 
 
 def tables(body: CifarResNet) -> Tables:
-    """Made once for a network, and again only if its parameters have moved: a step being recorded cannot ask the host."""
-    where = tuple(conv.weight.data_ptr() for conv, _ in convolutions(body))
+    """Made once for a network, and again only if its tensors have moved: a step being recorded cannot ask the host."""
+    where = tuple(t.data_ptr() for conv, norm in convolutions(body) for t in (conv.weight, *averages_of(norm)))
     if body not in _tables or _tables[body][0] != where:
         _tables[body] = where, make_tables(body)
     return _tables[body][1]
+
+
+def averages_of(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor, Tensor]:
+    return norm.running_mean, norm.running_var, norm.num_batches_tracked  # type: ignore[return-value]
 
 
 def make_tables(body: CifarResNet) -> Tables:
@@ -122,13 +127,14 @@ def make_tables(body: CifarResNet) -> Tables:
     forward, back, first, side = [], [], 0, FUSED_SIDE
     for conv, norm in convolutions(body):
         into, out = conv.in_channels, conv.out_channels
+        if not conv.weight.is_contiguous(memory_format=torch.channels_last):
+            raise ValueError("the kernels read weights whose channels lie innermost (torch.channels_last)")
         side //= int(conv.stride[0])
         room = [conv.weight.new_empty(9 * max(into, 16) * out, dtype=torch.bfloat16) for _ in range(2)]
         jobs.append([conv.weight.data_ptr(), room[0].data_ptr(), max(into, 16), out, into, 0])
         if into != 3:  # nobody asks for the images' gradient
             back_jobs.append([conv.weight.data_ptr(), room[1].data_ptr(), out, into, into, 1])
-        running: Any = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
-        averages.append([*(t.data_ptr() for t in running), first, out, side])
+        averages.append([*(t.data_ptr() for t in averages_of(norm)), first, out, side])
         first += out
         forward.append(room[0])
         back.append(room[1])
@@ -144,9 +150,12 @@ class _Features(torch.autograd.Function):
         return features
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.tape is None:
+            raise RuntimeError("the way back was gone already, and what it needed is freed")
         grads = run_back(ctx.tape, grad.contiguous())
-        del ctx.tape
+        ctx.tape = None
         return None, None, *grads
 
 
@@ -165,7 +174,8 @@ def run(body: CifarResNet, images: Tensor, learning: bool) -> tuple[Tape, Tensor
     widths = [conv.out_channels for conv, _ in convolutions(body)]
     total, n_grads = sum(widths), sum(p.numel() for p in parameters(body)) if learning else 0
     cleared = torch.empty(2 * total + n_grads, device=images.device)
-    launch("pack_weights", PACK_BLOCKS, 256, weights.jobs, cleared, len(cleared), rows=len(weights.jobs))
+    n_jobs = len(weights.jobs) if learning else len(widths)  # the way back comes last
+    launch("pack_weights", PACK_BLOCKS, 256, weights.jobs, cleared, len(cleared), rows=n_jobs)
     of_layer = iter(cleared[:total].split(widths))
     pixels = Input(images.permute(0, 2, 3, 1))
     layers = [convolve(body.conv1, body.bn1, pixels, next(of_layer), total, images.shape[-1], next(packs))]
@@ -216,8 +226,8 @@ def pool(tape: Tape, averages: Tensor) -> Tensor:
 ROWS = 8  # of an image, that a block of threads works on; as in resnet.cu
 
 
-def tiles(layer: Layer) -> int:
-    return layer.pixels // (ROWS * layer.side)
+def tiles(layer: Layer, rows: int = ROWS) -> int:
+    return layer.pixels // (rows * layer.side)
 
 
 def threads_for(channels: int) -> int:
@@ -274,8 +284,10 @@ def weight_grad(layer: Layer, g: Tensor, sums: Tensor, dw: Tensor) -> None:
     into, out, stride = layer.conv.in_channels, layer.conv.out_channels, int(layer.conv.stride[0])
     name = expression("weight_grad", into, out, layer.side, stride, FINISHED if layer.before is None else RAW)
     most = WEIGHT_GRAD_BLOCKS[out] if into != 3 else STEM_GRAD_BLOCKS
+    rows = 16 if layer.side == 16 and stride == 1 else ROWS  # R in resnet.cu; and its `weight_warps`:
+    threads = 32 * (12 if out == 16 else 9)
     launch(
-        name, min(tiles(layer), most), 384 if out == 16 else 288,
+        name, min(tiles(layer, rows), most), threads,
         g, layer.y, layer.sums, sums, layer.norm.weight, layer.x, *normalised_by(layer.before), dw,
         layer.pixels, layer.x.numel() // into, layer.total, rows=ceil(out, 32),
     )  # fmt: skip

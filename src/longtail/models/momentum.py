@@ -34,10 +34,6 @@ class MomentumNetwork(nn.Module):
         return self
 
     @torch.no_grad()
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.net(*inputs)
-
-    @torch.no_grad()
     def follow(self, query: nn.Module) -> None:
         """One step of the moving average; in the parameters' own (full) precision."""
         keys, queries = list(self._followers(self.net)), list(self._followers(query))

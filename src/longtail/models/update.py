@@ -56,24 +56,35 @@ def check_layout(one: Tensor, other: Tensor) -> None:
 
 
 class SGD(torch.optim.SGD):
-    """torch's, with its state; the rate is a tensor on the device."""
+    """torch's, with its state; the rate is a float32 tensor on the device."""
 
     def __init__(self, params: Iterable[Tensor], **options: Any) -> None:
         super().__init__(params, **options)
         self.pieces = [Pieces() for _ in self.param_groups]
-        for group in self.param_groups:
-            for p in group["params"]:
-                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.pieces = [Pieces() for _ in self.param_groups]
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]
         for group, pieces in zip(self.param_groups, self.pieces, strict=True):
+            rate = group["lr"]
+            if not isinstance(rate, Tensor) or rate.dtype != torch.float32:
+                raise TypeError(f"the rate must be a float32 tensor, not {rate!r}")
             learning = [p for p in group["params"] if p.grad is not None]
-            pairs = [(p, self.state[p]["momentum_buffer"]) for p in learning]
+            pairs = [(p, self.momentum(p)) for p in learning]
             numbers = float(group["weight_decay"]), float(group["momentum"]), int(group["nesterov"])
             for i, rows in enumerate(pieces.of(pairs)):
                 grads = gradients(learning[i * MOST : (i + 1) * MOST])
-                source().kernel("sgd")((len(rows), 1), 256, rows, grads, group["lr"], *numbers)
+                source().kernel("sgd")((len(rows), 1), 256, rows, grads, rate, *numbers)
+
+    def momentum(self, p: Tensor) -> Tensor:
+        """As torch keeps it; zero where there has been none (torch stores none for a momentum of 0)."""
+        state = self.state[p]
+        if state.get("momentum_buffer") is None:
+            state["momentum_buffer"] = torch.zeros_like(p)
+        return state["momentum_buffer"]
 
 
 def gradients(parameters: Sequence[Tensor]) -> "ctypes.Array[ctypes.c_void_p]":
