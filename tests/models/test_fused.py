@@ -197,6 +197,27 @@ def test_without_gradients_the_features_are_the_same_and_in_evaluation_the_plain
         assert trunk.train()(small).shape == (4, 64)
 
 
+@everywhere
+def test_a_frozen_trunk_uses_its_averages_and_gives_no_gradients(device):
+    """As in a linear stage: the head learns, the trunk is in evaluation mode."""
+    net, images = network(8, device), pictures(4, device)
+    pass_through(net, images, "fused")
+    for layer in net.modules():
+        if isinstance(layer, torch.nn.BatchNorm2d):
+            layer.running_mean.uniform_(-1, 1)
+            layer.running_var.uniform_(0.5, 2)
+    frozen, usual, exact = (trunk_of(net.requires_grad_(False), how).eval() for how in ("fused", "autocast", "fp32"))
+    before = {name: b.clone() for name, b in frozen.body.named_buffers()}
+    found = frozen(images)
+    far, yardstick = ((t - exact(images)).norm() for t in (found, usual(images)))
+    assert far < 1.2 * yardstick and not torch.equal(found, usual(images))  # so it was ours
+    assert not found.requires_grad and all(torch.equal(b, before[name]) for name, b in frozen.body.named_buffers())
+    with torch.no_grad():
+        assert torch.equal(frozen(images), usual(images))  # what is measured is the plain network's
+    frozen.requires_grad_(True)
+    assert frozen(images).requires_grad  # averages that are kept while weights learn: not our kernels' business
+
+
 def test_weights_in_another_order_are_refused(emulated):
     net = network(8, "cpu").to(memory_format=torch.contiguous_format)
     with pytest.raises(ValueError, match="channels_last"):

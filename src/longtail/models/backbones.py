@@ -141,13 +141,17 @@ class Trunk(nn.Module):
         self.fused = False  # train a CIFAR ResNet by our own kernels
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.fused and self.body.training and x.shape[-2:] == (FUSED_SIDE, FUSED_SIDE):
+        if self.fused and x.shape[-2:] == (FUSED_SIDE, FUSED_SIDE) and (self.body.training or self.frozen()):
             from longtail.models import fused  # cuda.bindings come with torch where there is CUDA
 
             return fused.features(self.body, x)  # type: ignore[arg-type]
         low = self.precision != torch.float32
         with torch.autocast(x.device.type, self.precision if low else torch.bfloat16, enabled=low):
             return self.body(x).float()
+
+    def frozen(self) -> bool:
+        """Whether something learns from the features, but not the trunk itself; what is measured is asked without gradients."""
+        return torch.is_grad_enabled() and not any(p.requires_grad for p in self.body.parameters())
 
 
 def make_trunk(name: str, pretrained: bool = False, image_size: int = 32) -> Trunk:

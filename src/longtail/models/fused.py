@@ -7,7 +7,7 @@ their own. Sums over pixels are added up in no fixed order, so repetitions diffe
 
 import copy
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -48,7 +48,8 @@ class Layer(NamedTuple):
     x: Tensor  # what was convolved: finished, or raw and to be normalised by `before`
     before: "Layer | None"
     y: Tensor  # raw result
-    sums: Tensor  # of y over its pixels; those of y² stand `total` floats behind
+    sums: Tensor  # of y over `population` pixels; those of y² stand `total` floats behind
+    population: int
     total: int  # channels of all layers: the T of resnet.cu
     side: int  # of y's images
     back: Tensor  # the packed weights for the way back
@@ -160,11 +161,15 @@ class _Features(torch.autograd.Function):
 
 
 def features(body: CifarResNet, images: Tensor) -> Tensor:
-    """What the network makes of N,3,H,W images in training mode, as float32 N,C; its activations are kept in bf16."""
+    """What the network makes of N,3,H,W images, as float32 N,C; its activations are kept in bf16.
+
+    In evaluation mode it is normalised by its running averages and gives no gradients.
+    """
     images = images.to(dtype=torch.bfloat16, memory_format=torch.channels_last)
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() and body.training:
         return _Features.apply(images, body, *parameters(body))
-    return run(body, images, learning=False)[1]
+    with torch.no_grad():
+        return run(body, images, learning=False)[1]
 
 
 def run(body: CifarResNet, images: Tensor, learning: bool) -> tuple[Tape, Tensor]:
@@ -176,7 +181,7 @@ def run(body: CifarResNet, images: Tensor, learning: bool) -> tuple[Tape, Tensor
     cleared = torch.empty(2 * total + n_grads, device=images.device)
     n_jobs = len(weights.jobs) if learning else len(widths)  # the way back comes last
     launch("pack_weights", PACK_BLOCKS, 256, weights.jobs, cleared, len(cleared), rows=n_jobs)
-    of_layer = iter(cleared[:total].split(widths))
+    of_layer = sums_of(body, cleared[:total].split(widths), widths)
     pixels = Input(images.permute(0, 2, 3, 1))
     layers = [convolve(body.conv1, body.bn1, pixels, next(of_layer), total, images.shape[-1], next(packs))]
     outs = [torch.empty_like(layers[0].y)]
@@ -191,21 +196,39 @@ def run(body: CifarResNet, images: Tensor, learning: bool) -> tuple[Tape, Tensor
         if not learning:  # nobody will look back
             del layers[:-1], outs[:-2]
     tape = Tape(layers, outs, cleared[2 * total :])
-    return tape, pool(tape, weights.averages)
+    return tape, pool(tape, weights.averages if body.training else weights.averages[:0])
+
+
+class Sums(NamedTuple):
+    """Of a layer's result over its pixels: where they are added up, and what it is normalised by."""
+
+    added: Tensor
+    used: Tensor
+    population: int | None  # pixels that these are of; all of them, if not said
+
+
+def sums_of(body: CifarResNet, added: Sequence[Tensor], widths: list[int]) -> Iterator[Sums]:
+    """Layer by layer. In evaluation mode the running averages are used: the sums of one pixel that has just these."""
+    if body.training:
+        return (Sums(one, one, None) for one in added)
+    means, variances, _ = zip(*(averages_of(norm) for _, norm in convolutions(body)), strict=True)
+    mean = torch.cat(means)
+    known = torch.cat([mean, torch.cat(variances) + mean**2])
+    return (Sums(one, other, 1) for one, other in zip(added, known[: len(mean)].split(widths), strict=True))
 
 
 def convolve(
-    conv: nn.Conv2d, norm: nn.BatchNorm2d, given: Input, sums: Tensor, total: int, side: int,
+    conv: nn.Conv2d, norm: nn.BatchNorm2d, given: Input, sums: Sums, total: int, side: int,
     weights: tuple[Tensor, Tensor],
 ) -> Layer:  # fmt: skip
     into, out, stride = conv.in_channels, conv.out_channels, int(conv.stride[0])
     y = torch.empty(len(given.y), side, side, out, dtype=given.y.dtype, device=given.y.device)
     x, before = (given.y, given.layer) if given.out is None else (given.out, None)
-    layer = Layer(conv, norm, x, before, y, sums, total, side, weights[1])
+    layer = Layer(conv, norm, x, before, y, sums.used, sums.population or y.numel() // out, total, side, weights[1])
     launch(
         expression("convolve", into, out, side, stride, *given.form), tiles(layer), threads_for(out),
-        given.y, weights[0], y, sums, *normalised_by(given.layer), given.shortcut, given.out,
-        given.y.numel() // into, layer.total,
+        given.y, weights[0], y, sums.added, *normalised_by(given.layer), given.shortcut, given.out,
+        given.layer.population if given.layer else 1, layer.total,
         early=given.layer is not None, shared=weights[0].nbytes,
     )  # fmt: skip
     return layer
@@ -218,7 +241,7 @@ def pool(tape: Tape, averages: Tensor) -> Tensor:
     means = torch.empty(len(out), wide, device=out.device)
     launch(
         expression("pool", wide, shortcut.shape[-1], last.side), len(out), 256,
-        last.y, *normalised_by(last), shortcut, out, means, averages, len(averages), last.pixels, last.total, early=True,
+        last.y, *normalised_by(last), shortcut, out, means, averages, len(averages), last.population, last.total, early=True,
     )  # fmt: skip
     return means
 
