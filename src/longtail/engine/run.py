@@ -71,6 +71,9 @@ class Run:
             torch._dynamo.config.suppress_errors = (
                 True  # what cannot be compiled here (no C compiler, say) runs as it is
             )
+            torch._dynamo.config.recompile_limit = (
+                64  # settings that one process may go through; seeds share a compilation
+            )
             self.method.compile()
         self.start_clock()
         self.enter(0)
