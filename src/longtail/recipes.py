@@ -1,7 +1,8 @@
 """One function per data set of the paper -> Config. The settings say whose numbers are followed:
 
 released  as the method's own released code ran it on CIFAR-LT (SupCon has no such code: it takes PaCo's frame);
-paper     as the PaCo paper's text has it ("strictly follow" Balanced Softmax: batch 512, cosine, 400 epochs);
+paper     as the PaCo paper's text has it ("strictly follow" Balanced Softmax: batch 512, cosine, 400 epochs); on CIFAR-LT PaCo
+          does not train so, as docs/log.md tells;
 equal     one budget for every method: 400 epochs, AutoAugment and Cutout, PaCo's optimiser.
 
 Published figures are top-1 percentages, from the PaCo paper unless another source is named. None is a measurement of ours:
