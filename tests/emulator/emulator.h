@@ -84,6 +84,8 @@ unsigned round_to_bf16(float x) {
 
 unsigned pack(float low, float high) { return round_to_bf16(low) | round_to_bf16(high) << 16; }
 
+unsigned pack_above_zero(float low, float high) { return pack(low < 0 ? 0 : low, high < 0 ? 0 : high); }
+
 // Shared memory has addresses of 32 bits.
 unsigned at(const void* p) { return (const char*)p - emulated::origin; }
 

@@ -32,6 +32,13 @@ __device__ unsigned pack(float low, float high) {
   return pair;
 }
 
+// The same of what is above zero; a NaN stays one.
+__device__ unsigned pack_above_zero(float low, float high) {
+  unsigned pair;
+  asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
 __device__ unsigned at(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
 
 __device__ void load_matrices(unsigned (&r)[4], unsigned address) {
@@ -108,10 +115,12 @@ __device__ Statistics statistics(const float* sums, int c, int T, float P) {
   return {m.first, rsqrtf(above_zero(m.second - m.first * m.first) + EPS)};
 }
 
+// A thread for each channel: every block has more of them than there are channels.
+
 template <int C>
 __device__ void scale_and_shift(float* scale, float* shift, const float* sums, const float* gamma, const float* beta, int T,
                                 float P) {
-  for (int c = threadIdx.x; c < C; c += blockDim.x) {
+  if (int c = threadIdx.x; c < C) {
     Statistics s = statistics(sums, c, T, P);
     scale[c] = gamma[c] * s.rstd;
     shift[c] = beta[c] - s.mean * scale[c];
@@ -122,7 +131,7 @@ __device__ void scale_and_shift(float* scale, float* shift, const float* sums, c
 template <int C>
 __device__ void backward_affine(float* of_g, float* of_y, float* constant, const float* sums, const float* grads,
                                 const float* gamma, int T, float P) {
-  for (int c = threadIdx.x; c < C; c += blockDim.x) {
+  if (int c = threadIdx.x; c < C) {
     Statistics s = statistics(sums, c, T, P);
     Moments G = moments(grads, c, T, P);
     float scale = gamma[c] * s.rstd, slope = G.second * s.rstd;
@@ -152,17 +161,39 @@ __device__ void update(const Average& a, const float* sums, int images, int T) {
 __device__ constexpr int bytes_of(int C) { return 2 * C + 16; }
 __device__ constexpr int bordered(int n, int stride) { return (n - 1) * stride + 3; }
 
-// A tile on its way from memory: `fetch` asks for it and `store` puts it down, so that other work fits in between. A thread
+// A tile on its way from memory: `fetch` asks for it and `store` puts it down, so that other work fits in between. It has R image
+// rows of WIDE pixels, more rows above and below, and a border of zeros on the sides, where the image ends (`clear_sides`). A thread
 // carries the same eight channels of several pixels.
 
-template <int C, int N_THREADS, int H, int W>
+template <int C, int N_THREADS, int WIDE, int R, int BEFORE, int AFTER>
 struct Carrier {
-  static constexpr int PARTS = C / 8, AT_ONCE = N_THREADS / PARTS, EACH = (H * W + AT_ONCE - 1) / AT_ONCE;
-  static constexpr int BYTES = H * W * bytes_of(C);
+  static constexpr int H = BEFORE + R + AFTER, W = BEFORE + WIDE + AFTER, BYTES = H * W * bytes_of(C);
+  static constexpr int PARTS = C / 8, AT_ONCE = N_THREADS / PARTS, EACH = (H * WIDE + AT_ONCE - 1) / AT_ONCE;
   static __device__ int part() { return threadIdx.x % PARTS * 8; }
-  static __device__ int pixel(int e) { return e * AT_ONCE + threadIdx.x / PARTS; }
-  static __device__ uint4* place(char* tile, int pixel) { return (uint4*)(tile + pixel * bytes_of(C) + 2 * part()); }
+  static __device__ int index(int e) { return e * AT_ONCE + threadIdx.x / PARTS; }
+  static __device__ bool is_one(int e) { return index(e) < H * WIDE; }
+  static __device__ int line(int e) { return index(e) / WIDE; }
+  static __device__ int column(int e) { return index(e) % WIDE; }
+  static __device__ uint4* place(char* tile, int line, int column) {
+    return (uint4*)(tile + (line * W + column) * bytes_of(C) + 2 * part());
+  }
+  static __device__ void put(char* tile, int e, uint4 v) {
+    if (is_one(e)) *place(tile, line(e), BEFORE + column(e)) = v;
+  }
+  static __device__ void clear_sides(char* tile) {
+    constexpr int SIDES = BEFORE + AFTER;
+    if constexpr (SIDES > 0)
+      for (int i = threadIdx.x / PARTS; i < H * SIDES; i += AT_ONCE)
+        *place(tile, i / SIDES, i % SIDES < BEFORE ? 0 : W - 1) = {0, 0, 0, 0};
+  }
 };
+
+// Eight neighbours in shared memory, at once.
+__device__ void read(float (&to)[8], const float* from) {
+  uint4 bits[2] = {*(const uint4*)from, *(const uint4*)(from + 4)};
+#pragma unroll
+  for (int k = 0; k < 8; k++) to[k] = __uint_as_float(((const unsigned*)bits)[k]);
+}
 
 // What a block of the network adds to its branch: pixel (r, c) of x, or for a STEP of two every second pixel and row, with channels
 // of zeros on both sides. Eight of the C channels, from `part` on; 0 for X_C means nothing is added.
@@ -184,7 +215,7 @@ __device__ uint4 joined(uint4 y, uint4 more, const float* scale, const float* sh
   for (int k = 0; k < 4; k++) {
     float a = low(to[k]) * scale[2 * k] + shift[2 * k], b = high(to[k]) * scale[2 * k + 1] + shift[2 * k + 1];
     if (ADDS) a += low(add[k]), b += high(add[k]);
-    to[k] = pack(above_zero(a), above_zero(b));
+    to[k] = pack_above_zero(a, b);
   }
   return y;
 }
@@ -195,10 +226,10 @@ __device__ uint4 joined(uint4 y, uint4 more, const float* scale, const float* sh
 constexpr int FINISHED = 0, RAW = 1, JOINT = 2;
 
 template <int STORED, int SIDE, int R, int STRIDE, int FORM, int X_C, int N_THREADS>
-struct Input : Carrier<STORED == 3 ? 16 : STORED, N_THREADS, bordered(R, STRIDE), bordered(SIDE, STRIDE)> {
-  static constexpr int FULL = SIDE * STRIDE, H = bordered(R, STRIDE), W = bordered(SIDE, STRIDE);
+struct Input : Carrier<STORED == 3 ? 16 : STORED, N_THREADS, SIDE * STRIDE, R * STRIDE, 1, STRIDE == 1> {
+  static constexpr int FULL = SIDE * STRIDE;
   static constexpr bool ADDS = FORM == JOINT && X_C > 0;
-  using Base = Carrier<STORED == 3 ? 16 : STORED, N_THREADS, H, W>;
+  using Base = Carrier<STORED == 3 ? 16 : STORED, N_THREADS, FULL, R * STRIDE, 1, STRIDE == 1>;
   uint4 carried[Base::EACH], more[ADDS ? Base::EACH : 1];
   unsigned inside;  // a bit for each: zeros stay zeros
 
@@ -206,9 +237,9 @@ struct Input : Carrier<STORED == 3 ? 16 : STORED, N_THREADS, bordered(R, STRIDE)
     inside = 0;
 #pragma unroll
     for (int e = 0; e < Base::EACH; e++) {
-      int pixel = Base::pixel(e), r = row * STRIDE - 1 + pixel / W, c = pixel % W - 1;
+      int r = row * STRIDE - 1 + Base::line(e), c = Base::column(e);
       carried[e] = {0, 0, 0, 0};
-      if (pixel < H * W && (unsigned)r < FULL && (unsigned)c < FULL) {
+      if (Base::is_one(e) && (unsigned)r < FULL) {
         inside |= 1u << e;
         const bf16* p = x + ((image * FULL + r) * FULL + c) * STORED + Base::part();
         if constexpr (STORED != 3) {
@@ -224,18 +255,16 @@ struct Input : Carrier<STORED == 3 ? 16 : STORED, N_THREADS, bordered(R, STRIDE)
 
   __device__ void store(char* tile, const float* scale, const float* shift, bf16* out, int image, int row) {
     float a[8], b[8];
-#pragma unroll
-    for (int k = 0; k < 8; k++)
-      if (FORM != FINISHED) a[k] = scale[Base::part() + k], b[k] = shift[Base::part() + k];
+    if (FORM != FINISHED) read(a, scale + Base::part()), read(b, shift + Base::part());
 #pragma unroll
     for (int e = 0; e < Base::EACH; e++) {
-      int pixel = Base::pixel(e), r = pixel / W - 1, c = pixel % W - 1;
       if (FORM != FINISHED && inside >> e & 1) {
+        int r = Base::line(e) - 1;
         carried[e] = joined<ADDS>(carried[e], more[ADDS ? e : 0], a, b);
-        if (FORM == JOINT && r >= 0 && r < R * STRIDE)  // the border is for other blocks to write
-          *(uint4*)(out + ((image * FULL + row * STRIDE + r) * FULL + c) * STORED + Base::part()) = carried[e];
+        if (FORM == JOINT && r >= 0 && r < R * STRIDE)  // those above and below are for other blocks to write
+          *(uint4*)(out + ((image * FULL + row * STRIDE + r) * FULL + Base::column(e)) * STORED + Base::part()) = carried[e];
       }
-      if (pixel < H * W) *Base::place(tile, pixel) = carried[e];
+      Base::put(tile, e, carried[e]);
     }
   }
 };
@@ -243,9 +272,8 @@ struct Input : Carrier<STORED == 3 ? 16 : STORED, N_THREADS, bordered(R, STRIDE)
 // dy for the rows [row, row + R), with a border of BEFORE and AFTER pixels, and of its C channels the SOME that g and y
 // point to.
 template <int C, int SOME, int SIDE, int R, int BEFORE, int AFTER, int N_THREADS>
-struct Gradient : Carrier<SOME, N_THREADS, BEFORE + R + AFTER, BEFORE + SIDE + AFTER> {
-  static constexpr int H = BEFORE + R + AFTER, W = BEFORE + SIDE + AFTER;
-  using Base = Carrier<SOME, N_THREADS, H, W>;
+struct Gradient : Carrier<SOME, N_THREADS, SIDE, R, BEFORE, AFTER> {
+  using Base = Carrier<SOME, N_THREADS, SIDE, R, BEFORE, AFTER>;
   uint4 gs[Base::EACH], ys[Base::EACH];
   unsigned inside;
 
@@ -253,9 +281,9 @@ struct Gradient : Carrier<SOME, N_THREADS, BEFORE + R + AFTER, BEFORE + SIDE + A
     inside = 0;
 #pragma unroll
     for (int e = 0; e < Base::EACH; e++) {
-      int pixel = Base::pixel(e), r = row - BEFORE + pixel / W, c = pixel % W - BEFORE;
-      if (pixel < H * W && (unsigned)r < SIDE && (unsigned)c < SIDE) {
-        int from = ((image * SIDE + r) * SIDE + c) * C + Base::part();
+      int r = row - BEFORE + Base::line(e);
+      if (Base::is_one(e) && (unsigned)r < SIDE) {
+        int from = ((image * SIDE + r) * SIDE + Base::column(e)) * C + Base::part();
         inside |= 1u << e;
         gs[e] = load<uint4>(g + from), ys[e] = load<uint4>(y + from);
       }
@@ -264,9 +292,7 @@ struct Gradient : Carrier<SOME, N_THREADS, BEFORE + R + AFTER, BEFORE + SIDE + A
 
   __device__ void store(char* tile, const float* of_g, const float* of_y, const float* constant) {
     float a[8], b[8], c[8];
-#pragma unroll
-    for (int k = 0; k < 8; k++)
-      a[k] = of_g[Base::part() + k], b[k] = of_y[Base::part() + k], c[k] = constant[Base::part() + k];
+    read(a, of_g + Base::part()), read(b, of_y + Base::part()), read(c, constant + Base::part());
 #pragma unroll
     for (int e = 0; e < Base::EACH; e++) {
       uint4 v = {0, 0, 0, 0};
@@ -274,9 +300,9 @@ struct Gradient : Carrier<SOME, N_THREADS, BEFORE + R + AFTER, BEFORE + SIDE + A
       if (inside >> e & 1)
 #pragma unroll
         for (int k = 0; k < 4; k++)
-          to[k] = pack(a[2 * k] * low(gp[k]) + b[2 * k] * low(yp[k]) + c[2 * k],
-                       a[2 * k + 1] * high(gp[k]) + b[2 * k + 1] * high(yp[k]) + c[2 * k + 1]);
-      if (Base::pixel(e) < H * W) *Base::place(tile, Base::pixel(e)) = v;
+          to[k] = pack(a[2 * k] * low(gp[k]) + (b[2 * k] * low(yp[k]) + c[2 * k]),
+                       a[2 * k + 1] * high(gp[k]) + (b[2 * k + 1] * high(yp[k]) + c[2 * k + 1]));
+      Base::put(tile, e, v);
     }
   }
 };
@@ -409,7 +435,7 @@ __device__ void multiply_rows(float (&total)[1][Share<N, SIDE>::UP][2][4], const
 template <int N, int GROUPS>
 __device__ void add_parts(const float (*part)[2 * N], float* sums, int T) {
   __syncthreads();
-  for (int i = threadIdx.x; i < 2 * N; i += blockDim.x) {
+  if (int i = threadIdx.x; i < 2 * N) {
     float total = 0.f;
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) total += part[group][i];
@@ -447,9 +473,10 @@ __global__ void __launch_bounds__(32 * warps_for(OUT))
   int t = blockIdx.x, image = t / TILES, row = t % TILES * ROWS;
   Input<IN, SIDE, ROWS, STRIDE, FORM, X_C, S::THREADS> input;
   __shared__ __align__(16) char tile[input.BYTES];
-  __shared__ float scale[K], shift[K];
+  __shared__ __align__(16) float scale[K], shift[K];
   float first[2][2] = {}, second[2][2] = {};
   const uint4* weights = bring_weights<K, OUT, S::THREADS>(w);
+  input.clear_sides(tile);
   take_turn();
   input.fetch(x, short_x, image, row);
   if (FORM != FINISHED) scale_and_shift<K>(scale, shift, x_sums, x_gamma, x_beta, T, x_P);
@@ -492,15 +519,17 @@ __global__ void __launch_bounds__(32 * warps_for(IN))
   int t = blockIdx.x, image = t / TILES, row = t % TILES * ROWS;
   Gradient<OUT, OUT, SIDE, ROWS, STRIDE == 1, 1, S::THREADS> gradient;
   __shared__ __align__(16) char tile[gradient.BYTES];
-  __shared__ float of_g[OUT], of_y[OUT], constant[OUT], scale[IN], shift[IN], mean[IN], rstd[IN];
+  __shared__ __align__(16) float of_g[OUT], of_y[OUT], constant[OUT];
+  __shared__ float scale[IN], shift[IN], rstd[IN], middle[IN];
   float first[2][2] = {}, second[2][2] = {};
   const uint4* weights = bring_weights<OUT, IN, S::THREADS>(w);
+  gradient.clear_sides(tile);
   take_turn();
   gradient.fetch(g, y, image, row);
   backward_affine<OUT>(of_g, of_y, constant, sums, grads, gamma, T, P);
-  for (int c = threadIdx.x; c < IN; c += S::THREADS) {
+  if (int c = threadIdx.x; c < IN) {
     Statistics s = statistics(x_sums, c, T, x_P);
-    mean[c] = s.mean, rstd[c] = s.rstd;
+    rstd[c] = s.rstd, middle[c] = -s.mean * s.rstd;
     if (!START) scale[c] = x_gamma[c] * s.rstd, shift[c] = x_beta[c] - s.mean * scale[c];
   }
   await_copies();
@@ -550,8 +579,8 @@ __global__ void __launch_bounds__(32 * warps_for(IN))
             a = x0 * scale[c] + shift[c] > 0.f ? a : 0.f, b = x1 * scale[c + 1] + shift[c + 1] > 0.f ? b : 0.f;
           }
           unsigned pair = made.pair[piece] = pack(a, b);
-          first[piece][0] += low(pair), second[piece][0] += low(pair) * (x0 - mean[c]) * rstd[c];
-          first[piece][1] += high(pair), second[piece][1] += high(pair) * (x1 - mean[c + 1]) * rstd[c + 1];
+          first[piece][0] += low(pair), second[piece][0] += low(pair) * (x0 * rstd[c] + middle[c]);
+          first[piece][1] += high(pair), second[piece][1] += high(pair) * (x1 * rstd[c + 1] + middle[c + 1]);
         }
         *(Some*)(x_g + here(which, S::pixel(up) + 8 * half)) = made;
       }
@@ -627,7 +656,8 @@ __global__ void __launch_bounds__(32 * weight_warps(IN == 3 ? 16 : IN, STRIDE))
   Gradient<OUT, SOME, SIDE, R, 0, 0, THREADS> gradient;
   __shared__ __align__(16) char tile[input.BYTES];
   __shared__ __align__(16) char dy[gradient.BYTES];
-  __shared__ float scale[K], shift[K], of_g[OUT], of_y[OUT], constant[OUT];
+  __shared__ __align__(16) float scale[K], shift[K], of_g[OUT], of_y[OUT], constant[OUT];
+  input.clear_sides(tile);
   float total[COLUMNS ? 3 : SOME / 16][K / 8][4] = {};
   for (int t = -1, next = blockIdx.x;; t = next, next += gridDim.x) {  // tile t is here, the next one on its way
     if (next < P / PIXELS) {
@@ -709,7 +739,7 @@ __global__ void __launch_bounds__(256) pool(const bf16* y, const float* sums, co
     if (threadIdx.x % 32 < PARTS) part_means[threadIdx.x / 32][part + k] = total[k];
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < C; i += 256) {
+  if (int i = threadIdx.x; i < C) {
     float mean = 0.f;
     for (int warp = 0; warp < 8; warp++) mean += part_means[warp][i];
     means[blockIdx.x * C + i] = mean / (SIDE * SIDE);
