@@ -17,7 +17,7 @@ import torch
 from measure import Row, table
 
 from longtail.models import fused
-from longtail.models.backbones import CifarResNet
+from longtail.models.backbones import FUSED_SIDE, CifarResNet
 
 EACH = 30  # launches of a line
 Launch = tuple[tuple[Any, ...], dict[str, Any]]
@@ -26,7 +26,7 @@ Launch = tuple[tuple[Any, ...], dict[str, Any]]
 def launches(batch: int) -> list[Launch]:
     """Those of a query network's way there and back, and of a key network's way there."""
     net = CifarResNet(32, 0).to("cuda", memory_format=torch.channels_last)
-    images = torch.randn(batch, 3, fused.FUSED_SIDE, fused.FUSED_SIDE, device="cuda").bfloat16()
+    images = torch.randn(batch, 3, FUSED_SIDE, FUSED_SIDE, device="cuda").bfloat16()
     images = images.to(memory_format=torch.channels_last)
     seen: list[Launch] = []
     launch = fused.launch
