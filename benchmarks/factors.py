@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measure import where
 
 from longtail import recipes, runs
 from longtail.config import Config
 from longtail.data.sources import DataSet, Source, load
-from longtail.engine.environment import commit
+from longtail.engine.device import choose_device
 from longtail.engine.train import train
 from longtail.metrics import mean_std, paired_difference
 
@@ -82,8 +83,9 @@ def validation(folder: Path) -> float:
 def measure(config: Config, out: Path, data: DataSet) -> dict[str, Any]:
     start = time.perf_counter()
     folders = train(config, out, resume=True, data=data)
-    found = {"validation": [validation(folder) for folder in folders], "identity": config.identity()}
-    return found | {"commit": commit(), "wall_seconds": round(time.perf_counter() - start)}
+    found = {"validation": [validation(folder) for folder in folders], "seeds": SEEDS, "identity": config.identity()}
+    seconds = round(time.perf_counter() - start)
+    return found | where(choose_device(config.train.device)) | {"wall_seconds": seconds}
 
 
 def line(name: str, record: dict[str, Any], base: dict[str, Any]) -> str:

@@ -52,7 +52,7 @@ class Source:
             try:
                 self.loaded[name] = Kernel(*found)
             except RuntimeError:  # what lay on the disk was damaged
-                self.loaded[name] = Kernel(*self._cubin(name, architecture(), anew=True))
+                self.loaded[name] = Kernel(*self.compile_and_keep(name, architecture()))
         return self.loaded[name]
 
     def compile_all(self, names: Iterable[str]) -> None:
@@ -64,23 +64,24 @@ class Source:
     def cubin(self, name: str, architecture: str) -> tuple[bytes, str]:
         """Machine code of an instance, and the name it has there."""
         if (name, architecture) not in self.compiled:
-            self.compiled[name, architecture] = self._cubin(name, architecture)
+            try:
+                lowered, code = self.place(name, architecture).read_bytes().split(b"\0", 1)
+                self.compiled[name, architecture] = code, lowered.decode()
+            except (OSError, ValueError):
+                self.compiled[name, architecture] = self.compile_and_keep(name, architecture)
         return self.compiled[name, architecture]
 
-    def _cubin(self, name: str, architecture: str, anew: bool = False) -> tuple[bytes, str]:
-        """From the disk, or compiled and put there."""
+    def place(self, name: str, architecture: str) -> Path:
+        """Where it lies on the disk."""
         from cuda.bindings import nvrtc
 
         version = ".".join(map(str, checked(nvrtc.nvrtcVersion())))
         key = "\n".join((self.text, name, architecture, version, *self.options))
-        path = cache() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
-        try:
-            if anew:
-                raise ValueError
-            lowered, code = path.read_bytes().split(b"\0", 1)
-            return code, lowered.decode()
-        except (OSError, ValueError):
-            code, lowered = self.compile(name, architecture)
+        return cache() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
+
+    def compile_and_keep(self, name: str, architecture: str) -> tuple[bytes, str]:
+        code, lowered = self.compile(name, architecture)
+        path = self.place(name, architecture)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             fresh = path.with_suffix(f".{os.getpid()}.tmp")
@@ -136,13 +137,13 @@ class Kernel:
         if shared > self.shared:  # more than the usual must be asked for
             self.allow(shared)
         how = launch_config(*blocks, threads, shared, torch.cuda.current_stream().cuda_stream, early)
-        checked((*self.launch(how, self.function, ctypes.addressof(addresses), 0), None))
+        checked(self.launch(how, self.function, ctypes.addressof(addresses), 0))
 
     def allow(self, shared: int) -> None:
         from cuda.bindings import driver
 
         most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        checked((*driver.cuFuncSetAttribute(self.function, most, shared), None))
+        checked(driver.cuFuncSetAttribute(self.function, most, shared))
         self.shared = shared
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from longtail import kernels
 from longtail.kernels import Source, expression
 from longtail.models import fused
 from longtail.models.backbones import CifarResNet, Trunk
@@ -69,6 +70,27 @@ def test_the_kernels_compile(architecture, tmp_path, monkeypatch):
         monkeypatch.undo()
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert len(list((tmp_path / "longtail" / "kernels").iterdir())) == len(set(names))
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_a_damaged_kernel_on_the_disk_is_replaced(tmp_path, monkeypatch):
+    """By a stand-in for the driver, which takes machine code and nothing else."""
+
+    def load(code: bytes, name: str) -> str:
+        if code[:4] != b"\x7fELF":
+            raise RuntimeError("no machine code")
+        return name
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(kernels, "Kernel", load)
+    monkeypatch.setattr(kernels, "architecture", lambda: "sm_90")
+    source = Source("nothing.cu", 'extern "C" __global__ void nothing() {}')
+    path = source.place("nothing", "sm_90")
+    path.parent.mkdir(parents=True)
+    for damaged in (b"nothing\0rubbish", b"rubbish"):
+        path.write_bytes(damaged)
+        assert Source(source.name, source.text).kernel("nothing") == "nothing"
+        assert path.read_bytes().startswith(b"nothing\0\x7fELF")
 
 
 @pytest.mark.usefixtures("nvrtc")

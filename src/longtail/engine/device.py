@@ -34,12 +34,8 @@ def precision(train: TrainConfig, device: torch.device) -> str:
 @contextlib.contextmanager
 def products_in(precision: str, device: torch.device) -> Iterator[None]:
     """Beside a trunk in bf16 the heads' float32 products on CUDA may round their factors to TF32's ten bits."""
-    products = torch.backends.cuda.matmul
-    try:
-        before = torch.get_float32_matmul_precision(), products.fp32_precision if device.type == "cuda" else None
-    except RuntimeError:  # whoever calls us has chosen by torch's newer switches alone, which shall hold
-        before = ("", None)
-    if before[1] is None:
+    before = matmul_switches()
+    if device.type != "cuda" or before is None:
         yield
         return
     torch.set_float32_matmul_precision("high" if precision == "bf16" else "highest")
@@ -47,7 +43,15 @@ def products_in(precision: str, device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before[0])
-        products.fp32_precision = before[1]
+        torch.backends.cuda.matmul.fp32_precision = before[1]
+
+
+def matmul_switches() -> tuple[str, str] | None:
+    """torch's older and its newer one; none where the caller has chosen by the newer kind alone, which shall hold."""
+    try:
+        return torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.fp32_precision
+    except RuntimeError:  # torch does not tell by the one what was set by the other
+        return None
 
 
 def uses_kernels(train: TrainConfig, device: torch.device) -> bool:
@@ -87,5 +91,5 @@ def place(method: Method, config: Config, device: torch.device) -> Method:
         if train.step == "compiled":
             trunk.body.compile()
     for key in (m for m in method.modules() if isinstance(m, MomentumNetwork)):
-        key.fused = Pieces() if method.net.trunk.fused else None
+        key.pieces = Pieces() if method.net.trunk.fused else None
     return method

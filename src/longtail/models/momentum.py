@@ -25,7 +25,7 @@ class MomentumNetwork(nn.Module):
     def __init__(self, query: nn.Module, momentum: float, norm: str = "batch") -> None:
         super().__init__()
         self.momentum, self.norm = momentum, norm
-        self.fused: Pieces | None = None  # where our kernel does it
+        self.pieces: Pieces | None = None  # where our kernel moves it
         self.net = copy.deepcopy(query).requires_grad_(False)
 
     def train(self, mode: bool = True) -> "MomentumNetwork":
@@ -37,8 +37,8 @@ class MomentumNetwork(nn.Module):
     def follow(self, query: nn.Module) -> None:
         """One step of the moving average; in the parameters' own (full) precision."""
         keys, queries = list(self._followers(self.net)), list(self._followers(query))
-        if self.fused is not None:
-            follow(list(zip(keys, queries, strict=True)), 1 - self.momentum, self.fused)
+        if self.pieces is not None:
+            follow(list(zip(keys, queries, strict=True)), 1 - self.momentum, self.pieces)
         else:
             torch._foreach_lerp_(keys, queries, 1 - self.momentum)
 
