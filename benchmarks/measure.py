@@ -1,7 +1,6 @@
 """What the benchmarks share: the clock, the record of where they ran, and tables."""
 
 import gc
-import json
 import os
 import platform
 import time
@@ -16,6 +15,7 @@ import torchvision
 
 import longtail
 from longtail.engine.environment import commit
+from longtail.runs import write_json
 
 Row = dict[str, Any]
 
@@ -92,4 +92,4 @@ def _entry(value: Any) -> str:
 def save(path: Path | None, tree: Row) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
+        write_json(path, tree)

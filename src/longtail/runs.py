@@ -8,6 +8,7 @@ model.safetensors  predictions.npz  features.npz  examples/  and last metrics.js
 
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +94,9 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, tree: Any) -> None:
-    write_text(path, json.dumps(tree, indent=1) + "\n")
+    """Indented, but a list of numbers (the accuracy of a hundred classes) stays on one line."""
+    text = json.dumps(tree, indent=1) + "\n"
+    write_text(path, re.sub(r'\[\n([^][{}"]*)\]', lambda numbers: f"[{' '.join(numbers[1].split())}]", text))
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,0 +1,18 @@
+"""Run folders on the disk."""
+
+import json
+
+from longtail.runs import write_json
+
+
+def test_lists_of_numbers_stay_on_one_line_and_all_else_as_it_was(tmp_path):
+    tree = {
+        "per_class": [1.5, -2e-9, None, True],
+        "name": "[\n1,\n 2]",
+        "rows": [{"a": [1]}, [], ["x", "y"], [[1, 2], [3]]],
+    }
+    write_json(tmp_path / "tree.json", tree)
+    text = (tmp_path / "tree.json").read_text()
+    assert json.loads(text) == tree
+    assert '"per_class": [1.5, -2e-09, null, true]' in text
+    assert '\n   "x",\n' in text
