@@ -6,7 +6,8 @@ import sys
 import pytest
 import torch
 
-from longtail.engine.device import products_in
+from longtail.config import TrainConfig
+from longtail.engine.device import COMPILING_PAYS, compiling_pays, products_in
 
 CUDA = torch.device("cuda")  # need not be there
 
@@ -33,7 +34,8 @@ def test_torchs_newer_switches_hold(switch):
     """In a process of their own, as the two kinds of switches do not go together."""
     script = f"""
 import torch
-from longtail.engine.device import products_in
+from longtail.config import TrainConfig
+from longtail.engine.device import COMPILING_PAYS, compiling_pays, products_in
 {switch}.fp32_precision = "tf32"
 for device in ("cpu", "cuda"):
     for precision in ("bf16", "fp32"):
@@ -43,3 +45,20 @@ assert torch.backends.cuda.matmul.fp32_precision == "tf32"
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("step", "precision", "device", "steps", "pays"),
+    [
+        ("auto", "auto", "cuda", COMPILING_PAYS, True),
+        ("fused", "auto", "cuda", COMPILING_PAYS, True),
+        ("auto", "auto", "cuda", COMPILING_PAYS - 1, False),
+        ("auto", "fp32", "cuda", COMPILING_PAYS, False),  # fp32 is for checking
+        ("auto", "bf16", "cpu", COMPILING_PAYS, False),
+        ("captured", "auto", "cuda", COMPILING_PAYS, False),
+        ("eager", "auto", "cuda", COMPILING_PAYS, False),
+        ("compiled", "fp32", "cpu", 1, True),
+    ],
+)
+def test_a_run_compiles_where_it_is_asked_to_or_repaid(step, precision, device, steps, pays):
+    assert compiling_pays(TrainConfig(step=step, precision=precision), torch.device(device), steps) is pays

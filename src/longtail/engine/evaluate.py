@@ -30,6 +30,9 @@ COST = ("seconds", "setup_seconds", "together", "peak_memory")  # of training
 
 
 @torch.no_grad()
+@torch.compiler.set_stance(
+    "force_eager"
+)  # compiling once more, for this mode and its batches, takes longer than it saves
 def features_of(method: methods.Method, source: Source, views: Views, device: torch.device, batch: int) -> Tensor:
     """Trunk features of every image, without augmentation."""
     was_training = method.training
@@ -64,6 +67,7 @@ def knn_top1(train_ND: Tensor, y_N: Tensor, test_MD: Tensor, y_M: Tensor, k: int
 
 
 @torch.no_grad()
+@torch.compiler.set_stance("force_eager")  # the same for every method, however it was trained
 def latency(method: methods.Method, image_size: int, device: torch.device, repeats: int = 20) -> float:
     """Median milliseconds of the deployable network on a batch of 64 images already on the device."""
     method.eval()

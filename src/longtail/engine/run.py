@@ -14,7 +14,7 @@ from longtail.data.loader import ResidentLoader
 from longtail.data.sources import DataSet
 from longtail.engine import checkpoint, log
 from longtail.engine.batches import Batches
-from longtail.engine.device import memory_format, place, precision, uses_kernels
+from longtail.engine.device import compile_networks, compiling_pays, memory_format, place, precision, uses_kernels
 from longtail.engine.evaluate import balanced_accuracy
 from longtail.engine.meter import Meter
 from longtail.engine.schedule import learning_rate
@@ -22,10 +22,6 @@ from longtail.errors import UserError
 from longtail.methods import Stage
 from longtail.models import update
 from longtail.views import Views
-
-COMPILING_PAYS = (
-    20_000  # steps: compiling what follows a fused trunk takes some 15 s and saves a quarter of a millisecond
-)
 
 
 class Run:
@@ -66,15 +62,9 @@ class Run:
         self.steps_per_epoch = self.batches.steps_per_epoch
         self.clock = torch.zeros((), dtype=torch.int64, device=device)  # the step under way, for the meter
         self.captured = device.type == "cuda" and config.train.step != "eager"
-        long = self.method.net.trunk.fused and config.train.epochs * self.steps_per_epoch >= COMPILING_PAYS
-        if config.train.step == "compiled" or long:
-            torch._dynamo.config.suppress_errors = (
-                True  # what cannot be compiled here (no C compiler, say) runs as it is
-            )
-            torch._dynamo.config.recompile_limit = (
-                64  # settings that one process may go through; seeds share a compilation
-            )
-            self.method.compile()
+        self.compiled = compiling_pays(config.train, device, config.train.epochs * self.steps_per_epoch)
+        if self.compiled:
+            compile_networks(self.method)
         self.start_clock()
         self.enter(0)
 
@@ -95,7 +85,7 @@ class Run:
         """How its steps are made: what `auto` came to."""
         if self.method.net.trunk.fused:
             return "fused"
-        return "compiled" if self.config.train.step == "compiled" else "captured" if self.captured else "eager"
+        return "compiled" if self.compiled else "captured" if self.captured else "eager"
 
     def start_clock(self) -> None:
         self._since = time.perf_counter()
