@@ -14,7 +14,7 @@ from longtail import recipes, reproduction
 from longtail.cli import main
 from longtail.errors import Interrupted, UserError
 from longtail.report import results as files
-from longtail.report.cells import make_rows, make_verdicts
+from longtail.report.cells import make_panels, make_rows, make_verdicts
 from longtail.report.page import in_words, to_markdown
 from longtail.reproduction import TABLES, PaperTable, reproduce
 
@@ -108,6 +108,7 @@ def test_every_run_is_recorded_as_its_folder_has_it(trained):
         metrics, environment = (json.loads((folder / f"{n}.json").read_text()) for n in ("metrics", "environment"))
         assert record["metrics"] == {name: metrics[name] for name in files.METRICS}
         assert record["per_class"] == metrics["per_class"] and len(record["per_class"]) == 10
+        assert record["counts"] == metrics["counts"]
         for key in ("commit", "device", "precision", "versions", "started"):
             assert record[key] == environment[key]
         assert record["data"]["checksum"] == environment["data"]["checksum"]
@@ -142,6 +143,22 @@ def test_the_page_follows_from_the_file_alone(trained):
     assert "### Imbalance 40" in page and "### Imbalance 10" not in page
 
 
+def test_the_page_shows_the_picture_where_there_is_one(place):
+    shown = "](dig_its_1_epochs.png)"
+    assert shown in (place / "results/dig_its.md").read_text()
+    assert (place / "results/dig_its_1_epochs.png").read_bytes().startswith(b"\x89PNG")
+    tree = stored(place)
+    assert list(make_panels(tree, 1)) == ["imbalance 40"] and not make_panels(tree, 2)
+    assert [(c.label, len(c.per_class)) for c in make_panels(tree, 1)["imbalance 40"]] == [
+        ("PaCo", 2),
+        ("Balanced Softmax", 2),
+    ]
+    for counts in ([5] * 10, None):  # balanced; of an older version
+        for record in tree["runs"]:
+            record["counts"] = counts
+        assert shown not in to_markdown(tree)
+
+
 def test_the_page_names_every_commit_machine_and_note(place):
     tree = stored(place)
     first, second = tree["runs"][:2]
@@ -153,7 +170,7 @@ def test_the_page_names_every_commit_machine_and_note(place):
     page = to_markdown(tree | {"runs": [first, second]})
     assert "- commits aaa, bbb, unknown\n" in page and "- machines Abacus, Slide rule, CPU" in page
     assert "- trained 2026-01-02 to 2026-01-05\n" in page and "- warning: another file\n" in page
-    assert "--epochs 1`, `longtail reproduce dig-its --seeds 1`\n" in page and "- seeds 0 1\n" in page
+    assert "--epochs 1`\n  - `longtail reproduce dig-its --seeds 1`\n" in page and "- seeds 0 1\n" in page
     assert "(3 at a time) share these seconds" in page
 
 

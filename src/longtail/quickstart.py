@@ -13,6 +13,7 @@ from longtail import recipes
 from longtail.config import Config
 from longtail.data.sources import load
 from longtail.engine.train import train
+from longtail.report.cells import Curve
 from longtail.report.plots import accuracy_by_frequency
 from longtail.report.table import Row, table
 
@@ -28,7 +29,8 @@ def demo(out: Path | str = "runs/demo", seeds: tuple[int, ...] = (0, 1, 2)) -> l
             train(demo_config(method, seeds), out / method, resume=True, data=data)
     rows = table([out / m for m in METHODS], out)
     rows.sort(key=lambda row: METHODS.index(row.runs[0].config.method.name))
-    accuracy_by_frequency(rows, out / "accuracy.png")
+    curves = [Curve(r.label, r.runs[0].metrics["counts"], [run.metrics["per_class"] for run in r.runs]) for r in rows]
+    accuracy_by_frequency({rows[0].data: curves}, out / "accuracy.png")
     return rows
 
 

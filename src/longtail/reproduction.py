@@ -275,6 +275,7 @@ def make_record(cell: Cell, folder: Path, command: str) -> dict[str, Any]:
         "data": {key: images[key] for key in ("checksum", "images", "notes")},
         "metrics": {name: run.metrics[name] for name in files.METRICS if name in run.metrics},
         "per_class": run.metrics["per_class"],
+        "counts": run.metrics["counts"],
         "identity": run.config.identity(),
     }
 

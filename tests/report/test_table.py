@@ -10,7 +10,8 @@ from rich.console import Console
 from longtail import recipes, runs
 from longtail.config import to_dict
 from longtail.errors import UserError
-from longtail.report.plots import accuracy_by_frequency
+from longtail.report.cells import Curve
+from longtail.report.plots import accuracy_by_frequency, binned
 from longtail.report.table import make_rows, shifted_table, table, to_markdown, to_rich
 
 
@@ -96,5 +97,15 @@ def test_tables_and_plot_are_drawn(made, tmp_path):
     rows = table([made])
     assert to_rich(rows).row_count == shifted_table(rows).row_count == 3
     assert "|" not in to_markdown(rows[:1]).splitlines()[2].replace("|", "", 12)
-    accuracy_by_frequency(rows, tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    curves = [Curve(r.label, r.runs[0].metrics["counts"], [run.metrics["per_class"] for run in r.runs]) for r in rows]
+    for panels in ({"one": curves}, {"one": curves, "two": curves[:1]}):
+        accuracy_by_frequency(panels, tmp_path / "plot.png")
+        assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG") and not list(tmp_path.glob("*.tmp"))
+
+
+def test_classes_of_like_frequency_share_a_bin():
+    counts = [5, 100, 50, 20, 7]
+    runs = [[10, 90, 80, None, 30], [20, 80, 80, None, 50]]  # one class without test images
+    assert binned(Curve("x", counts, runs)) == ([100, 50, 7, 5], [85, 80, 40, 15])
+    many = binned(Curve("x", range(100), [[float(c) for c in range(100)]]))
+    assert many[0] == many[1] == [94.5 - 10 * i for i in range(10)]

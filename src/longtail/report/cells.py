@@ -5,7 +5,7 @@ A row is a method at one factor: runs that differ in nothing but the seed. So le
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from longtail.config import Config, from_dict
 from longtail.metrics import mean_std, paired_difference
@@ -15,22 +15,51 @@ Tree = dict[str, Any]
 ENOUGH = 3  # common seeds for a verdict
 
 
+class Curve(NamedTuple):
+    """A method on one draw: images of each class, and for every run the accuracy of each class (None: no test images)."""
+
+    label: str
+    counts: Sequence[int]
+    per_class: Sequence[Sequence[float | None]]
+
+
 def make_rows(tree: Tree) -> list[Tree]:
-    """One per method, factor and configuration, in the order of the table, longest training first."""
+    """One per method, factor and configuration."""
+    return [_row(label, runs, tree["table"]) for label, runs in labelled(tree)]
+
+
+def make_panels(tree: Tree, epochs: int) -> dict[str, list[Curve]]:
+    """By factor, the curves of the rows of one length; balanced draws have nothing to draw, older records no counts."""
+    panels: dict[str, list[Curve]] = {}
+    for label, runs in labelled(tree):
+        counts = runs[0].get("counts") or [0]
+        if runs[0]["epochs"] == epochs and min(counts) < max(counts):
+            curve = Curve(label, counts, [r["per_class"] for r in runs])
+            panels.setdefault(f"imbalance {runs[0]['imbalance']:g}", []).append(curve)
+    return panels
+
+
+def labelled(tree: Tree) -> list[tuple[str, list[Tree]]]:
+    """The runs of each row, with its label, in the order of the table, longest training first."""
     groups: dict[str, dict[int, Tree]] = {}
     for record in tree["runs"]:
         key = [record["method"], record["identity"], record["precision"], record["data"]["checksum"]]
         groups.setdefault(json.dumps(key, sort_keys=True), {})[record["seed"]] = record
     cells = [[by_seed[s] for s in sorted(by_seed)] for by_seed in groups.values()]
     alike: dict[tuple[str, int], list[Tree]] = {}
-    for runs in cells:
-        alike.setdefault((runs[0]["method"], runs[0]["epochs"]), []).append(_traits(runs[0]))
-    rows = [_row(runs, alike[runs[0]["method"], runs[0]["epochs"]], tree["table"]) for runs in cells]
+    for first, *_ in cells:
+        alike.setdefault((first["method"], first["epochs"]), []).append(_traits(first))
     methods, factors = list(tree["table"]["methods"]), tree["table"]["imbalance"]
-    return sorted(
-        rows,
-        key=lambda r: (-r["epochs"], methods.index(r["method"]), factors.index(r["imbalance"]), r["label"]),
-    )
+
+    def order(named: tuple[str, list[Tree]]) -> tuple[int, int, int, str]:
+        label, (first, *_) = named
+        return -first["epochs"], methods.index(first["method"]), factors.index(first["imbalance"]), label
+
+    return sorted(((_label(cell[0], alike), cell) for cell in cells), key=order)
+
+
+def _label(first: Tree, alike: dict[tuple[str, int], list[Tree]]) -> str:
+    return label_of(first) + apart(_traits(first), alike[first["method"], first["epochs"]])
 
 
 def _traits(record: Tree) -> Tree:
@@ -40,7 +69,7 @@ def _traits(record: Tree) -> Tree:
     return identity | {"data": data, "precision": record["precision"]}
 
 
-def _row(runs: list[Tree], alike: list[Tree], table: Tree) -> Tree:
+def _row(label: str, runs: list[Tree], table: Tree) -> Tree:
     first, metrics = runs[0], dict[str, Tree]()
     for name in COLUMNS:
         values = [r["metrics"][name] for r in runs if r["metrics"].get(name) is not None]
@@ -49,7 +78,7 @@ def _row(runs: list[Tree], alike: list[Tree], table: Tree) -> Tree:
     paper = published(table, first["method"], first["imbalance"])
     return {
         "method": first["method"],
-        "label": label_of(first) + apart(_traits(first), alike),
+        "label": label,
         "imbalance": first["imbalance"],
         "epochs": first["epochs"],
         "precision": first["precision"],

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rich.table import Table
 
-from longtail.report.cells import ENOUGH, Tree, label_of, published
+from longtail.report.cells import ENOUGH, Tree, label_of, make_panels, published
 from longtail.report.table import COLUMNS, markdown, spread
 from longtail.runs import seeds_named
 
@@ -40,19 +40,25 @@ def section(tree: Tree, epochs: int) -> list[str]:
     """All about the runs of one length."""
     table, rows = tree["table"], [row for row in tree["rows"] if row["epochs"] == epochs]
     head, body = headline(table, rows)
-    labels = list(table["methods"].values())
+    labels, drawn = list(table["methods"].values()), make_panels(tree, epochs)
     return [
         f"## {_count(epochs, 'epoch')}",
         "\n".join(provenance(tree, epochs)),
         markdown(head, body),
         HEADLINE,
         missing(table, rows),
+        *([f"![Accuracy of each class against its training images]({picture(tree, epochs)})"] if drawn else []),
         f"### {labels[0]} against {labels[1]}",
         "Seed-paired difference in top-1 accuracy, with its 95 % t interval.",
         "\n".join(f"- {words}" for words in verdict_lines(tree, epochs)),
         *(part for factor in table["imbalance"] for part in details(rows, factor)),
         DETAIL + side_by_side(tree, epochs),
     ]
+
+
+def picture(tree: Tree, epochs: int) -> str:
+    """File name of the plot of one length."""
+    return f"{tree['name'].replace('-', '_')}_{epochs}_epochs.png"
 
 
 def headline(table: Tree, rows: Sequence[Tree]) -> tuple[list[str], list[list[str]]]:
@@ -136,7 +142,7 @@ def provenance(tree: Tree, epochs: int) -> list[str]:
     models = _distinct(f"{r['identity']['model']['name']}, batch {r['identity']['train']['batch_size']}" for r in runs)
     commands = _distinct(f"`{r['command']}`" for r in runs)
     return [
-        f"- {_one_of('command', commands)}",
+        *([f"- command {commands[0]}"] if len(commands) == 1 else ["- commands", *(f"  - {c}" for c in commands)]),
         f"- recipe {tree['table']['recipe']}, setting {tree['table']['setting']}: {', '.join(models)}",
         *(f"- {words}" for words in second_stages(runs)),
         f"- {seeds_named(sorted({r['seed'] for r in runs}))}",

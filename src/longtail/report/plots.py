@@ -1,12 +1,12 @@
 """Plots of finished runs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 
-from longtail.report.table import Row
+from longtail.report.cells import Curve
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -18,32 +18,38 @@ MARKERS = "osD^vPX"
 BINS = 10
 
 
-def accuracy_by_frequency(rows: Sequence[Row], path: Path) -> None:
-    """Accuracy per class against its number of training images, head to the left; many classes are averaged in ten bins."""
-    figure, axis = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    for i, row in enumerate(rows):
-        counts = np.array(row.runs[0].metrics["counts"])
-        per_class = np.array(
-            [r.metrics["per_class"] for r in row.runs], dtype=float
-        )  # a class without test images: nan
-        order = np.argsort(-counts, kind="stable")
-        order = order[~np.isnan(per_class).all(0)[order]]
-        bins = np.array_split(order, min(BINS, len(order)))
-        x, y = [counts[b].mean() for b in bins], [np.nanmean(per_class[:, b]) for b in bins]
-        colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
-        axis.plot(x, y, label=row.label, color=colour, marker=marker, linewidth=1.6, markersize=5)
-    axis.set_xscale("log")
-    axis.invert_xaxis()
-    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.xaxis.set_major_formatter(ScalarFormatter())
-    axis.xaxis.set_minor_locator(NullLocator())
-    axis.set_xlabel("training images of the class (rare classes to the right)")
-    axis.set_ylabel("test accuracy of the class, %")
-    axis.set_ylim(0, 103)
-    axis.grid(alpha=0.3)
-    axis.legend(frameon=False)
-    axis.set_title(rows[0].data, loc="left", fontsize=10)
-    for edge in (100, 20):  # the borders of the shot groups
-        axis.axvline(edge, color="0.6", linewidth=0.8, linestyle=":")
-    figure.savefig(path, dpi=150)
+def accuracy_by_frequency(panels: Mapping[str, Sequence[Curve]], path: Path) -> None:
+    """Accuracy per class against its number of training images, head to the left; a panel for each draw, by its title."""
+    size = (1.4 + 5.6 * len(panels), 4.2) if len(panels) == 1 else (1 + 4.2 * len(panels), 4.2)
+    figure, axes = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained")
+    for axis, (title, curves) in zip(axes[0], panels.items(), strict=True):
+        for i, curve in enumerate(curves):
+            colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+            axis.plot(*binned(curve), label=curve.label, color=colour, marker=marker, linewidth=1.6, markersize=5)
+        axis.set_xscale("log")
+        axis.invert_xaxis()
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_major_formatter(ScalarFormatter())
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.grid(alpha=0.3)
+        axis.set_title(title, loc="left", fontsize=10)
+        left, right = axis.get_xlim()
+        for edge in (e for e in (100, 20) if right < e < left):  # the borders of the shot groups
+            axis.axvline(edge, color="0.6", linewidth=0.8, linestyle=":")
+    axes[0, 0].set_ylim(0, 103)
+    axes[0, 0].set_ylabel("test accuracy of the class, %")
+    axes[0, 0].legend(frameon=False, loc="lower left")
+    figure.supxlabel("training images of the class (rare classes to the right)", fontsize=10)
+    fresh = path.with_suffix(".tmp")  # a reader sees the old picture or the new one
+    figure.savefig(fresh, dpi=150, format="png")
     plt.close(figure)
+    fresh.replace(path)
+
+
+def binned(curve: Curve) -> tuple[list[float], list[float]]:
+    """Images and accuracy of classes of like frequency, over runs; ten bins where there are more classes."""
+    counts, per_class = np.array(curve.counts), np.array(curve.per_class, dtype=float)
+    order = np.argsort(-counts, kind="stable")
+    order = order[~np.isnan(per_class).all(0)[order]]
+    bins = np.array_split(order, min(BINS, len(order)))
+    return [float(counts[b].mean()) for b in bins], [float(np.nanmean(per_class[:, b])) for b in bins]

@@ -14,8 +14,8 @@ from typing import Any
 from longtail import runs
 from longtail.config import Config, from_dict
 from longtail.errors import UserError
-from longtail.report.cells import make_rows, make_verdicts
-from longtail.report.page import to_markdown
+from longtail.report.cells import make_panels, make_rows, make_verdicts
+from longtail.report.page import lengths, picture, to_markdown
 
 # What a record keeps of metrics.json, besides per_class; all but the first two may lack, or be None for an empty group.
 ALWAYS = ("top1", "seconds")
@@ -101,6 +101,17 @@ def write(path: Path, tree: dict[str, Any]) -> dict[str, Any]:
     try:
         runs.write_json(path, tree)
         runs.write_text(path.with_suffix(".md"), to_markdown(tree))
+        draw(tree, path.parent)
     except OSError as error:
         raise UserError(f"cannot write to {path.parent} ({error.strerror}): choose another --results") from error
     return tree
+
+
+def draw(tree: dict[str, Any], folder: Path) -> None:
+    """The pictures that the page shows."""
+    for epochs in lengths(tree):
+        panels = make_panels(tree, epochs)
+        if panels:
+            from longtail.report.plots import accuracy_by_frequency  # matplotlib, which takes a second to come
+
+            accuracy_by_frequency(panels, folder / picture(tree, epochs))
