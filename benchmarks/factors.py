@@ -55,6 +55,7 @@ def variants() -> dict[str, Config]:
         "CIFAR-100 statistics": changed(base, "views", normalise="cifar100"),
         "centres without bias": changed(base, "model", bias=False),
         "cosine from 0.1": changed(base, "optim", lr=0.1, **COSINE),
+        "Balanced Softmax, cosine from 0.1": changed(balanced, "optim", lr=0.1, **COSINE),
         "no rebalance": recipes.cifar100_lt("paco-no-rebalance", IMBALANCE, "equal"),
         "fp32": changed(base, "train", precision="fp32"),
     }
