@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from longtail.config import TrainConfig
-from longtail.engine.device import COMPILING_PAYS, compiling_pays, products_in
+from longtail.engine.device import REPAID, REPAID_FUSED, compiling_pays, products_in
 
 CUDA = torch.device("cuda")  # need not be there
 
@@ -35,7 +35,7 @@ def test_torchs_newer_switches_hold(switch):
     script = f"""
 import torch
 from longtail.config import TrainConfig
-from longtail.engine.device import COMPILING_PAYS, compiling_pays, products_in
+from longtail.engine.device import REPAID, REPAID_FUSED, compiling_pays, products_in
 {switch}.fp32_precision = "tf32"
 for device in ("cpu", "cuda"):
     for precision in ("bf16", "fp32"):
@@ -48,17 +48,19 @@ assert torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 @pytest.mark.parametrize(
-    ("step", "precision", "device", "steps", "pays"),
+    ("step", "precision", "device", "steps", "fused", "pays"),
     [
-        ("auto", "auto", "cuda", COMPILING_PAYS, True),
-        ("fused", "auto", "cuda", COMPILING_PAYS, True),
-        ("auto", "auto", "cuda", COMPILING_PAYS - 1, False),
-        ("auto", "fp32", "cuda", COMPILING_PAYS, False),  # fp32 is for checking
-        ("auto", "bf16", "cpu", COMPILING_PAYS, False),
-        ("captured", "auto", "cuda", COMPILING_PAYS, False),
-        ("eager", "auto", "cuda", COMPILING_PAYS, False),
-        ("compiled", "fp32", "cpu", 1, True),
+        ("auto", "auto", "cuda", REPAID, False, True),
+        ("auto", "auto", "cuda", REPAID - 1, False, False),
+        ("auto", "auto", "cuda", REPAID_FUSED, True, True),
+        ("auto", "auto", "cuda", REPAID_FUSED - 1, True, False),
+        ("fused", "auto", "cuda", REPAID_FUSED, True, True),
+        ("auto", "fp32", "cuda", REPAID_FUSED, False, False),  # fp32 is for checking
+        ("auto", "bf16", "cpu", REPAID_FUSED, False, False),
+        ("captured", "auto", "cuda", REPAID_FUSED, False, False),
+        ("eager", "auto", "cuda", REPAID_FUSED, False, False),
+        ("compiled", "fp32", "cpu", 1, False, True),
     ],
 )
-def test_a_run_compiles_where_it_is_asked_to_or_repaid(step, precision, device, steps, pays):
-    assert compiling_pays(TrainConfig(step=step, precision=precision), torch.device(device), steps) is pays
+def test_a_run_compiles_where_it_is_asked_to_or_repaid(step, precision, device, steps, fused, pays):
+    assert compiling_pays(TrainConfig(step=step, precision=precision), torch.device(device), steps, fused) is pays

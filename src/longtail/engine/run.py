@@ -62,7 +62,8 @@ class Run:
         self.steps_per_epoch = self.batches.steps_per_epoch
         self.clock = torch.zeros((), dtype=torch.int64, device=device)  # the step under way, for the meter
         self.captured = device.type == "cuda" and config.train.step != "eager"
-        self.compiled = compiling_pays(config.train, device, config.train.epochs * self.steps_per_epoch)
+        steps, fused = config.train.epochs * self.steps_per_epoch, self.method.net.trunk.fused
+        self.compiled = compiling_pays(config.train, device, steps, fused)
         if self.compiled:
             compile_networks(self.method)
         self.start_clock()
