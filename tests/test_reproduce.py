@@ -153,10 +153,33 @@ def test_the_page_shows_the_picture_where_there_is_one(place):
         ("PaCo", 2),
         ("Balanced Softmax", 2),
     ]
-    for counts in ([5] * 10, None):  # balanced; of an older version
+    tree["runs"][0]["counts"] = None  # of an older version
+    assert len(make_panels(tree, 1)["imbalance 40"]) == 2
+    for counts in ([5] * 10, None):  # balanced; all of an older version
         for record in tree["runs"]:
             record["counts"] = counts
         assert shown not in to_markdown(tree)
+
+
+def test_panels_follow_the_table_and_leave_out_what_has_no_scores(place):
+    tree = stored(place)
+    for record in tree["runs"][:2]:
+        record |= {"imbalance": 10, "data": record["data"] | {"checksum": "other"}}
+    assert list(make_panels(tree, 1)) == ["imbalance 40", "imbalance 10"]
+    for record in tree["runs"][2:]:
+        record["per_class"] = [None] * 10
+    assert list(make_panels(tree, 1)) == ["imbalance 10"]
+
+
+@pytest.mark.parametrize(
+    "spoilt", [{"counts": 7}, {"counts": [1, 2]}, {"counts": [None] * 10}, {"per_class": ["a"] * 10}]
+)
+def test_classes_that_make_no_sense_are_refused(place, spoilt):
+    tree = stored(place)
+    tree["runs"][0] |= spoilt
+    store(place, tree)
+    with pytest.raises(UserError, match=r"cannot use .*\((counts|per_class) is"):
+        again(place, **ONE_CELL)
 
 
 def test_the_page_names_every_commit_machine_and_note(place):

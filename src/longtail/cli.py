@@ -257,7 +257,7 @@ def run_reproduce(args: list[str]) -> None:
     screen, place = console(), given["results"] / tree["name"].replace("-", "_")
     for headline in to_rich(tree, screen.width):
         screen.print(headline)
-    print(f"written to {place}.json and {place}.md")
+    print(f"written to {place}.json and {place}.md, with pictures beside them")
 
 
 def run_recipes(args: list[str]) -> None:

@@ -110,7 +110,7 @@ def reproduce(
     minutes: float = 0,
     again: bool = False,
 ) -> dict[str, Any]:
-    """Train what is missing of a table, and write RESULTS/NAME.json and .md after each cell; the tree of the JSON.
+    """Train what is missing of a table, and write RESULTS/NAME.json, its page and pictures after each cell; the JSON's tree.
 
     The twin of `longtail reproduce`. `seeds`, `methods` and `imbalance` choose a part of the table; `epochs` another length;
     `minutes` (0: no limit) ends the call before a cell that would likely not fit; `again` trains what is recorded once more.

@@ -101,6 +101,6 @@ def write_json(path: Path, tree: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Atomically: a reader sees the old file or the new one."""
-    fresh = path.with_suffix(path.suffix + ".tmp")
+    fresh = path.with_suffix(f"{path.suffix}.{os.getpid()}.tmp")
     fresh.write_text(text, encoding="utf-8")
     os.replace(fresh, path)

@@ -13,13 +13,16 @@ from tests.engine.test_train import log_of, run_until
 @pytest.mark.long
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler on the CPU")
 def test_compiled_networks_give_the_losses_of_eager_ones(tmp_path):
-    states = []
+    states, setup = [], []
     for step in ("eager", "compiled"):
         config = tiny("paco", epochs=2, step=step)
         config = replace(
             config, optim=replace(config.optim, lr=0.01)
         )  # at 0.1 rounding grows to 2e-3 in these twelve steps
-        states.append(run_until(config, tmp_path / step).method.state_dict())
+        run = run_until(config, tmp_path / step)
+        states.append(run.method.state_dict())
+        setup.append(run.setup_seconds)
+    assert setup[1] > setup[0]  # what compiling took is no part of the training's time
     one, two = ([row["loss"] for row in log_of(tmp_path / step)] for step in ("eager", "compiled"))
     assert one == pytest.approx(two, rel=1e-3) and states[0].keys() == states[1].keys()
     assert not all(torch.equal(states[0][k], states[1][k]) for k in states[0])  # it was another code that ran

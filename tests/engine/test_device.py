@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from longtail.config import TrainConfig
-from longtail.engine.device import REPAID, REPAID_FUSED, compiling_pays, products_in
+from longtail.engine.device import REPAID, REPAID_FUSED, can_compile, compiling_pays, products_in
+from longtail.errors import UserError
 
 CUDA = torch.device("cuda")  # need not be there
 
@@ -34,8 +35,7 @@ def test_torchs_newer_switches_hold(switch):
     """In a process of their own, as the two kinds of switches do not go together."""
     script = f"""
 import torch
-from longtail.config import TrainConfig
-from longtail.engine.device import REPAID, REPAID_FUSED, compiling_pays, products_in
+from longtail.engine.device import products_in
 {switch}.fp32_precision = "tf32"
 for device in ("cpu", "cuda"):
     for precision in ("bf16", "fp32"):
@@ -62,5 +62,22 @@ assert torch.backends.cuda.matmul.fp32_precision == "tf32"
         ("compiled", "fp32", "cpu", 1, False, True),
     ],
 )
-def test_a_run_compiles_where_it_is_asked_to_or_repaid(step, precision, device, steps, fused, pays):
+def test_a_run_compiles_where_it_is_asked_to_or_repaid(step, precision, device, steps, fused, pays, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: name)
     assert compiling_pays(TrainConfig(step=step, precision=precision), torch.device(device), steps, fused) is pays
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_without_a_compiler_auto_goes_without_and_compiled_says_so(device, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert not compiling_pays(TrainConfig(), torch.device(device), REPAID_FUSED, fused=True)
+    with pytest.raises(UserError, match=r"--train.step compiled: .* install g\+\+, or use auto"):
+        compiling_pays(TrainConfig(step="compiled"), torch.device(device), 1, fused=False)
+
+
+def test_a_compiler_may_be_named_by_the_environment(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: name if name == "/opt/mine" else None)
+    monkeypatch.setenv("CC", "/opt/mine")
+    assert can_compile(CUDA) and not can_compile(torch.device("cpu"))
+    monkeypatch.setenv("CXX", "/opt/mine")
+    assert can_compile(torch.device("cpu"))

@@ -20,6 +20,7 @@ from longtail.data.loader import ResidentLoader
 from longtail.data.sources import load
 from longtail.engine import checkpoint
 from longtail.engine.advice import out_of_memory
+from longtail.engine.capture import rehearse, state
 from longtail.engine.device import place
 from longtail.engine.environment import describe_environment
 from longtail.engine.evaluate import evaluate
@@ -120,7 +121,9 @@ def test_a_refused_resume_changes_nothing_and_an_accepted_one_is_added(tmp_path)
     assert (folder / runs.ENVIRONMENT).read_text() == first
     train(config, tmp_path, resume=True, data=DATA)
     environment = json.loads((folder / runs.ENVIRONMENT).read_text())
-    assert environment.pop("resumed")[0]["device"].startswith("CPU") and environment == json.loads(first)
+    again = environment.pop("resumed")[0]
+    assert again["device"].startswith("CPU") and (again["step"], again["precision"]) == ("eager", "fp32")
+    assert environment == json.loads(first)
 
 
 def test_networks_and_views_are_channels_last(tmp_path):
@@ -355,7 +358,8 @@ def test_only_what_the_kernels_know_is_fused(size, model, changes, fused, monkey
 
 
 @pytest.mark.parametrize(("step", "how"), [("auto", "eager"), ("captured", "eager"), ("compiled", "compiled")])
-def test_the_environment_says_how_steps_were_made(step, how, tmp_path):
+def test_the_environment_says_how_steps_were_made(step, how, tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: name)  # as if there were a compiler
     run = Run(tiny("ce", step=step), 0, DATA, tmp_path, CPU)
     assert describe_environment(run)["step"] == how
 
@@ -485,3 +489,19 @@ def test_learning_goes_on_in_bf16(tmp_path):
     run = run_until(tiny("paco", precision="bf16", epochs=2), tmp_path)
     rows = log_of(tmp_path)
     assert rows[1]["loss"] < rows[0]["loss"] and run.method.net.head.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("method", ["paco", "supcon"])
+def test_rehearsed_steps_leave_no_trace(method, tmp_path):
+    """What is compiled on the CPU is compiled by a step that is taken back."""
+    plain, rehearsed = (Run(tiny(method), 0, DATA, tmp_path, CPU) for _ in range(2))
+    drawn = torch.get_rng_state()
+    rehearse([rehearsed], advance)
+    assert torch.equal(torch.get_rng_state(), drawn) and rehearsed.step == 0
+    for step in range(3):
+        for run in (plain, rehearsed):
+            run.prepare(step)
+            advance(run)
+            run.finished(step)
+    one, two = state(plain), state(rehearsed)
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)

@@ -10,6 +10,7 @@ from rich.console import Console
 from longtail import recipes, runs
 from longtail.config import to_dict
 from longtail.errors import UserError
+from longtail.report import plots
 from longtail.report.cells import Curve
 from longtail.report.plots import accuracy_by_frequency, binned
 from longtail.report.table import make_rows, shifted_table, table, to_markdown, to_rich
@@ -101,6 +102,16 @@ def test_tables_and_plot_are_drawn(made, tmp_path):
     for panels in ({"one": curves}, {"one": curves, "two": curves[:1]}):
         accuracy_by_frequency(panels, tmp_path / "plot.png")
         assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG") and not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_method_looks_the_same_in_every_panel_and_is_named_once(tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(plots.plt, "close", shown.append)
+    one, two, three = (Curve(label, [30, 20, 10], [[50.0, 40.0, 30.0]]) for label in "abc")
+    accuracy_by_frequency({"x": [one, two], "y": [two, three]}, tmp_path / "plot.png")
+    left, right = shown[0].axes
+    assert left.lines[1].get_color() == right.lines[0].get_color() != right.lines[1].get_color()
+    assert [text.get_text() for text in left.get_legend().get_texts()] == ["a", "b", "c"]
 
 
 def test_classes_of_like_frequency_share_a_bin():

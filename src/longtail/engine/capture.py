@@ -36,19 +36,7 @@ class CapturedStep:
     """
 
     def __init__(self, runs: "Sequence[Run]", advance: "Callable[[Run], None]") -> None:
-        before = [{name: t.clone() for name, t in state(run).items()} for run in runs]
-        drawn = torch.cuda.get_rng_state()
-
-        def once() -> None:
-            for run in runs:
-                run.prepare(run.step)
-                advance(run)
-
-        warm_up(once)
-        for run, tensors in zip(runs, before, strict=True):
-            undo(run, tensors)
-            run.prepare(run.step)
-        torch.cuda.set_rng_state(drawn)
+        rehearse(runs, advance)
         self.graph = torch.cuda.CUDAGraph()
         streams = [stream(1 + branch) for branch in range(len(runs))]
         with torch.cuda.graph(self.graph):
@@ -69,6 +57,27 @@ def stream(number: int) -> torch.cuda.Stream:
     """The same for the same number. torch has 32 streams and hands them out in turn: a new one may be an old one, and branches
     of a graph that unknowingly share a stream also share memory."""
     return torch.cuda.Stream()
+
+
+def rehearse(runs: "Sequence[Run]", advance: "Callable[[Run], None]") -> None:
+    """Steps that are taken back: they compile, choose kernels and allocate what lives on."""
+    cuda = runs[0].device.type == "cuda"
+    before = [{name: t.clone() for name, t in state(run).items()} for run in runs]
+    drawn = torch.cuda.get_rng_state() if cuda else torch.get_rng_state()
+
+    def once() -> None:
+        for run in runs:
+            run.prepare(run.step)
+            advance(run)
+
+    if cuda:
+        warm_up(once)
+    else:
+        once()
+    for run, tensors in zip(runs, before, strict=True):
+        undo(run, tensors)
+        run.prepare(run.step)
+    (torch.cuda.set_rng_state if cuda else torch.set_rng_state)(drawn)
 
 
 def warm_up(work: Callable[[], None]) -> None:

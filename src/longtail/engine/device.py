@@ -1,6 +1,8 @@
 """Where a run computes, and how a method is put there."""
 
 import contextlib
+import os
+import shutil
 from collections.abc import Iterator
 
 import torch
@@ -71,13 +73,23 @@ def fits(trunk: Trunk, config: Config) -> bool:
 
 def compiling_pays(train: TrainConfig, device: torch.device, steps: int, fused: bool) -> bool:
     """Whether torch.compile gets its part: where asked for, and in `auto` on a GPU where so many steps repay its time."""
+    if train.step == "compiled":
+        if not can_compile(device):
+            raise UserError("--train.step compiled: torch.compile finds no C++ compiler here: install g++, or use auto")
+        return True
     fast = train.step in ("auto", "fused") and precision(train, device) == "bf16" and device.type == "cuda"
-    return train.step == "compiled" or (fast and steps >= (REPAID_FUSED if fused else REPAID))
+    return fast and steps >= (REPAID_FUSED if fused else REPAID) and can_compile(device)
+
+
+def can_compile(device: torch.device) -> bool:
+    """Triton asks for a C compiler, torch on the CPU for a C++ one; without, the backward pass would fail at its first step."""
+    names = ("gcc", "clang", os.environ.get("CC")) if device.type == "cuda" else ("g++", os.environ.get("CXX"))
+    return any(shutil.which(name) for name in names if name)
 
 
 def compile_networks(method: Method) -> None:
     """Let torch.compile have the trunks that our kernels do not know, and what follows a trunk."""
-    torch._dynamo.config.suppress_errors = True  # what cannot be compiled here (no C compiler, say) runs as it is
+    torch._dynamo.config.suppress_errors = True  # what the compiler does not understand of a network runs as it is
     torch._dynamo.config.recompile_limit = 64  # settings that one process may go through; seeds share a compilation
     method.compile()
     for trunk in (m for m in method.modules() if isinstance(m, Trunk) and not m.fused):

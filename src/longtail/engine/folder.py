@@ -60,7 +60,7 @@ def start_folder(run: Run) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
         if path.exists():
             first = runs.read_json(path)
-            again = {k: now[k] for k in ("started", "commit", "versions", "device")}
+            again = {k: now[k] for k in ("started", "commit", "versions", "device", "precision", "step")}
             now = first | {"resumed": [*first.get("resumed", []), again]}
         else:
             runs.write_json(run.folder / runs.CONFIG, to_dict(run.config))

@@ -16,7 +16,7 @@ from longtail import runs
 from longtail.config import Config
 from longtail.data.sources import DataSet, load
 from longtail.engine.advice import advise_batch, advise_finite, out_of_memory
-from longtail.engine.capture import CapturedStep
+from longtail.engine.capture import CapturedStep, rehearse
 from longtail.engine.device import choose_device, compile_kernels, precision, products_in
 from longtail.engine.environment import describe_model
 from longtail.engine.evaluate import finish, peak_memory
@@ -84,22 +84,26 @@ def for_each(group: Sequence[Run], logs: Sequence[Log], work: Callable[[Run, Log
 
 def make_step(group: Sequence[Run]) -> Callable[[], None]:
     """The device's part of one step of each run; what making it costs is no part of the training's time."""
-    if group[0].captured and group[0].steps_left():
-        start = time.perf_counter()
-        compile_kernels(group[0].method)
-        with warnings.catch_warnings():  # the compiler's advice on precision is not the user's concern
-            warnings.filterwarnings("ignore", module=r"torch\._inductor")
-            step = CapturedStep(group, advance)
-        torch.cuda.synchronize()
-        for run in group:
-            run.setup_seconds += time.perf_counter() - start
-        return step
 
     def each() -> None:
         for run in group:
             advance(run)
 
-    return each
+    first = group[0]
+    if not (first.captured or first.compiled) or not first.steps_left():
+        return each
+    start, step = time.perf_counter(), each
+    compile_kernels(first.method)
+    with warnings.catch_warnings():  # the compiler's advice on precision is not the user's concern
+        warnings.filterwarnings("ignore", module=r"torch\._inductor")
+        if first.captured:
+            step = CapturedStep(group, advance)
+            torch.cuda.synchronize()
+        else:
+            rehearse(group, advance)
+    for run in group:
+        run.setup_seconds += time.perf_counter() - start
+    return step
 
 
 BOOKS = 2  # the line on which terms are added up and keys are put away; 0 and 1 have the networks' own work

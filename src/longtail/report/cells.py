@@ -30,13 +30,13 @@ def make_rows(tree: Tree) -> list[Tree]:
 
 def make_panels(tree: Tree, epochs: int) -> dict[str, list[Curve]]:
     """By factor, the curves of the rows of one length; balanced draws have nothing to draw, older records no counts."""
-    panels: dict[str, list[Curve]] = {}
+    panels: dict[float, list[Curve]] = {factor: [] for factor in tree["table"]["imbalance"]}
     for label, runs in labelled(tree):
-        counts = runs[0].get("counts") or [0]
-        if runs[0]["epochs"] == epochs and min(counts) < max(counts):
-            curve = Curve(label, counts, [r["per_class"] for r in runs])
-            panels.setdefault(f"imbalance {runs[0]['imbalance']:g}", []).append(curve)
-    return panels
+        counts = next((r["counts"] for r in runs if r.get("counts")), [0])
+        scored = any(share is not None for r in runs for share in r["per_class"])
+        if runs[0]["epochs"] == epochs and min(counts) < max(counts) and scored:
+            panels[runs[0]["imbalance"]].append(Curve(label, counts, [r["per_class"] for r in runs]))
+    return {factor_name(factor): curves for factor, curves in panels.items() if curves}
 
 
 def labelled(tree: Tree) -> list[tuple[str, list[Tree]]]:
@@ -88,6 +88,10 @@ def _row(label: str, runs: list[Tree], table: Tree) -> Tree:
         "difference": None if paper is None else metrics["top1"]["mean"] - paper,
         "metrics": metrics,
     }
+
+
+def factor_name(factor: float) -> str:
+    return f"imbalance {factor:g}" if factor > 1 else "balanced"
 
 
 def label_of(record: Tree) -> str:

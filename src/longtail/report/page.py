@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rich.table import Table
 
-from longtail.report.cells import ENOUGH, Tree, label_of, make_panels, published
+from longtail.report.cells import ENOUGH, Tree, factor_name, label_of, make_panels, published
 from longtail.report.table import COLUMNS, markdown, spread
 from longtail.runs import seeds_named
 
@@ -180,10 +180,6 @@ def to_rich(tree: Tree, width: int = 150) -> list[Table]:
             table.add_row(row[0], *(cell if width >= 100 else cell.replace(" ± ", "±") for cell in row[1:]))
         tables.append(table)
     return tables
-
-
-def factor_name(factor: float) -> str:
-    return f"imbalance {factor:g}" if factor > 1 else "balanced"
 
 
 def _distinct(items: Iterable[str]) -> list[str]:

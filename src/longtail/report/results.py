@@ -17,7 +17,8 @@ from longtail.errors import UserError
 from longtail.report.cells import make_panels, make_rows, make_verdicts
 from longtail.report.page import lengths, picture, to_markdown
 
-# What a record keeps of metrics.json, besides per_class; all but the first two may lack, or be None for an empty group.
+# What a record keeps of metrics.json, besides per_class and counts.
+# All but the first two may lack, or be None for an empty group.
 ALWAYS = ("top1", "seconds")
 METRICS = (*ALWAYS, "many", "medium", "few", "macro_f1", "ece", "knn_top1", "setup_seconds", "together", "peak_memory")
 Kinds = dict[str, type | tuple[type, ...]]
@@ -56,6 +57,7 @@ def read(path: Path, table: dict[str, Any]) -> dict[str, Any]:
 def _checked(record: Any, table: dict[str, Any]) -> dict[str, Any]:
     _check_kinds(record, KINDS)
     _check_kinds(record["data"], DATA_KINDS)
+    _check_classes(record["per_class"], record.get("counts"))
     for start in record["resumed"]:
         _check_kinds(start, START)
     if record["method"] not in table["methods"] or record["imbalance"] not in table["imbalance"]:
@@ -76,6 +78,16 @@ def _check_kinds(tree: Any, kinds: Kinds) -> None:
             raise ValueError(f"{key} is {tree.get(key)!r}")
 
 
+def _check_classes(per_class: list[Any], counts: Any) -> None:
+    """A number a class; None for one without test images, and for the counts of older records."""
+    if any(value is not None and type(value) not in (int, float) for value in per_class):
+        raise ValueError(f"per_class is {per_class!r}")
+    if counts is None:
+        return
+    if not isinstance(counts, list) or [type(n) for n in counts] != [int] * len(per_class):
+        raise ValueError(f"counts is {counts!r} for {len(per_class)} classes")
+
+
 def find(tree: dict[str, Any], method: str, imbalance: float, config: Config) -> dict[int, dict[str, Any]]:
     """The recorded runs of one cell in this very configuration, by seed."""
     same = [r for r in tree["runs"] if (r["method"], r["imbalance"]) == (method, imbalance)]
@@ -94,14 +106,14 @@ def _key(record: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def write(path: Path, tree: dict[str, Any]) -> dict[str, Any]:
-    """The file and its page, each replaced atomically; the tree as it was written, rows and verdicts anew."""
+    """The file, its pictures and its page, each replaced atomically; the tree as it was written, rows and verdicts anew."""
     rows = make_rows(tree)
     head = {k: tree[k] for k in ("name", "title", "command", "updated", "table")}
     tree = head | {"rows": rows, "verdicts": make_verdicts(rows, tree["table"]), "runs": tree["runs"]}
     try:
         runs.write_json(path, tree)
-        runs.write_text(path.with_suffix(".md"), to_markdown(tree))
         draw(tree, path.parent)
+        runs.write_text(path.with_suffix(".md"), to_markdown(tree))
     except OSError as error:
         raise UserError(f"cannot write to {path.parent} ({error.strerror}): choose another --results") from error
     return tree
