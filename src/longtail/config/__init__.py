@@ -1,0 +1,84 @@
+"""The configuration of a run: frozen dataclasses, one per section; every field is a flag (`--optim.lr 0.1`).
+
+Nothing here imports torch or numpy, so that `--help` is instant. Values are checked where they enter: a Config that
+exists is valid.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from longtail.config.methods import METHODS, BalancedSoftmax, CrossEntropy, MethodConfig, MomentumContrast, PaCo, SupCon
+from longtail.config.section import Section, differences, from_dict, to_dict
+from longtail.config.sections import (
+    DataConfig,
+    LogConfig,
+    ModelConfig,
+    OptimConfig,
+    TrainConfig,
+    ViewConfig,
+    ViewsConfig,
+)
+from longtail.errors import UserError
+
+__all__ = [
+    "METHODS",
+    "BalancedSoftmax",
+    "Config",
+    "CrossEntropy",
+    "DataConfig",
+    "LogConfig",
+    "MethodConfig",
+    "ModelConfig",
+    "MomentumContrast",
+    "OptimConfig",
+    "PaCo",
+    "Section",
+    "SupCon",
+    "TrainConfig",
+    "ViewConfig",
+    "ViewsConfig",
+    "differences",
+    "from_dict",
+    "to_dict",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Section):
+    recipe: str = "custom"
+    """Which recipe it came from, and its setting: for the record only."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Where the images come from."""
+    views: ViewsConfig = field(default_factory=ViewsConfig)
+    """What the networks see of them."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """The trunk."""
+    method: MethodConfig = field(default_factory=CrossEntropy)
+    """What is learnt, and how."""
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    """Optimiser and schedule."""
+    train: TrainConfig = field(default_factory=TrainConfig)
+    """Length, batch, device."""
+    log: LogConfig = field(default_factory=LogConfig)
+    """What is shown."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        late = [m for m in self.optim.milestones if m >= max(self.train.epochs, 1)]
+        if self.optim.schedule == "step" and late:
+            advice = f"training ends at epoch {self.train.epochs}: give shares of it, such as 0.8 0.9"
+            raise UserError(f"--optim.milestones {late[0]:g} is never reached, {advice}")
+        if self.train.batch_size == 1 and getattr(self.method, "projection_norm", False):
+            raise UserError(
+                "--train.batch_size 1: batch norm in G needs two images: try 2, or --method.no_projection_norm"
+            )
+
+    def identity(self) -> dict[str, Any]:
+        """What makes two runs repetitions of one another: everything but seeds, place, display and speed."""
+        tree = to_dict(self)
+        del tree["recipe"], tree["log"], tree["data"]["root"], tree["data"]["download"]
+        for key in ("seeds", "device", "step", "together", "checkpoint_every", "validate_every"):
+            del tree["train"][key]
+        if not isinstance(self.method, MomentumContrast):
+            del tree["views"]["key"]
+        return {"method": tree.pop("method")} | tree  # first, as what a reader looks for first

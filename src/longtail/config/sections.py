@@ -1,0 +1,178 @@
+"""The settings that every method shares: data, views, network, optimiser, training, log."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from longtail.config.section import Section, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Section):
+    section: ClassVar[str] = "data"
+
+    name: Literal["cifar10", "cifar100", "digits", "folder"] = "cifar100"
+    """The data set; `folder` is an image folder, train/CLASS/*.jpg with val/CLASS/*.jpg beside it or without."""
+    root: Path | None = None
+    """Where the archives lie, or the image folder itself (archives: else $LONGTAIL_DATA, else ./data)."""
+    imbalance: float = 1.0
+    """Largest over smallest class of the long-tailed draw; 1 keeps the data as they are."""
+    profile: Literal["exponential", "step"] = "exponential"
+    """How the counts fall from head to tail; `step`: the rarer half of the classes has the tail's count."""
+    image_size: int = 32
+    """Side in pixels that the network sees (images of a folder are resized and centre-cropped to it)."""
+    val_fraction: float = 0.0
+    """Share of the training images held out for validation, per class: at most a fifth, never a class's last two."""
+    download: bool = True
+    """Let torchvision fetch a missing archive."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = "at least 1 (it is the largest class over the smallest): try --data.imbalance 100"
+        require(self.imbalance >= 1, "data.imbalance", self.imbalance, rule)
+        require(self.image_size >= 4, "data.image_size", self.image_size, "at least 4 pixels")
+        rule = "between 0 and 0.2 (no class gives more than a fifth): try 0.1"
+        require(0 <= self.val_fraction <= 0.2, "data.val_fraction", self.val_fraction, rule)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewConfig(Section):
+    section: ClassVar[str] = "views.*"
+
+    crop: Literal["none", "pad", "resized"] = "pad"
+    """`pad`: zero-pad by 4 pixels (an eighth of the side) and cut; `resized`: RandomResizedCrop."""
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    """Smallest and largest area of a resized crop, as a share of the image."""
+    flip: bool = True
+    """Mirror left and right, with probability one half."""
+    policy: Literal["none", "sim", "rand", "stacked-rand", "auto"] = "none"
+    """SimAugment, RandAugment, both (stacked), or the CIFAR AutoAugment policy."""
+    rand_ops: int = 2
+    """RandAugment: operations per image."""
+    rand_magnitude: float = 10.0
+    """RandAugment: magnitude, 10 is the strongest."""
+    rand_std: float = 0.5
+    """RandAugment: standard deviation of the magnitude."""
+    fill: int = 128
+    """Grey level of what a shear, shift or rotation uncovers."""
+    cutout: int = 0
+    """Side in pixels of the square that Cutout blanks; 0: none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        low, high = self.crop_scale
+        require(0 < low <= high <= 1, "views.*.crop_scale", self.crop_scale, "two shares 0 < low <= high <= 1")
+        require(self.rand_ops >= 0, "views.*.rand_ops", self.rand_ops, "0 or more")
+        require(0 <= self.rand_magnitude <= 10, "views.*.rand_magnitude", self.rand_magnitude, "between 0 and 10")
+        require(self.rand_std >= 0, "views.*.rand_std", self.rand_std, "0 or more")
+        require(0 <= self.fill <= 255, "views.*.fill", self.fill, "a grey level from 0 to 255")
+        require(self.cutout >= 0, "views.*.cutout", self.cutout, "0 (none) or a side in pixels")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewsConfig(Section):
+    section: ClassVar[str] = "views"
+
+    query: ViewConfig = field(default_factory=ViewConfig)
+    """The view that the query network and the class centres see."""
+    key: ViewConfig = field(default_factory=ViewConfig)
+    """The view that the momentum (key) network sees; unused by methods without one."""
+    normalise: Literal["cifar10", "cifar100", "imagenet", "half"] = "cifar10"
+    """Whose mean and standard deviation; `half`: 0.5 each. Released CIFAR-100 code uses those of CIFAR-10."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(Section):
+    section: ClassVar[str] = "model"
+
+    name: str = "resnet32_cifar"
+    """Any timm name, or resnet{8,20,32,44,56}_cifar (16/32/64 wide) and resnet{18,50}_cifar (3x3 stem)."""
+    pretrained: bool = False
+    """Start from timm's weights for this name (downloaded)."""
+    bias: bool = True
+    """A bias in the classifier: released PaCo has one, the paper's centres have none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig(Section):
+    section: ClassVar[str] = "optim"
+
+    lr: float = 0.1
+    """Peak learning rate of SGD."""
+    momentum: float = 0.9
+    """SGD's momentum."""
+    nesterov: bool = False
+    """Nesterov's form of it."""
+    weight_decay: float = 5e-4
+    """L2 penalty, on every parameter (batch norm and biases too, as released code does)."""
+    schedule: Literal["constant", "step", "cosine"] = "cosine"
+    """What follows the warm-up."""
+    milestones: tuple[float, ...] = ()
+    """Schedule `step`: where the rate is multiplied by gamma: shares of the training (0.8), or epochs (160)."""
+    gamma: float = 0.1
+    """Schedule `step`: the factor."""
+    warmup_epochs: float = 0.0
+    """Length of the linear warm-up."""
+    warmup_start: float = 0.0
+    """Where the warm-up starts, as a share of lr."""
+    warmup_by: Literal["step", "epoch", "epoch-overshoot"] = "step"
+    """Rise at each step, or at each epoch as (e+1)/n; released PaCo overshoots: its epoch n runs at (n+1)/n."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.lr > 0, "optim.lr", self.lr, "above 0: try 0.1")
+        require(0 <= self.momentum < 1, "optim.momentum", self.momentum, "in [0, 1): try 0.9")
+        rule = "off when momentum is 0: add --optim.momentum 0.9"
+        require(not (self.nesterov and self.momentum == 0), "optim.nesterov", self.nesterov, rule)
+        require(self.weight_decay >= 0, "optim.weight_decay", self.weight_decay, "0 or more: try 5e-4")
+        require(self.warmup_epochs >= 0, "optim.warmup_epochs", self.warmup_epochs, "0 or more")
+        require(self.gamma > 0, "optim.gamma", self.gamma, "above 0: try 0.1")
+        require(0 <= self.warmup_start <= 1, "optim.warmup_start", self.warmup_start, "between 0 and 1")
+        rising = list(self.milestones) == sorted(set(self.milestones)) and all(m > 0 for m in self.milestones)
+        require(rising, "optim.milestones", self.milestones, "rising shares or epochs above 0: try 0.8 0.9")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Section):
+    section: ClassVar[str] = "train"
+
+    epochs: int = 200
+    """Passes over the training images (of the first stage, where a method has two)."""
+    batch_size: int = 128
+    """Images per forward pass."""
+    accumulate: int = 1
+    """Batches whose gradients are averaged into one step (an epoch's remainder is left out)."""
+    seeds: tuple[int, ...] = (0,)
+    """One run per seed, each in OUT/seedN."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto`: CUDA where there is one."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """`auto`: bf16 on CUDA, fp32 on the CPU; fp32 on CUDA is exact and repeatable (no TF32), and slower."""
+    channels_last: bool = True
+    """Memory format of images and weights."""
+    step: Literal["auto", "eager", "captured", "compiled", "fused"] = "auto"
+    """`eager`: plain torch; `captured`: on CUDA the step is one graph; `compiled`: its networks go through torch.compile as
+    well; `fused`: what our own kernels know (CIFAR ResNets, small views; bf16) runs by them; `auto`: fused, else compiled where
+    the run is long enough to repay it, else captured."""
+    together: int = 4
+    """On CUDA, seeds trained side by side in one process, as branches of one captured step."""
+    checkpoint_every: int = 10
+    """Epochs between checkpoints (Ctrl-C and SIGTERM save at once)."""
+    validate_every: int = 10
+    """Epochs between evaluations on the validation split, where there is one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(1 <= self.together <= 8, "train.together", self.together, "between 1 and 8")
+        for name in ("epochs", "batch_size", "accumulate", "checkpoint_every", "validate_every"):
+            require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "at least 1")
+        distinct = len(set(self.seeds)) == len(self.seeds) > 0 and all(0 <= s < 2**31 for s in self.seeds)
+        require(distinct, "train.seeds", self.seeds, "distinct whole numbers from 0: try --train.seeds 0 1 2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig(Section):
+    section: ClassVar[str] = "log"
+
+    progress: Literal["auto", "bar", "plain", "none"] = "auto"
+    """`auto`: a bar on a terminal, plain lines when piped."""
