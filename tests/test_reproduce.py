@@ -6,17 +6,21 @@ import shutil
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from longtail import recipes, reproduction
 from longtail.cli import main
+from longtail.data.sources import load
 from longtail.errors import Interrupted, UserError
 from longtail.report import results as files
 from longtail.report.cells import make_panels, make_rows, make_verdicts
 from longtail.report.page import in_words, to_markdown
-from longtail.reproduction import TABLES, PaperTable, reproduce
+from longtail.reproduction import reproduce
+from longtail.reproduction.book import MARGIN, Book, seconds_per_image
+from longtail.reproduction.tables import TABLES, PaperTable, make_cell
 
 STAND_IN = PaperTable(
     title="Digits, as a stand-in",
@@ -200,7 +204,7 @@ def test_the_page_names_every_commit_machine_and_note(place):
 def test_what_another_process_wrote_meanwhile_is_kept(place):
     tree, path = stored(place), place / "results/dig_its.json"
     store(place, tree | {"runs": tree["runs"][:1]})
-    book = reproduction.Book(path, "dig-its", STAND_IN, "longtail reproduce dig-its")
+    book = Book(path, "dig-its", STAND_IN, "longtail reproduce dig-its")
     store(place, tree | {"runs": tree["runs"][:2]})
     book.add(tree["runs"][2:])
     assert stored(place)["runs"] == tree["runs"]
@@ -273,7 +277,7 @@ def test_another_length_is_trained_and_has_tables_of_its_own(place, calls):
 def test_another_configuration_has_a_row_of_its_own(place, calls, monkeypatch):
     def slower(method, imbalance, setting):
         config = recipes.digits_lt(method, imbalance, setting)
-        return reproduction.replace(config, optim=reproduction.replace(config.optim, lr=0.05))
+        return replace(config, optim=replace(config.optim, lr=0.05))
 
     changed = recipes.RECIPES["digits-lt"]._replace(build=slower)
     monkeypatch.setitem(recipes.RECIPES, "digits-lt", changed)
@@ -352,7 +356,7 @@ def test_seeds_side_by_side_share_their_seconds(trained):
     record["metrics"] |= {"seconds": 90.0, "setup_seconds": 10.0, "together": 2}
     per_image = 100 / record["data"]["images"]  # of one epoch
     for seeds, factor in ((1, 1), (2, 1), (3, 1.5), (4, 2)):
-        assert reproduction.seconds_per_image(record, seeds) == pytest.approx(factor * per_image)
+        assert seconds_per_image(record, seeds) == pytest.approx(factor * per_image)
 
 
 def test_the_estimate_prefers_the_method_and_this_machine(place):
@@ -361,12 +365,12 @@ def test_the_estimate_prefers_the_method_and_this_machine(place):
         record["metrics"] |= {"seconds": seconds, "setup_seconds": 0}
         record["device"] = device
     store(place, tree)
-    book = reproduction.Book(place / "results/dig_its.json", "dig-its", STAND_IN, "")
-    cells = {m: reproduction.make_cell(STAND_IN, m, 40, 1, place, None) for m in STAND_IN.methods}
-    data = reproduction.load(cells["paco"].config.data)
+    book = Book(place / "results/dig_its.json", "dig-its", STAND_IN, "")
+    cells = {m: make_cell(STAND_IN, m, 40, 1, place, None) for m in STAND_IN.methods}
+    data = load(cells["paco"].config.data)
 
     def seconds(method):
-        return book.estimate(cells[method], data, [0], False) / reproduction.MARGIN
+        return book.estimate(cells[method], data, [0], False) / MARGIN
 
     assert seconds("paco") == pytest.approx(2) and seconds("balanced-softmax") == pytest.approx(60)
     book.device = "here"
@@ -376,12 +380,12 @@ def test_the_estimate_prefers_the_method_and_this_machine(place):
 
 def test_the_estimate_counts_what_is_left(place):
     slow_down(place, 40.0)
-    book = reproduction.Book(place / "results/dig_its.json", "dig-its", STAND_IN, "")
-    cell = reproduction.make_cell(STAND_IN, "paco", 40, 4, place / "new", None)
-    data = reproduction.load(cell.config.data)
+    book = Book(place / "results/dig_its.json", "dig-its", STAND_IN, "")
+    cell = make_cell(STAND_IN, "paco", 40, 4, place / "new", None)
+    data = load(cell.config.data)
 
     def seconds(*seeds, again=False):
-        return book.estimate(cell, data, seeds, again) / reproduction.MARGIN
+        return book.estimate(cell, data, seeds, again) / MARGIN
 
     assert seconds(0) == pytest.approx(160) and seconds(0, 1) == pytest.approx(320)
     begun, finished = cell.run_folder(0), cell.run_folder(1)

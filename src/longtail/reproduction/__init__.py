@@ -1,0 +1,146 @@
+"""`longtail reproduce`: a table of the paper, trained cell by cell; a results file that grows, and a page made of it.
+
+A cell is a method at one imbalance factor. What the results file has is not trained again, nor is what the run folders have.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from longtail import runs
+from longtail.data.sources import DataSet, load
+from longtail.engine.train import train
+from longtail.errors import Interrupted, UserError, unknown
+from longtail.reproduction.book import Book, Budget, make_record
+from longtail.reproduction.tables import TABLES, Cell, PaperTable, choose_cells, make_cell
+
+
+def reproduce(
+    name: str,
+    out: Path | str | None = None,
+    results: Path | str = "results",
+    seeds: Sequence[int] | None = None,
+    methods: Sequence[str] | None = None,
+    imbalance: Sequence[float] | None = None,
+    epochs: int | None = None,
+    data_root: Path | str | None = None,
+    minutes: float = 0,
+    again: bool = False,
+) -> dict[str, Any]:
+    """Train what is missing of a table, and write RESULTS/NAME.json, its page and pictures after each cell; the JSON's tree.
+
+    The twin of `longtail reproduce`. `seeds`, `methods` and `imbalance` choose a part of the table; `epochs` another length;
+    `minutes` (0: no limit) ends the call before a cell that would likely not fit; `again` trains what is recorded once more.
+    """
+    if name not in TABLES:
+        raise unknown("table", name, TABLES)
+    table, left = TABLES[name], Budget(minutes)
+    wanted = check_seeds(table.seeds if seeds is None else seeds)
+    check_epochs(epochs)
+    chosen = choose_cells(table, methods, imbalance)
+    command = command_line(name, table, wanted, methods, imbalance, epochs)
+    book = Book(open_folder(Path(results)) / f"{name.replace('-', '_')}.json", name, table, command)
+    cells = [make_cell(table, m, f, epochs, Path(out or f"runs/reproduce-{name}"), data_root) for m, f in chosen]
+    work_through(cells, wanted, book, left, again)
+    return book.write()
+
+
+def work_through(cells: Sequence[Cell], wanted: Sequence[int], book: Book, left: Budget, again: bool) -> None:
+    """Train and record cell after cell, as far as the time goes."""
+    images: dict[float, DataSet] = {}
+    for number, cell in enumerate(cells, 1):
+        where, todo = f"cell {number} of {len(cells)}: {cell}", book.seeds_left(cell, wanted, again)
+        if not todo:
+            print(f"{where}: in {book.path} already, skipped", flush=True)
+            continue
+        data = load_images(cell, images)
+        book.check_images(cell, data)
+        if too_long := left.too_short_for(book.estimate(cell, data, todo, again)):
+            go_on = "name what is left with --methods and --imbalance" if again else "the same command continues"
+            print(f"stopped before {where}: {too_long}; {go_on}", flush=True)
+            break
+        skipped = [s for s in wanted if s not in todo]
+        print(
+            f"{where}, {runs.seeds_named(todo)}"
+            + (f" ({runs.seeds_named(skipped)} recorded already)" if skipped else ""),
+            flush=True,
+        )
+        if again:
+            set_aside(cell, {s: r for s, r in book.recorded(cell).items() if s in todo})
+        book.add([make_record(cell, folder, book.command) for folder in train_cell(cell, todo, data)])
+
+
+# What is asked for
+
+
+def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
+    good = all(type(s) is int and 0 <= s < 2**31 for s in seeds) and len(set(seeds)) == len(seeds) > 0
+    if not good:
+        given = " ".join(map(str, seeds)) or "without a value"
+        raise UserError(f"--seeds {given}: name distinct whole numbers from 0, such as --seeds 0 1 2")
+    return tuple(seeds)
+
+
+def check_epochs(epochs: int | None) -> None:
+    if epochs is not None and (type(epochs) is not int or epochs < 1):
+        raise UserError(f"--epochs {epochs}: it must be a whole number from 1")
+
+
+def command_line(
+    name: str,
+    table: PaperTable,
+    seeds: tuple[int, ...],
+    methods: Sequence[str] | None,
+    imbalance: Sequence[float] | None,
+    epochs: int | None,
+) -> str:
+    """The call as the results file remembers it: what decides figures, not where files lie nor how long a call may take."""
+    flags: dict[str, Sequence[Any]] = {
+        "--seeds": seeds if seeds != table.seeds else (),
+        "--methods": methods or (),
+        "--imbalance": [f"{factor:g}" for factor in imbalance or ()],
+        "--epochs": [epochs] if epochs else (),
+    }
+    given = [" ".join([flag, *map(str, values)]) for flag, values in flags.items() if values]
+    return " ".join(["longtail reproduce", name, *given])
+
+
+def open_folder(results: Path) -> Path:
+    """A place that cannot be written is an error before the training, not after it."""
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        probe = results / ".longtail-probe"
+        probe.touch()
+        probe.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {results} ({error.strerror}): choose another --results") from error
+    return results
+
+
+# The work
+
+
+def load_images(cell: Cell, loaded: dict[float, DataSet]) -> DataSet:
+    """The methods share a factor's images."""
+    if cell.imbalance not in loaded:
+        loaded[cell.imbalance] = load(cell.config.data)
+        print(*loaded[cell.imbalance].describe(), sep="\n", flush=True)
+    return loaded[cell.imbalance]
+
+
+def train_cell(cell: Cell, seeds: Sequence[int], data: DataSet) -> list[Path]:
+    try:
+        return train(cell.with_seeds(seeds), cell.folder, resume=True, data=data)
+    except Interrupted as stop:  # its message speaks of --resume, which this verb needs not
+        where = f"stopped in {cell}, and saved in {cell.folder}"
+        raise Interrupted(f"{where}: the same command continues", stop.exit_code - 128) from stop
+
+
+def set_aside(cell: Cell, recorded: dict[int, dict[str, Any]]) -> None:
+    """Rename the folders of recorded runs, so that these can be made once more; one not recorded yet is not in the way."""
+    for seed, record in recorded.items():
+        folder = cell.run_folder(seed)
+        if (folder / runs.METRICS).exists():
+            started = str(runs.read(folder).environment["started"])
+            if started == record["started"]:
+                folder.rename(folder.with_name(f"{folder.name}-{started.replace(':', '')}"))
