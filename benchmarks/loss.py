@@ -2,10 +2,10 @@
 
     python benchmarks/loss.py [--out FILE] [--plot FILE]
 
-One of the three varies at a time around batch 128, queue 8,192 and 1,000 classes; the last row has all at their largest. Beside
-ours the same loss by autograd, as matrices of masks (`reference.py`). `ms` is by the wall clock, operation by operation;
-`replayed_ms` the same work replayed as a CUDA graph, as training does. `MB` (of 2^20 bytes) is what is taken at the peak beyond
-inputs and gradients, `matrices` the same as a multiple of the two matrices of products.
+One of the three varies at a time around batch 128, queue 8,192 and 1,000 classes; the last row has the longest queue and
+most classes. Beside ours the same loss by autograd, as matrices of masks (`reference.py`). `ms` is by the wall clock, operation
+by operation; `replayed_ms` the same work replayed as a CUDA graph, as training does. `MB` (of 2^20 bytes) is what is taken at
+the peak beyond inputs and gradients, `matrices` the same as a multiple of the two matrices of products.
 """
 
 import argparse

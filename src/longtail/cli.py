@@ -250,14 +250,15 @@ def run_demo(args: list[str]) -> None:
 def run_reproduce(args: list[str]) -> None:
     given = dict(vars(parse(Reproduce, "reproduce", args)))
 
-    from longtail.report.page import to_rich
+    from longtail.report.page import lengths, picture, to_rich
     from longtail.reproduction import reproduce
 
     tree = reproduce(given.pop("table"), **given)
     screen, place = console(), given["results"] / tree["name"].replace("-", "_")
     for headline in to_rich(tree, screen.width):
         screen.print(headline)
-    print(f"written to {place}.json and {place}.md, with pictures beside them")
+    drawn = [f" and {given['results'] / name}" for epochs in lengths(tree) if (name := picture(tree, epochs))]
+    print(f"written to {place}.json and {place}.md" + "".join(drawn))
 
 
 def run_recipes(args: list[str]) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from longtail.config import TrainConfig
-from longtail.engine.device import REPAID, REPAID_FUSED, can_compile, compiling_pays, products_in
+from longtail.engine.device import REPAID, REPAID_FUSED, can_compile, check_step, compiling_pays, products_in
 from longtail.errors import UserError
 
 CUDA = torch.device("cuda")  # need not be there
@@ -72,7 +72,7 @@ def test_without_a_compiler_auto_goes_without_and_compiled_says_so(device, monke
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert not compiling_pays(TrainConfig(), torch.device(device), REPAID_FUSED, fused=True)
     with pytest.raises(UserError, match=r"--train.step compiled: .* install g\+\+, or use auto"):
-        compiling_pays(TrainConfig(step="compiled"), torch.device(device), 1, fused=False)
+        check_step(TrainConfig(step="compiled"), torch.device(device))
 
 
 def test_a_compiler_may_be_named_by_the_environment(monkeypatch):

@@ -20,7 +20,7 @@ class MethodConfig(Section):
         return self.title
 
     @classmethod
-    def kind(cls, tree: dict[str, Any]) -> type[Section]:
+    def chosen_by(cls, tree: dict[str, Any]) -> type[Section]:
         name = tree.pop("name", None)
         if not isinstance(name, str) or name not in METHODS:
             raise unknown("method", name, METHODS)

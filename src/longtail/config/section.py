@@ -28,12 +28,12 @@ class Section:
             object.__setattr__(self, f.name, coerce(hints[f.name], getattr(self, f.name), where))
 
     @classmethod
-    def kind(cls, tree: dict[str, Any]) -> "type[Section]":
+    def chosen_by(cls, tree: dict[str, Any]) -> "type[Section]":
         """Which section a tree describes, where there are several to choose from; takes the name out of it."""
         return cls
 
     def tag(self) -> dict[str, Any]:
-        """What its tree has beside its fields: the name that `kind` reads."""
+        """What its tree has beside its fields: the name that `chosen_by` reads."""
         return {}
 
 
@@ -57,7 +57,7 @@ def from_dict(kind: type[S], tree: Any, where: str = "") -> S:
     if not isinstance(tree, dict):
         raise UserError(f"{where or 'the configuration'} must be an object, got {tree!r}")
     tree = dict(tree)
-    kind = kind.kind(tree)  # type: ignore[assignment]
+    kind = kind.chosen_by(tree)  # type: ignore[assignment]
     names = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for key in tree:
         if key not in names:

@@ -60,6 +60,14 @@ def matmul_switches() -> tuple[str, str] | None:
         return None
 
 
+def check_step(train: TrainConfig, device: torch.device) -> None:
+    """Whether steps can be made here the way that is asked for."""
+    if train.step == "fused" and not uses_kernels(train, device):
+        raise UserError("--train.step fused: our kernels want bf16 and a CUDA GPU of capability 8 or more: use auto")
+    if train.step == "compiled" and not can_compile(device):
+        raise UserError("--train.step compiled: torch.compile finds no C++ compiler here: install g++, or use auto")
+
+
 def uses_kernels(train: TrainConfig, device: torch.device) -> bool:
     """Whether our kernels do what they know: views of small images, the CIFAR ResNets; they work in bf16."""
     return train.step in ("auto", "fused") and precision(train, device) == "bf16" and kernels.available(device)
@@ -73,12 +81,9 @@ def fits(trunk: Trunk, config: Config) -> bool:
 
 def compiling_pays(train: TrainConfig, device: torch.device, steps: int, fused: bool) -> bool:
     """Whether torch.compile gets its part: where asked for, and in `auto` on a GPU where so many steps repay its time."""
-    if train.step == "compiled":
-        if not can_compile(device):
-            raise UserError("--train.step compiled: torch.compile finds no C++ compiler here: install g++, or use auto")
-        return True
     fast = train.step in ("auto", "fused") and precision(train, device) == "bf16" and device.type == "cuda"
-    return fast and steps >= (REPAID_FUSED if fused else REPAID) and can_compile(device)
+    repaid = fast and steps >= (REPAID_FUSED if fused else REPAID) and can_compile(device)
+    return train.step == "compiled" or repaid
 
 
 def can_compile(device: torch.device) -> bool:

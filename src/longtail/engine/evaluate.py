@@ -30,9 +30,7 @@ COST = ("seconds", "setup_seconds", "together", "peak_memory")  # of training
 
 
 @torch.no_grad()
-@torch.compiler.set_stance(
-    "force_eager"
-)  # compiling once more, for this mode and its batches, takes longer than it saves
+@torch.compiler.set_stance("force_eager")  # compiling once more for this mode takes longer than it saves
 def features_of(method: methods.Method, source: Source, views: Views, device: torch.device, batch: int) -> Tensor:
     """Trunk features of every image, without augmentation."""
     was_training = method.training

@@ -14,7 +14,15 @@ from longtail.data.loader import ResidentLoader
 from longtail.data.sources import DataSet
 from longtail.engine import checkpoint, log
 from longtail.engine.batches import Batches
-from longtail.engine.device import compile_networks, compiling_pays, memory_format, place, precision, uses_kernels
+from longtail.engine.device import (
+    check_step,
+    compile_networks,
+    compiling_pays,
+    memory_format,
+    place,
+    precision,
+    uses_kernels,
+)
 from longtail.engine.evaluate import balanced_accuracy
 from longtail.engine.meter import Meter
 from longtail.engine.schedule import learning_rate
@@ -34,10 +42,7 @@ class Run:
         self, config: Config, seed: int, data: DataSet, folder: Path, device: torch.device, twin: "Run | None" = None
     ) -> None:
         self.config, self.seed, self.data, self.folder, self.device = config, seed, data, folder, device
-        if config.train.step == "fused" and not uses_kernels(config.train, device):
-            raise UserError(
-                "--train.step fused: our kernels want bf16 and a CUDA GPU of capability 8 or more: use auto"
-            )
+        check_step(config.train, device)
         self.seconds = 0.0  # of finished epochs, over all resumes
         self.setup_seconds = 0.0  # spent on making views and step: capture and compilation, in this process
         self.epoch_seconds = 0.0  # of the epoch under way, before the clock was last started

@@ -40,14 +40,14 @@ def section(tree: Tree, epochs: int) -> list[str]:
     """All about the runs of one length."""
     table, rows = tree["table"], [row for row in tree["rows"] if row["epochs"] == epochs]
     head, body = headline(table, rows)
-    labels, drawn = list(table["methods"].values()), make_panels(tree, epochs)
+    labels, drawn = list(table["methods"].values()), picture(tree, epochs)
     return [
         f"## {_count(epochs, 'epoch')}",
         "\n".join(provenance(tree, epochs)),
         markdown(head, body),
         HEADLINE,
         missing(table, rows),
-        *([f"![Accuracy of each class against its training images]({picture(tree, epochs)})"] if drawn else []),
+        *([f"![Accuracy of each class against its training images]({drawn})"] if drawn else []),
         f"### {labels[0]} against {labels[1]}",
         "Seed-paired difference in top-1 accuracy, with its 95 % t interval.",
         "\n".join(f"- {words}" for words in verdict_lines(tree, epochs)),
@@ -56,9 +56,9 @@ def section(tree: Tree, epochs: int) -> list[str]:
     ]
 
 
-def picture(tree: Tree, epochs: int) -> str:
-    """File name of the plot of one length."""
-    return f"{tree['name'].replace('-', '_')}_{epochs}_epochs.png"
+def picture(tree: Tree, epochs: int) -> str | None:
+    """File name of the plot of one length, where there is something to draw."""
+    return f"{tree['name'].replace('-', '_')}_{epochs}_epochs.png" if make_panels(tree, epochs) else None
 
 
 def headline(table: Tree, rows: Sequence[Tree]) -> tuple[list[str], list[list[str]]]:

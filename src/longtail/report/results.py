@@ -122,8 +122,7 @@ def write(path: Path, tree: dict[str, Any]) -> dict[str, Any]:
 def draw(tree: dict[str, Any], folder: Path) -> None:
     """The pictures that the page shows."""
     for epochs in lengths(tree):
-        panels = make_panels(tree, epochs)
-        if panels:
+        if name := picture(tree, epochs):
             from longtail.report.plots import accuracy_by_frequency  # matplotlib, which takes a second to come
 
-            accuracy_by_frequency(panels, folder / picture(tree, epochs))
+            accuracy_by_frequency(make_panels(tree, epochs), folder / name)
