@@ -7,13 +7,16 @@ exists is valid.
 from dataclasses import dataclass, field
 from typing import Any
 
-from longtail.config.methods import METHODS, BalancedSoftmax, CrossEntropy, MethodConfig, MomentumContrast, PaCo, SupCon
+from longtail.config import methods
+from longtail.config.methods import *  # noqa: F403
+from longtail.config.methods import Contrast, CrossEntropy, MethodConfig
 from longtail.config.section import Section, differences, from_dict, to_dict
 from longtail.config.sections import (
     DataConfig,
     LogConfig,
     ModelConfig,
     OptimConfig,
+    Sampler,
     TrainConfig,
     ViewConfig,
     ViewsConfig,
@@ -21,25 +24,20 @@ from longtail.config.sections import (
 from longtail.errors import UserError
 
 __all__ = [
-    "METHODS",
-    "BalancedSoftmax",
     "Config",
-    "CrossEntropy",
     "DataConfig",
     "LogConfig",
-    "MethodConfig",
     "ModelConfig",
-    "MomentumContrast",
     "OptimConfig",
-    "PaCo",
+    "Sampler",
     "Section",
-    "SupCon",
     "TrainConfig",
     "ViewConfig",
     "ViewsConfig",
     "differences",
     "from_dict",
     "to_dict",
+    *methods.__all__,
 ]
 
 
@@ -79,6 +77,6 @@ class Config(Section):
         del tree["recipe"], tree["log"], tree["data"]["root"], tree["data"]["download"]
         for key in ("seeds", "device", "step", "together", "checkpoint_every", "validate_every"):
             del tree["train"][key]
-        if not isinstance(self.method, MomentumContrast):
+        if not isinstance(self.method, Contrast):
             del tree["views"]["key"]
         return {"method": tree.pop("method")} | tree  # first, as what a reader looks for first

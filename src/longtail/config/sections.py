@@ -6,6 +6,8 @@ from typing import ClassVar, Literal
 
 from longtail.config.section import Section, require
 
+Sampler = Literal["uniform", "balanced", "sqrt", "reversed", "progressive"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Section):
@@ -45,6 +47,8 @@ class ViewConfig(Section):
     """Smallest and largest area of a resized crop, as a share of the image."""
     flip: bool = True
     """Mirror left and right, with probability one half."""
+    rotate: float = 0.0
+    """Turn by an angle of at most so many degrees, either way."""
     policy: Literal["none", "sim", "rand", "stacked-rand", "auto"] = "none"
     """SimAugment, RandAugment, both (stacked), or the CIFAR AutoAugment policy."""
     rand_ops: int = 2
@@ -62,6 +66,7 @@ class ViewConfig(Section):
         super().__post_init__()
         low, high = self.crop_scale
         require(0 < low <= high <= 1, "views.*.crop_scale", self.crop_scale, "two shares 0 < low <= high <= 1")
+        require(0 <= self.rotate <= 180, "views.*.rotate", self.rotate, "between 0 (not) and 180 degrees: try 15")
         require(self.rand_ops >= 0, "views.*.rand_ops", self.rand_ops, "0 or more")
         require(0 <= self.rand_magnitude <= 10, "views.*.rand_magnitude", self.rand_magnitude, "between 0 and 10")
         require(self.rand_std >= 0, "views.*.rand_std", self.rand_std, "0 or more")
@@ -142,6 +147,9 @@ class TrainConfig(Section):
     """Images per forward pass."""
     accumulate: int = 1
     """Batches whose gradients are averaged into one step (an epoch's remainder is left out)."""
+    sampler: Sampler = "uniform"
+    """How images are drawn: each once an epoch; or classes alike, by the root of their size, by its inverse, or from the first
+    of these to the second as training goes on. Later stages of a method have their own."""
     seeds: tuple[int, ...] = (0,)
     """One run per seed, each in OUT/seedN."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -1,17 +1,11 @@
 """The resident loader: the whole set lives on the device as uint8, and taking images is a gather of its rows."""
 
-import hashlib
-
 import torch
 from torch import Tensor
 
+from longtail.config import Sampler
+from longtail.data.samplers import epoch_order
 from longtail.data.sources import Source
-
-
-def derive_seed(purpose: str, *parts: int) -> int:
-    """63 bits that depend on what they are for and on all parts (run seed, stage, step, …), and resemble no neighbour's."""
-    digest = hashlib.sha256(f"{purpose} {parts}".encode()).digest()
-    return int.from_bytes(digest[:8]) >> 1
 
 
 def put(source: Source, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -23,27 +17,45 @@ def put(source: Source, device: torch.device) -> tuple[Tensor, Tensor]:
 class ResidentLoader:
     """Images and labels in an order that is a function of seed and epoch alone: nothing to save for a resume.
 
-    `twin` is a loader of the same source: runs side by side keep one copy of the images.
+    `twin` is a loader of the same source, which shares its copy of the images: of a run side by side, or of the same run for
+    another `purpose`.
     """
 
     def __init__(
-        self, source: Source, batch_size: int, seed: int, device: torch.device, twin: "ResidentLoader | None" = None
+        self,
+        source: Source,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        twin: "ResidentLoader | None" = None,
+        purpose: str = "order",
     ) -> None:
         self.images_N, self.y_N = twin.resident if twin else put(source, device)
+        self.source, self.purpose = source, purpose
         # A smaller last batch is left out, so that every step has one shape; a set below one batch is one batch.
         self.batch_size = min(batch_size, len(source.labels))
         self.batches = len(source.labels) // self.batch_size
-        self.seed, self.epoch = seed, -1
+        self.seed = seed
         # Where the next images lie is known to the device, so that captured work finds them without the host.
         self.order_N = torch.zeros_like(self.y_N)
         self.cursor = torch.zeros((), dtype=torch.int64, device=device)
+        self.enter("uniform", 0, 1)
 
     @property
     def resident(self) -> tuple[Tensor, Tensor]:
         return self.images_N, self.y_N
 
+    def beside(self, purpose: str) -> "ResidentLoader":
+        """A second loader of the same images, which draws on its own."""
+        return ResidentLoader(self.source, self.batch_size, self.seed, self.y_N.device, self, purpose)
+
+    def enter(self, sampler: Sampler, first_epoch: int, epochs: int) -> None:
+        """Begin a stage: how images are drawn in the epochs from `first_epoch` on."""
+        self.sampler: Sampler = sampler
+        self.first_epoch, self.epochs, self.epoch = first_epoch, epochs, -1
+
     def seek(self, epoch: int, batch: int) -> None:
-        """Go to a batch of an epoch."""
+        """Go to a batch of an epoch (counted over all stages)."""
         if epoch != self.epoch:
             self.order_N.copy_(self.order(epoch))
             self.epoch = epoch
@@ -56,6 +68,6 @@ class ResidentLoader:
         return self.images_N[rows], self.y_N[rows]
 
     def order(self, epoch: int) -> Tensor:
-        """The shuffle of an epoch, drawn on the CPU so that all devices agree."""
-        rng = torch.Generator().manual_seed(derive_seed("order", self.seed, epoch))
-        return torch.randperm(len(self.y_N), generator=rng)
+        done = (epoch - self.first_epoch) / max(self.epochs - 1, 1)  # 0 in a stage's first epoch, 1 in its last
+        labels = torch.from_numpy(self.source.labels)
+        return epoch_order(self.sampler, labels, self.seed, epoch, done, self.purpose)

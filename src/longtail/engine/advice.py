@@ -13,9 +13,8 @@ def advise_finite(run: Run, error: NonFinite) -> str:
     """Of a loss that became infinite or NaN."""
     saved = (run.folder / runs.CHECKPOINT).exists()
     checkpoint = "the last checkpoint is from before it" if saved else "no checkpoint was reached"
-    rate = "--method.linear_lr" if run.stage.name == "linear" else "--optim.lr"
-    advice = f"lower {rate} (now {run.stage.optim.lr:g})"
-    if run.stage.name != "linear":
+    advice = f"lower {run.stage.rate} (now {run.stage.optim.lr:g})"
+    if run.stage.optim.warmup_epochs or run.stage_index == 0:
         advice += ", lengthen --optim.warmup_epochs"
     if any("logit" in term for term in error.terms):
         advice += ", or raise the temperature (--method.tau, --method.centre_tau)"

@@ -1,14 +1,17 @@
 """Batches as the networks take them: images from the loader, views of them, in the layout and precision of the run."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from longtail.data.loader import ResidentLoader, derive_seed
+from longtail.data.loader import ResidentLoader
+from longtail.data.samplers import derive_seed
 from longtail.engine.capture import Captured
-from longtail.methods import Batch
+from longtail.methods import Batch, Mixed, Stage
 from longtail.views import Views
+from longtail.views.mixup import mixup
 
 # Views of so many pixels are made at once: on a GPU a hundred small kernels cost the same for thirty batches as for one.
 PIXELS_AT_ONCE = 4096 * 32 * 32
@@ -39,41 +42,83 @@ class Batches:
         parts = -(-self.steps_per_epoch // max(PIXELS_AT_ONCE // step, 1))
         return -(-self.steps_per_epoch // parts)
 
-    def enter(self, stage: int, two_views: bool, captured: bool) -> None:
-        """Make room for the views of a stage."""
+    def enter(self, index: int, stage: Stage, first_epoch: int, captured: bool) -> None:
+        """Make room for the views of a stage, whose first epoch is the run's `first_epoch`."""
+        self.stage, self.first = index, -1  # first: of the steps whose views are there
+        self.loader.enter(stage.sampler, first_epoch, stage.epochs)
+        self.views_of = self._room(stage)
+        self.partner: ResidentLoader | None = None
+        if stage.partner:
+            self.partner = self.loader.beside("partner")
+            self.partner.enter(stage.partner, first_epoch, stage.epochs)
+            self.partners = self._room(Stage("partner", stage.epochs, stage.optim))
+        self.make: Callable[[], None] = Captured(self._make, self.rng) if captured else self._make
+
+    def _room(self, stage: Stage) -> "Room":
         n, size = self.ahead * self.accumulate * self.loader.batch_size, self.views.size
         shape = torch.empty(n, 3, size, size, device="meta").to(memory_format=self.layout)
-        self.query = torch.empty_like(shape, dtype=self.dtype, device=self.device)
-        self.key = torch.empty_like(self.query) if two_views else None
-        self.y = torch.empty(n, dtype=torch.int64, device=self.device)
-        self.stage, self.first = stage, -1  # first: of the steps whose views are there
-        self.make: Callable[[], None] = Captured(self._make, self.rng) if captured else self._make
+        query = torch.empty_like(shape, dtype=self.dtype, device=self.device)
+        y = torch.empty(n, dtype=torch.int64, device=self.device)
+        mixed = (torch.empty_like(y), torch.empty(n // self.loader.batch_size, device=self.device))
+        return Room(
+            query, torch.empty_like(query) if stage.two_views else None, y, stage.mixup, mixed if stage.mixup else None
+        )
 
     def prepare(self, epoch: int, step: int) -> None:
         """The host's part of a step of the stage: see that its views are there, and say where."""
         index = step % self.steps_per_epoch
         first = step - index % self.ahead
         if first != self.first:
-            self.loader.seek(epoch, (index - index % self.ahead) * self.accumulate)
+            for loader in (self.loader, self.partner):
+                if loader is not None:
+                    loader.seek(epoch, (index - index % self.ahead) * self.accumulate)
             self.rng.manual_seed(derive_seed("views", self.loader.seed, self.stage, first))
             self.make()
             self.first = first
-        self.cursor.fill_((step - first) * self.accumulate * self.loader.batch_size)
+        self.cursor.fill_((step - first) * self.accumulate)
 
     def _make(self) -> None:
-        images, y = self.loader.take(self.ahead * self.accumulate)
-        self.y.copy_(y)
-        self.query.copy_(self.views.query(images, self.rng))
-        if self.key is not None:
-            self.key.copy_(self.views.key(images, self.rng))
+        self._fill(self.views_of, self.loader)
+        if self.partner is not None:
+            self._fill(self.partners, self.partner)
+
+    def _fill(self, room: "Room", loader: ResidentLoader) -> None:
+        images, y = loader.take(self.ahead * self.accumulate)
+        room.y.copy_(y)
+        query = self.views.query(images, self.rng)
+        if room.mixed is not None:
+            query, other, share = mixup(query, y, loader.batch_size, room.mixup, self.rng)
+            room.mixed[0].copy_(other)
+            room.mixed[1].copy_(share)
+        room.query.copy_(query)
+        if room.key is not None:
+            room.key.copy_(self.views.key(images, self.rng))
 
     def next(self) -> Batch:
         """The batch at the cursor, which moves on."""
-        rows = self.cursor + self.rows_B
-        self.cursor += self.loader.batch_size
-        return Batch(
-            self._take(self.query, rows), None if self.key is None else self._take(self.key, rows), self.y[rows]
-        )
+        at = self.cursor.clone()
+        self.cursor += 1
+        batch = self._batch(self.views_of, at)
+        return batch if self.partner is None else batch._replace(partner=self._batch(self.partners, at))
+
+    def _batch(self, room: "Room", at: Tensor) -> Batch:
+        rows = at * self.loader.batch_size + self.rows_B
+        key = None if room.key is None else self._take(room.key, rows)
+        batch = Batch(self._take(room.query, rows), key, room.y[rows])
+        if room.mixed is None:
+            return batch
+        other, share = room.mixed
+        return batch._replace(mixed=Mixed(other[rows], share[at]))
 
     def _take(self, views: Tensor, rows: Tensor) -> Tensor:
         return views[rows].to(memory_format=self.layout)
+
+
+class Room(NamedTuple):
+    """The views of `ahead` steps, which live where a captured step will look for them."""
+
+    query: Tensor
+    key: Tensor | None
+    y: Tensor
+    mixup: float
+    mixed: tuple[Tensor, Tensor] | None  # labels of what was mixed in, and for each batch the share of the first

@@ -106,7 +106,7 @@ def compile_kernels(method: Method) -> None:
     if method.net.trunk.fused:
         from longtail.models import fused
 
-        images = method.net.head.weight.new_empty(1, 3, FUSED_SIDE, FUSED_SIDE)  # no kernel depends on how many
+        images = next(method.parameters()).new_empty(1, 3, FUSED_SIDE, FUSED_SIDE)  # no kernel depends on how many
         fused.compile_ahead(method.net.trunk.body, images)  # type: ignore[arg-type]
 
 

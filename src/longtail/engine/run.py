@@ -11,7 +11,8 @@ from torch import Tensor
 from longtail import methods, runs
 from longtail.config import Config, OptimConfig
 from longtail.data.loader import ResidentLoader
-from longtail.data.sources import DataSet
+from longtail.data.samplers import derive_seed
+from longtail.data.sources import DataSet, Source
 from longtail.engine import checkpoint, log
 from longtail.engine.batches import Batches
 from longtail.engine.device import (
@@ -23,11 +24,11 @@ from longtail.engine.device import (
     precision,
     uses_kernels,
 )
-from longtail.engine.evaluate import balanced_accuracy
+from longtail.engine.evaluate import balanced_accuracy, features_of
 from longtail.engine.meter import Meter
 from longtail.engine.schedule import learning_rate
 from longtail.errors import UserError
-from longtail.methods import Stage
+from longtail.methods import Stage, Start
 from longtail.models import update
 from longtail.views import Views
 
@@ -78,11 +79,14 @@ class Run:
         """Begin a stage: its objective, its optimiser, step 0."""
         self.stage_index, self.step = stage_index, 0
         self.stage: Stage = self.method.stages[stage_index]
+        self.epoch = -1  # of the stage, that the method was last told of
         self.method.enter(self.stage)
         self.method.train()
         self.meter = Meter()
+        if not self.stage.epochs:
+            return
         start = time.perf_counter()
-        self.batches.enter(stage_index, self.stage.two_views, self.captured)
+        self.batches.enter(stage_index, self.stage, self.epochs_before(), self.captured)
         self.setup_seconds += time.perf_counter() - start
         self.optimiser = self.make_optimiser(self.stage.optim)
 
@@ -98,32 +102,50 @@ class Run:
 
     def stages_left(self) -> Iterator[Stage]:
         """The stage the run stands in, then those after it."""
-        yield self.stage
-        for index in range(self.stage_index + 1, len(self.method.stages)):
-            self.enter(index)
+        for index in range(self.stage_index, len(self.method.stages)):
+            if index != self.stage_index:
+                self.enter(index)
+            if self.step == 0:
+                self.method.begin(self.start())
+                self.method.train()
             yield self.stage
+
+    def start(self) -> Start:
+        """What a method may look at when a stage begins."""
+
+        def look(source: Source) -> tuple[Tensor, Tensor]:
+            features = features_of(self.method, source, self.views, self.device, self.config.train.batch_size)
+            return features, torch.from_numpy(source.labels).to(self.device)
+
+        val, rng = self.data.val, torch.Generator().manual_seed(derive_seed("begin", self.seed, self.stage_index))
+        return Start(lambda: look(self.data.train), None if val is None else lambda: look(val), rng)
 
     def steps_left(self) -> range:
         return range(self.step, self.stage.epochs * self.steps_per_epoch)
 
     def make_optimiser(self, o: OptimConfig) -> torch.optim.SGD:
         """SGD over what learns in this stage; on CUDA its rate is on the device."""
-        learning = [p for p in self.method.parameters() if p.requires_grad]
+        groups = self.method.groups()
         options: dict[str, Any] = {"momentum": o.momentum, "nesterov": o.nesterov, "weight_decay": o.weight_decay}
         if self.device.type != "cuda":
-            return torch.optim.SGD(learning, lr=o.lr, **options)
-        lr = torch.tensor(o.lr, device=self.device)
+            return torch.optim.SGD(groups, lr=o.lr, **options)
+        groups = [{"lr": torch.tensor(o.lr, device=self.device), **group} for group in groups]
         if self.method.net.trunk.fused:
-            return update.SGD(learning, lr=lr, **options)
-        return torch.optim.SGD(learning, lr=lr, fused=True, **options)
+            return update.SGD(groups, **options)
+        return torch.optim.SGD(groups, fused=True, **options)
 
     def prepare(self, step: int) -> None:
         """The host's part of a step: its views and where they lie, and the rate, all functions of `step`."""
-        self.batches.prepare(self.epochs_before() + step // self.steps_per_epoch, step)
+        epoch = step // self.steps_per_epoch
+        if epoch != self.epoch:
+            self.method.start_epoch(epoch, self.stage.epochs)
+            self.epoch = epoch
+        self.batches.prepare(self.epochs_before() + epoch, step)
         self.clock.fill_(self.steps_done())
         self.rate = learning_rate(self.stage.optim, step, self.steps_per_epoch, self.stage.epochs)
         for group in self.optimiser.param_groups:
-            group["lr"] = group["lr"].fill_(self.rate) if isinstance(group["lr"], Tensor) else self.rate
+            rate = self.rate * group.get("lr_scale", 1)
+            group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
 
     def finished(self, step: int) -> None:
         """Count the step, and the batches whose terms the meter has."""

@@ -2,6 +2,29 @@
 
 from longtail.losses.contrastive import supcon_loss
 from longtail.losses.paco import paco_loss, paco_terms
-from longtail.losses.softmax import balanced_softmax_loss, cross_entropy_loss
+from longtail.losses.softmax import (
+    balanced_softmax_loss,
+    class_balanced_focal_loss,
+    cross_entropy_loss,
+    effective_number_weights,
+    focal_loss,
+    label_aware_smoothing,
+    label_aware_smoothing_loss,
+    ldam_loss,
+    ldam_margins,
+)
 
-__all__ = ["balanced_softmax_loss", "cross_entropy_loss", "paco_loss", "paco_terms", "supcon_loss"]
+__all__ = [
+    "balanced_softmax_loss",
+    "class_balanced_focal_loss",
+    "cross_entropy_loss",
+    "effective_number_weights",
+    "focal_loss",
+    "label_aware_smoothing",
+    "label_aware_smoothing_loss",
+    "ldam_loss",
+    "ldam_margins",
+    "paco_loss",
+    "paco_terms",
+    "supcon_loss",
+]

@@ -1,16 +1,75 @@
-"""Losses on the classifier's logits alone: cross-entropy (Eq. 2) and Balanced Softmax (Ren et al., 2020)."""
+"""Losses on the classifier's logits alone. B images, C classes; everything is computed in float32 at least."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from longtail.losses.numerics import at_least_float32
 
 
-def cross_entropy_loss(logits_BC: Tensor, y_B: Tensor) -> Tensor:
-    """Mean over the batch of -log softmax(logits)_y."""
-    return F.cross_entropy(at_least_float32(logits_BC), y_B)
+def cross_entropy_loss(logits_BC: Tensor, y_B: Tensor, weight_C: Tensor | None = None) -> Tensor:
+    """Mean over the batch of -log softmax(logits)_y (Eq. 2), or the mean weighted by the weight of each image's class."""
+    return F.cross_entropy(at_least_float32(logits_BC), y_B, weight_C)
 
 
 def balanced_softmax_loss(logits_BC: Tensor, y_B: Tensor, log_prior_C: Tensor) -> Tensor:
-    """Cross-entropy of logits shifted by log q(y): what remains for the logits to learn is free of the class frequencies."""
+    """Cross-entropy of logits shifted by log q(y) (Ren et al., 2020): what remains for the logits to learn is free of the
+    class frequencies."""
     return cross_entropy_loss(at_least_float32(logits_BC) + log_prior_C, y_B)
+
+
+def focal_loss(logits_BC: Tensor, y_B: Tensor, gamma: float = 1.0, weight_C: Tensor | None = None) -> Tensor:
+    """Mean of -w_y (1 - p_y)^gamma log p_y (Lin et al., 2017): what is known well already counts little."""
+    log_p_B = -F.cross_entropy(at_least_float32(logits_BC), y_B, reduction="none")
+    loss_B = -(_rest(log_p_B) ** gamma) * log_p_B
+    return loss_B.mean() if weight_C is None else (weight_C[y_B] * loss_B).mean()
+
+
+def class_balanced_focal_loss(logits_BC: Tensor, y_B: Tensor, weight_C: Tensor, gamma: float = 1.0) -> Tensor:
+    """Mean of w_y · sum_c (1 - q_c)^gamma (-log q_c) (Cui et al., 2019), where q_c is the probability that a sigmoid of
+    logit c gives to the truth about class c."""
+    truth_BC = F.one_hot(y_B, logits_BC.shape[1]).bool()
+    log_q_BC = F.logsigmoid(torch.where(truth_BC, 1.0, -1.0) * at_least_float32(logits_BC))
+    loss_B = -(_rest(log_q_BC) ** gamma * log_q_BC).sum(1)
+    return (weight_C[y_B] * loss_B).mean()
+
+
+def _rest(log_p: Tensor) -> Tensor:
+    """1 - p; never quite 0, where a power below 1 has no finite slope."""
+    return (-torch.expm1(log_p)).clamp(min=1e-12)
+
+
+def ldam_margins(counts_C: Tensor, largest: float = 0.5) -> Tensor:
+    """m_c proportional to n_c^(-1/4); the rarest class has the largest."""
+    m_C = counts_C.double().clamp(min=1) ** -0.25
+    return (largest * m_C / m_C.max()).float()
+
+
+def ldam_loss(
+    cosine_BC: Tensor, y_B: Tensor, margin_C: Tensor, scale: float = 30.0, weight_C: Tensor | None = None
+) -> Tensor:
+    """Cross-entropy of scale · (cosine_c - m_y [c = y]) (Cao et al., 2019): the truth must lead by its class's margin."""
+    truth_BC = F.one_hot(y_B, cosine_BC.shape[1])
+    return cross_entropy_loss(scale * (at_least_float32(cosine_BC) - margin_C * truth_BC), y_B, weight_C)
+
+
+def label_aware_smoothing_loss(logits_BC: Tensor, y_B: Tensor, smooth_C: Tensor) -> Tensor:
+    """Mean of -(1 - e_y) log p_y - e_y · mean_c log p_c (Zhong et al., 2021), where e_y is the smoothing of class y."""
+    log_p_BC = at_least_float32(logits_BC).log_softmax(1)
+    e_B = smooth_C[y_B]
+    log_p_B = log_p_BC.gather(1, y_B[:, None])[:, 0]
+    return -((1 - e_B) * log_p_B + e_B * log_p_BC.mean(1)).mean()
+
+
+def label_aware_smoothing(counts_C: Tensor, head: float, tail: float) -> Tensor:
+    """e_c along a quarter of a sine, from `tail` at the smallest class to `head` at the largest."""
+    n_C = counts_C.double()
+    done_C = (n_C - n_C.min()) / (n_C.max() - n_C.min()).clamp(min=1)
+    return (tail + (head - tail) * (torch.pi / 2 * done_C).sin()).float()
+
+
+def effective_number_weights(counts_C: Tensor, beta: float) -> Tensor:
+    """(1 - beta) / (1 - beta^n_c) (Cui et al., 2019), scaled to a mean of 1; a class without images has weight 0."""
+    n_C = counts_C.double()
+    w_C = torch.where(n_C > 0, (1 - beta) / (1 - beta ** n_C.clamp(min=1)), 0)
+    return (w_C * len(w_C) / w_C.sum()).float()

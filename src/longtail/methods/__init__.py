@@ -1,33 +1,26 @@
-"""Where model meets loss. A method is found by the type of its configuration; the training loop knows none by name."""
+"""Where model meets loss. A method is found by the type of its settings; the training loop knows none by name."""
 
+import importlib
+import pkgutil
 from typing import Any
 
 import torch
 
-from longtail import config as cfg
-from longtail.methods.base import Batch, Method, Stage
-from longtail.methods.paco import PaCo
-from longtail.methods.softmax import BalancedSoftmax, CrossEntropy
-from longtail.methods.supcon import SupCon
-from longtail.models.backbones import make_trunk
-from longtail.models.heads import Classifier
+from longtail.config import Config
+from longtail.methods.base import Batch, Method, Mixed, Stage, Start
 
-BY_CONFIG: dict[type[cfg.MethodConfig], type[Method]] = {
-    cfg.CrossEntropy: CrossEntropy,
-    cfg.BalancedSoftmax: BalancedSoftmax,
-    cfg.SupCon: SupCon,
-    cfg.PaCo: PaCo,
-}
+for _module in pkgutil.iter_modules(__path__):  # a file beside this one that has a method is found
+    importlib.import_module(f"{__name__}.{_module.name}")
 
 
-def make(config: cfg.Config, counts: Any, stored: bool = False) -> Method:
+def make(config: Config, counts: Any, stored: bool = False) -> Method:
     """The method that `config` describes, for training data with these class counts.
 
     Where its weights are `stored` and about to be loaded, no pretrained ones are fetched.
     """
-    trunk = make_trunk(config.model.name, config.model.pretrained and not stored, config.data.image_size)
-    net = Classifier(trunk, len(counts), config.model.bias)
-    return BY_CONFIG[type(config.method)](net, torch.as_tensor(counts), config)
+    kind = Method.BY_SETTINGS[type(config.method)]
+    net = kind.network(config, len(counts), config.model.pretrained and not stored)
+    return kind(net, torch.as_tensor(counts), config)
 
 
-__all__ = ["BY_CONFIG", "Batch", "Method", "Stage", "make"]
+__all__ = ["Batch", "Method", "Mixed", "Stage", "Start", "make"]

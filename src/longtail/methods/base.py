@@ -1,4 +1,7 @@
-"""What the training loop knows of a method: stages, a loss, logits, features, and what happens after a step."""
+"""What the training loop knows of a method: stages, a loss, logits, features, and what happens before and after a step.
+
+B images, F features, C classes.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,9 +10,17 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from longtail.config import Config, OptimConfig
+from longtail.config import Config, MethodConfig, OptimConfig, Sampler
+from longtail.models.backbones import Trunk, make_trunk
 from longtail.models.beside import Beside
-from longtail.models.heads import Classifier
+from longtail.models.heads import Classifier, linear_head
+
+
+class Mixed(NamedTuple):
+    """What mixup did to a batch: the labels of the images mixed in, and the share of the first ones."""
+
+    y_B: Tensor
+    share: Tensor
 
 
 class Batch(NamedTuple):
@@ -18,41 +29,114 @@ class Batch(NamedTuple):
     query: Tensor
     key: Tensor | None
     y_B: Tensor
+    mixed: Mixed | None = None
+    partner: "Batch | None" = None
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stretch of training with one objective and one optimiser."""
+    """A stretch of training with one objective and one optimiser; one of no epochs is for what `Method.begin` does."""
 
     name: str
     epochs: int
     optim: OptimConfig
+    rate: str = "--optim.lr"
+    """The flag that sets its learning rate."""
     two_views: bool = False
+    sampler: Sampler = "uniform"
+    partner: Sampler | None = None
+    """The sampler of a second batch beside the first."""
+    mixup: float = 0.0
+    """Images are mixed in pairs, by shares from Beta(mixup, mixup); 0: not."""
+    frozen: bool = False
+    """The trunk does not learn."""
+    shift_norm: bool = False
+    """A frozen trunk's batch norm sees its batch and keeps averaging."""
+
+
+class Start(NamedTuple):
+    """What a method may look at when a stage begins: trunk features of images without augmentation, and their labels."""
+
+    train: Callable[[], tuple[Tensor, Tensor]]
+    val: Callable[[], tuple[Tensor, Tensor]] | None
+    rng: torch.Generator
+    """On the CPU, its seed a function of the run's and the stage."""
 
 
 class Method(nn.Module):
-    """Trunk and classifier with an objective. Subclasses give `after_trunk`, or `loss` where more than one view is seen."""
+    """A network with an objective. Subclasses name their `settings`, and give `after_trunk`, or `loss` where more than one
+    view is seen; those of several stages list them in `stages`."""
+
+    BY_SETTINGS: ClassVar[dict[type[MethodConfig], type["Method"]]] = {}
 
     two_views: ClassVar[bool] = False
+    config: Any
     log_prior_C: Tensor
+
+    def __init_subclass__(cls, settings: type[MethodConfig] | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if settings is not None:
+            Method.BY_SETTINGS[settings] = cls
 
     def __init__(self, net: Classifier, counts_C: Tensor, config: Config) -> None:
         super().__init__()
-        self.net = net
-        self.stages: tuple[Stage, ...] = (Stage("train", config.train.epochs, config.optim, self.two_views),)
+        self.net, self.config = net, config.method
+        self.stages: tuple[Stage, ...] = (self.first_stage(config),)
         self.stage = self.stages[0]
         # log q(y), the class frequencies of the training data; derived from them, so not part of a checkpoint
         self.register_buffer("log_prior_C", (counts_C.double() / counts_C.sum()).log().float(), persistent=False)
 
+    # The network
+
+    @classmethod
+    def network(cls, config: Config, classes: int, pretrained: bool) -> Classifier:
+        """Trunk and head, before the method is made of them."""
+        trunk = cls.trunk(config, pretrained)
+        return Classifier(trunk, cls.head(trunk.width, classes, config))
+
+    @classmethod
+    def trunk(cls, config: Config, pretrained: bool) -> Trunk:
+        return make_trunk(config.model.name, pretrained, config.data.image_size)
+
+    @classmethod
+    def head(cls, width: int, classes: int, config: Config) -> nn.Module:
+        return linear_head(width, classes, config.model.bias)
+
+    # Stages
+
+    def first_stage(self, config: Config, **changes: Any) -> Stage:
+        """What most methods have alone."""
+        asked: dict[str, Any] = {"two_views": self.two_views, "sampler": config.train.sampler}
+        return Stage("train", config.train.epochs, config.optim, **asked | changes)
+
     def enter(self, stage: Stage) -> None:
         """Choose what learns in this stage."""
         self.stage = stage
+        self.net.trunk.requires_grad_(not stage.frozen)
+
+    def begin(self, start: Start) -> None:
+        """What happens once when a stage begins, and not when it is resumed: weights drawn anew, or taken from features."""
+
+    def start_epoch(self, epoch: int, epochs: int) -> None:
+        """Whatever changes with the epoch (from 0) of a stage, in tensors that a captured step knows: in place."""
+
+    def groups(self) -> list[dict[str, Any]]:
+        """What learns, for the optimiser; a group may have a `weight_decay` and an `lr_scale` of its own."""
+        return [{"params": [p for p in self.parameters() if p.requires_grad]}]
+
+    def train(self, mode: bool = True) -> "Method":
+        super().train(mode)
+        if self.stage.frozen and not self.stage.shift_norm:
+            self.net.trunk.eval()  # its batch-norm averages are frozen too
+        return self
+
+    # A step
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """The scalar "loss", and beside it whatever is worth a line in the log."""
-        return self.after_trunk(self.features(batch.query), batch.y_B)
+        return self.after_trunk(self.features(batch.query), batch.y_B, *(batch.mixed or ()))
 
-    def after_trunk(self, x_BF: Tensor, y_B: Tensor) -> dict[str, Tensor]:
+    def after_trunk(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
         """The terms of the loss from the trunk's features: many small operations, which a compiler can make few of."""
         raise NotImplementedError
 
@@ -65,6 +149,8 @@ class Method(nn.Module):
 
     def after_step(self) -> None:
         """Whatever follows the optimiser: momentum networks."""
+
+    # What deploys
 
     def features(self, x: Tensor) -> Tensor:
         return self.net.trunk(x)

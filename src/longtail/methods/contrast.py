@@ -31,9 +31,7 @@ class MomentumContrast(Method):
 
     def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
         super().__init__(net, counts_C, config)
-        assert isinstance(config.method, cfg.MomentumContrast)
-        c, width = config.method, net.trunk.width
-        self.config = c
+        c, width = self.config, net.trunk.width
         self.G = projection(width, c.projection_hidden or width, c.projection_dim, c.projection_norm)
         self.key = MomentumNetwork(self.query_network(), c.momentum, c.key_norm)
         self.queue = LabelledQueue(c.queue, c.projection_dim)

@@ -8,7 +8,7 @@ from longtail.methods.base import accuracy, largest
 from longtail.methods.contrast import MomentumContrast
 
 
-class PaCo(MomentumContrast):
+class PaCo(MomentumContrast, settings=cfg.PaCo):
     config: cfg.PaCo
 
     def after_projections(self, x_BF: Tensor, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> dict[str, Tensor]:

@@ -1,20 +1,139 @@
-"""Cross-entropy and Balanced Softmax: one network, one view, one loss on its logits."""
+"""One network, one view, one loss on its logits: cross-entropy, Balanced Softmax, logit adjustment, focal, CB-Focal, LDAM."""
 
-from torch import Tensor
+import math
+from typing import Any
 
-from longtail.losses import balanced_softmax_loss, cross_entropy_loss
-from longtail.methods.base import Method, accuracy
+import torch
+from torch import Tensor, nn
+
+from longtail import config as cfg
+from longtail.losses import (
+    balanced_softmax_loss,
+    class_balanced_focal_loss,
+    cross_entropy_loss,
+    effective_number_weights,
+    focal_loss,
+    ldam_loss,
+    ldam_margins,
+)
+from longtail.methods.base import Method, Stage, Start, accuracy
+from longtail.models.heads import Classifier, CosineHead, linear_head
 
 
-class CrossEntropy(Method):
-    def after_trunk(self, x_BF: Tensor, y_B: Tensor) -> dict[str, Tensor]:
+class Softmax(Method):
+    """Subclasses give the `objective`; mixup mixes it as it mixed the images."""
+
+    def after_trunk(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
         logits_BC = self.classify(x_BF)
-        return {"loss": self.objective(logits_BC, y_B), "accuracy": accuracy(logits_BC, y_B)}
+        loss = self.objective(logits_BC, y_B)
+        if mixed:
+            other_B, share = mixed
+            loss = share * loss + (1 - share) * self.objective(logits_BC, other_B)
+        return {"loss": loss, "accuracy": accuracy(logits_BC, y_B)}
 
+    def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class CrossEntropy(Softmax, settings=cfg.CrossEntropy):
     def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
         return cross_entropy_loss(logits_BC, y_B)
 
 
-class BalancedSoftmax(CrossEntropy):
+class BalancedSoftmax(Softmax, settings=cfg.BalancedSoftmax):
     def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
         return balanced_softmax_loss(logits_BC, y_B, self.log_prior_C)
+
+
+class LogitAdjustment(Softmax, settings=cfg.LogitAdjustment):
+    """In the loss; or post hoc, in the classifier's bias once it has been learnt."""
+
+    config: cfg.LogitAdjustment
+
+    def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
+        super().__init__(net, counts_C, config)
+        if self.config.post_hoc:
+            self.stages = (*self.stages, Stage("adjust", 0, config.optim))
+
+    @classmethod
+    def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
+        assert isinstance(config.method, cfg.LogitAdjustment)
+        return linear_head(width, classes, config.model.bias or config.method.post_hoc)
+
+    def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
+        if self.config.post_hoc:
+            return cross_entropy_loss(logits_BC, y_B)
+        return balanced_softmax_loss(logits_BC, y_B, self.config.strength * self.log_prior_C)
+
+    @torch.no_grad()
+    def begin(self, start: Start) -> None:
+        if self.stage.name == "adjust":
+            assert isinstance(self.net.head, nn.Linear)
+            self.net.head.bias -= self.config.strength * self.log_prior_C
+
+
+class Deferred(Softmax):
+    """A softmax method whose classes are weighted from some epoch on (DRW)."""
+
+    config: cfg.Deferred
+    weight_C: Tensor
+
+    def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
+        super().__init__(net, counts_C, config)
+        self.register_buffer("weight_C", torch.ones(len(counts_C)), persistent=False)
+        late_C = effective_number_weights(counts_C, self.config.drw_beta)
+        self.register_buffer("late_weight_C", late_C, persistent=False)
+
+    def start_epoch(self, epoch: int, epochs: int) -> None:
+        late = epoch >= self.config.drw_from * epochs
+        self.weight_C.copy_(self.late_weight_C if late else torch.ones_like(self.weight_C))
+
+
+class Focal(Deferred, settings=cfg.Focal):
+    config: cfg.Focal
+
+    def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
+        return focal_loss(logits_BC, y_B, self.config.gamma, self.weight_C)
+
+
+class LDAM(Deferred, settings=cfg.LDAM):
+    config: cfg.LDAM
+    margin_C: Tensor
+
+    def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
+        super().__init__(net, counts_C, config)
+        self.register_buffer("margin_C", ldam_margins(counts_C, self.config.margin), persistent=False)
+
+    @classmethod
+    def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
+        assert isinstance(config.method, cfg.LDAM)
+        return CosineHead(width, classes, config.method.scale)
+
+    def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
+        scale = self.config.scale
+        return ldam_loss(logits_BC / scale, y_B, self.margin_C, scale, self.weight_C)
+
+
+class ClassBalancedFocal(Softmax, settings=cfg.ClassBalancedFocal):
+    """A sigmoid per class, which the bias starts at 1/C; the bias is not decayed."""
+
+    config: cfg.ClassBalancedFocal
+    weight_C: Tensor
+
+    def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
+        super().__init__(net, counts_C, config)
+        self.register_buffer("weight_C", effective_number_weights(counts_C, self.config.beta), persistent=False)
+
+    @classmethod
+    def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
+        head = linear_head(width, classes)
+        nn.init.constant_(head.bias, -math.log(max(classes - 1, 1)))
+        return head
+
+    def groups(self) -> list[dict[str, Any]]:
+        bias = self.net.get_parameter("head.bias")
+        rest = [p for p in self.parameters() if p.requires_grad and p is not bias]
+        return [{"params": rest}, {"params": [bias], "weight_decay": 0.0}]
+
+    def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
+        return class_balanced_focal_loss(logits_BC, y_B, self.weight_C, self.config.gamma)

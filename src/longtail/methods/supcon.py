@@ -1,49 +1,36 @@
 """SupCon (Khosla et al., 2020) in the MoCo frame, with its linear stage."""
 
-import dataclasses
-
 from torch import Tensor
 
 from longtail import config as cfg
 from longtail.losses import cross_entropy_loss, supcon_loss
 from longtail.methods.base import Batch, Stage, accuracy, largest
 from longtail.methods.contrast import MomentumContrast
+from longtail.methods.stages import linear_stage
 from longtail.models.heads import Classifier
 
 
-class SupCon(MomentumContrast):
+class SupCon(MomentumContrast, settings=cfg.SupCon):
     """Stage 1 learns the trunk by Eq. 3; stage 2 a linear classifier on the frozen trunk by cross-entropy."""
 
     config: cfg.SupCon
 
     def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
         super().__init__(net, counts_C, config)
-        c = self.config
-        linear = dataclasses.replace(config.optim, lr=c.linear_lr, schedule="cosine", warmup_epochs=0, weight_decay=0.0)
-        self.stages = (
-            Stage("contrast", config.train.epochs, config.optim, two_views=True),
-            Stage("linear", c.linear_epochs, linear),
-        )
+        contrast = Stage("contrast", config.train.epochs, config.optim, two_views=True, sampler=config.train.sampler)
+        self.stages = contrast, linear_stage(config, weight_decay=0.0)
 
     def enter(self, stage: Stage) -> None:
         super().enter(stage)
-        linear = stage.name == "linear"
-        self.net.trunk.requires_grad_(not linear)
-        self.G.requires_grad_(not linear)
-        self.net.head.requires_grad_(linear)
-
-    def train(self, mode: bool = True) -> "SupCon":
-        super().train(mode)
-        if self.stage.name == "linear":
-            self.net.trunk.eval()  # frozen, its batch-norm averages too
-        return self
+        self.G.requires_grad_(not stage.frozen)
+        self.net.head.requires_grad_(stage.frozen)
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        if self.stage.name == "linear":
+        if self.stage.frozen:
             return self.after_trunk(self.features(batch.query), batch.y_B)
         return super().loss(batch)
 
-    def after_trunk(self, x_BF: Tensor, y_B: Tensor) -> dict[str, Tensor]:
+    def after_trunk(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
         logits_BC = self.classify(x_BF)
         return {"loss": cross_entropy_loss(logits_BC, y_B), "accuracy": accuracy(logits_BC, y_B)}
 
@@ -53,5 +40,5 @@ class SupCon(MomentumContrast):
         return {"loss": loss, "contrast_logit": largest(contrast_BM) / self.config.tau}
 
     def after_step(self) -> None:
-        if self.stage.name == "contrast":
+        if not self.stage.frozen:
             super().after_step()

@@ -1,26 +1,60 @@
-"""What stands on a trunk: the classifier whose rows are PaCo's centres, and the projection G."""
+"""What stands on a trunk: classifiers, of which the linear one's rows are PaCo's centres, and the projection G."""
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtail.models.backbones import Trunk
 
 
 class Classifier(nn.Module):
-    """The deployable network: trunk and linear head. The head's rows are the class centres c_k (F is the identity)."""
+    """The deployable network: trunk and head. A linear head's rows are the class centres c_k (F is the identity)."""
 
-    def __init__(self, trunk: Trunk, classes: int, bias: bool = True) -> None:
+    def __init__(self, trunk: Trunk, head: nn.Module) -> None:
         super().__init__()
-        self.trunk = trunk
-        self.head = nn.Linear(trunk.width, classes, bias=bias)
-        nn.init.kaiming_normal_(self.head.weight)
+        self.trunk, self.head = trunk, head
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.trunk(x))
 
 
-def projection(width: int, hidden: int, out: int, norm: bool) -> nn.Sequential:
-    """G: a two-layer perceptron; released PaCo has batch norm between the layers, MoCo v2 has not."""
-    layers: list[nn.Module] = [nn.Linear(width, hidden)]
-    if norm:
-        layers.append(nn.BatchNorm1d(hidden))
-    return nn.Sequential(*layers, nn.ReLU(), nn.Linear(hidden, out))
+def linear_head(width: int, classes: int, bias: bool = True) -> nn.Linear:
+    head = nn.Linear(width, classes, bias=bias)
+    nn.init.kaiming_normal_(head.weight)
+    return head
+
+
+class CosineHead(nn.Module):
+    """scale · cos(x, w_c): neither the length of a feature nor that of a class's weights matters."""
+
+    def __init__(self, width: int, classes: int, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.weight = nn.Parameter(torch.empty(classes, width))
+        nn.init.kaiming_normal_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * F.linear(F.normalize(x), F.normalize(self.weight))
+
+
+class ScaledHead(nn.Linear):
+    """s_c · (w_c·x + b_c), a factor per class."""
+
+    def __init__(self, width: int, classes: int, bias: bool = True) -> None:
+        super().__init__(width, classes, bias)
+        nn.init.kaiming_normal_(self.weight)
+        self.scale_C = nn.Parameter(torch.ones(classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale_C * super().forward(x)
+
+
+def projection(width: int, hidden: int, out: int, norm: bool, layers: int = 2) -> nn.Sequential:
+    """G: a perceptron; released PaCo has two layers with batch norm between, MoCo v2 none, GPaCo three layers."""
+    parts: list[nn.Module] = []
+    for i in range(layers - 1):
+        parts.append(nn.Linear(hidden if i else width, hidden))
+        if norm:
+            parts.append(nn.BatchNorm1d(hidden))
+        parts.append(nn.ReLU())
+    return nn.Sequential(*parts, nn.Linear(hidden, out))

@@ -310,6 +310,12 @@ def _cut(x: Tensor, side: int, rng: torch.Generator) -> Tensor:
     return ops.cutout(x, centre_y, centre_x, side)
 
 
+def _turn(x: Tensor, most: float, rng: torch.Generator, kernels: bool) -> Tensor:
+    """By an angle of up to `most` degrees, what it uncovers black, as torchvision's RandomRotation."""
+    angle = _uniform((len(x), 1), -most, most, rng)
+    return apply_draw(x, Draw(torch.full_like(angle, Op.ROTATE, dtype=torch.int64), angle), 0, kernels=kernels)
+
+
 def make_view(
     x: Tensor,
     view: ViewConfig,
@@ -319,12 +325,15 @@ def make_view(
     std_C11: Tensor,
     kernels: bool = False,
 ) -> Tensor:
-    """One view of uint8 images N,3,H,W: crop, mirror, policy, Cutout, normalise; float32 N,3,size,size.
+    """One view of uint8 images N,3,H,W: crop, mirror, turn, policy, Cutout, normalise; float32 N,3,size,size.
 
     `kernels`: by our own where there are some for such images, equal to the operations up to the rounding of sums.
     """
     with torch.autocast(x.device.type, enabled=False):  # eight bits of mantissa would blur the resampling weights
-        x = POLICIES[view.policy](_crop(x, view, size, rng), view, rng, kernels)
+        x = _crop(x, view, size, rng)
+        if view.rotate:
+            x = _turn(x, view.rotate, rng, kernels)
+        x = POLICIES[view.policy](x, view, rng, kernels)
         if view.cutout:
             x = _cut(x, view.cutout, rng)
         return ops.normalise(x, mean_C11, std_C11)

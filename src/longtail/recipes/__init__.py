@@ -15,46 +15,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from longtail.config import (
-    BalancedSoftmax,
     Config,
-    CrossEntropy,
+    Contrast,
     DataConfig,
     MethodConfig,
     ModelConfig,
     OptimConfig,
     PaCo,
-    SupCon,
     TrainConfig,
     ViewConfig,
     ViewsConfig,
 )
 from longtail.errors import UserError, unknown
+from longtail.recipes.methods import AUTO_CUTOUT, BALANCED_SGD, METHODS, PACO_SGD, PLAIN, SIM, Authors, entry
 
 SETTINGS = ("released", "paper", "equal")
-METHODS = ("ce", "balanced-softmax", "supcon", "paco", "paco-no-rebalance")
 
 # The paper's augmentation strategies: (view of the query network, view of the key network).
 STRATEGIES = {1: ("sim", "sim"), 2: ("rand", "rand"), 3: ("rand", "sim")}
-
-AUTO_CUTOUT = ViewConfig(crop="pad", policy="auto", cutout=16)
-SIM = ViewConfig(crop="resized", crop_scale=(0.2, 1.0), policy="sim")
-PLAIN = ViewConfig(crop="pad")
-
-# Released PaCo on CIFAR-LT: lowered from epochs 321 and 361 of 400, and a warm-up whose last epoch overshoots.
-PACO_SGD = OptimConfig(
-    lr=0.05,
-    schedule="step",
-    milestones=(0.8025, 0.9025),
-    warmup_epochs=10,
-    warmup_by="epoch-overshoot",
-    weight_decay=5e-4,
-)
-# Balanced Softmax's released schedule: 13,000 steps of 512, 0.05 -> 0.1 over the first 800 of them, then cosine to zero.
-BALANCED_SGD = OptimConfig(lr=0.1, warmup_start=0.5, weight_decay=5e-4)
-# The plain 200-epoch recipe of LDAM-DRW, which most cross-entropy figures on CIFAR-LT come from.
-PLAIN_SGD = OptimConfig(
-    lr=0.1, schedule="step", milestones=(0.8, 0.9), gamma=0.01, warmup_epochs=5, warmup_by="epoch", weight_decay=2e-4
-)
 
 
 def cifar100_lt(method: str = "paco", imbalance: float = 100, setting: str = "released") -> Config:
@@ -130,14 +108,7 @@ RECIPES: dict[str, Recipe] = {
     "cifar100-lt": Recipe(
         cifar100_lt,
         SETTINGS,
-        {
-            ("paco", 100): 52.0,
-            ("paco", 50): 56.0,
-            ("paco", 10): 64.2,
-            ("balanced-softmax", 100): 50.8,
-            ("balanced-softmax", 50): 54.2,
-            ("balanced-softmax", 10): 63.0,
-        },
+        {(m, factor): figure for m, e in METHODS.items() for factor, figure in e.published.items()},
     ),
     "cifar10-lt": Recipe(cifar10_lt, SETTINGS, {}),
     "cifar100": Recipe(cifar100, ("paper",), {("ce", 1): 77.9, ("supcon", 1): 76.5, ("paco-no-rebalance", 1): 79.1}),
@@ -168,29 +139,49 @@ def with_strategy(config: Config, strategy: int) -> Config:
 
 def _cifar_lt(data: Any, method: str, imbalance: float, setting: str) -> Config:
     _only(f"{data}-lt", "setting", setting, SETTINGS)
-    source = DataConfig(name=data, imbalance=imbalance)
-    views, optim, train = ViewsConfig(query=AUTO_CUTOUT, key=SIM), PACO_SGD, TrainConfig(epochs=400, batch_size=128)
+    chosen, released = entry(method), setting == "released"
     contrast: dict[str, Any] = {"tau": 0.05, "alpha": 0.01, "queue": 1024, "projection_dim": 32}
-    model = ModelConfig(name="resnet32_cifar")
     if setting == "paper":
-        # 800 of 13,000 steps warm up: the same share of 400 epochs. G as in MoCo v2, centres without bias.
-        optim, train = replace(BALANCED_SGD, warmup_epochs=24.6), replace(train, batch_size=512)
         contrast |= {"alpha": 0.02, "centre_tau": 0.05, "projection_norm": False, "linear_epochs": 400}
-        model = replace(model, bias=not method.startswith("paco"))
-    elif setting == "released" and method == "balanced-softmax":
-        epochs = round(13_000 / (_images(data, source.imbalance) // 512))  # 619 at imbalance 100, 542 at 50, 342 at 10
-        optim = replace(BALANCED_SGD, warmup_epochs=round(epochs * 800 / 13_000, 1))
-        train = TrainConfig(epochs=epochs, batch_size=512)
-    elif setting == "released" and method == "ce":
-        views, optim, train = ViewsConfig(query=PLAIN, key=PLAIN), PLAIN_SGD, TrainConfig(epochs=200, batch_size=128)
-    return Config(
+    elif issubclass(chosen.kind, Contrast):
+        contrast |= {"linear_epochs": 100}
+    config = Config(
         recipe=f"{data}-lt/{setting}",
-        data=source,
-        views=views,
-        model=model,
-        method=_method(method, **contrast),
+        data=DataConfig(name=data, imbalance=imbalance, **chosen.data),
+        views=ViewsConfig(query=AUTO_CUTOUT, key=SIM),
+        model=ModelConfig(name="resnet32_cifar"),
+        method=chosen.settings(imbalance, released, **contrast),
+        optim=PACO_SGD,
+        train=TrainConfig(epochs=400, batch_size=128),
+    )
+    if released and chosen.authors:
+        return _as_released(config, chosen.authors)
+    return _as_in_the_paper(config) if setting == "paper" else config
+
+
+def _as_released(config: Config, authors: Authors) -> Config:
+    """In the setting of the method's own code."""
+    optim, epochs = authors.optim, authors.epochs
+    if authors.steps:
+        # 619 epochs at imbalance 100, 542 at 50, 342 at 10, for 13,000 steps of 512
+        epochs = round(authors.steps / (_images(config.data.name, config.data.imbalance) // authors.batch_size))
+        optim = replace(optim, warmup_epochs=round(epochs * authors.warmup_steps / authors.steps, 1))
+    view = authors.view
+    return replace(
+        config,
+        views=replace(config.views, query=view, key=view if view == PLAIN else config.views.key),
         optim=optim,
-        train=train,
+        train=replace(config.train, epochs=epochs, batch_size=authors.batch_size),
+    )
+
+
+def _as_in_the_paper(config: Config) -> Config:
+    """800 of 13,000 steps warm up: the same share of 400 epochs. Centres without bias."""
+    return replace(
+        config,
+        optim=replace(BALANCED_SGD, warmup_epochs=24.6),
+        train=replace(config.train, batch_size=512),
+        model=replace(config.model, bias=not isinstance(config.method, PaCo)),
     )
 
 
@@ -200,14 +191,8 @@ def _images(data: str, imbalance: float) -> int:
     return sum(int(largest * imbalance ** (-c / (classes - 1))) for c in range(classes))
 
 
-def _method(name: str, **values: Any) -> MethodConfig:
-    """The method's configuration with those of `values` that it has."""
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
-    kinds: dict[str, type[MethodConfig]] = {"ce": CrossEntropy, "balanced-softmax": BalancedSoftmax, "supcon": SupCon}
-    kind = kinds.get(name, PaCo)
-    values["rebalance"] = name != "paco-no-rebalance"
-    return kind(**{k: v for k, v in values.items() if k in kind.__dataclass_fields__})
+def _method(name: str, imbalance: float = 0, **values: Any) -> MethodConfig:
+    return entry(name).settings(imbalance, **values)
 
 
 def _only(recipe: str, kind: str, given: str, known: tuple[str, ...]) -> None:

@@ -1,0 +1,44 @@
+"""The settings of each method; its equations are in `longtail.methods` and `longtail.losses`."""
+
+from longtail.config.methods.base import METHODS, Deferred, LinearStage, MethodConfig
+from longtail.config.methods.contrast import Centres, Contrast, GPaCo, MomentumContrast, MultiTask, PaCo, SupCon
+from longtail.config.methods.networks import BBN, OLTR, RIDE, CausalNorm, ResLT
+from longtail.config.methods.softmax import (
+    LDAM,
+    BalancedSoftmax,
+    ClassBalancedFocal,
+    CrossEntropy,
+    Focal,
+    LogitAdjustment,
+)
+from longtail.config.methods.stages import CRT, LWS, NCM, MiSLAS, TauNorm
+
+__all__ = [
+    "BBN",
+    "CRT",
+    "LDAM",
+    "LWS",
+    "METHODS",
+    "NCM",
+    "OLTR",
+    "RIDE",
+    "BalancedSoftmax",
+    "CausalNorm",
+    "Centres",
+    "ClassBalancedFocal",
+    "Contrast",
+    "CrossEntropy",
+    "Deferred",
+    "Focal",
+    "GPaCo",
+    "LinearStage",
+    "LogitAdjustment",
+    "MethodConfig",
+    "MiSLAS",
+    "MomentumContrast",
+    "MultiTask",
+    "PaCo",
+    "ResLT",
+    "SupCon",
+    "TauNorm",
+]

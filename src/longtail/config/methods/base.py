@@ -1,0 +1,76 @@
+"""What the settings of every method have in common. A method's own stand beside this file, by family."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from longtail.config.section import Section, require
+from longtail.errors import unknown
+
+METHODS: dict[str, type["MethodConfig"]] = {}
+"""By the name in JSON; a class that has one enters itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodConfig(Section):
+    """A name in JSON and on the command line, and a label in tables."""
+
+    section: ClassVar[str] = "method"
+    name: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+    second: ClassVar[str] = ""
+    """The field that holds the epochs of its second stage, where it has one."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" in cls.__dict__:
+            METHODS[cls.name] = cls
+
+    @property
+    def label(self) -> str:
+        return self.title
+
+    @property
+    def second_epochs(self) -> int:
+        return getattr(self, self.second) if self.second else 0
+
+    @classmethod
+    def chosen_by(cls, tree: dict[str, Any]) -> type[Section]:
+        name = tree.pop("name", None)
+        if not isinstance(name, str) or name not in METHODS:
+            raise unknown("method", name, METHODS)
+        return METHODS[name]
+
+    def tag(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deferred(MethodConfig):
+    """Class weights that come into force late in the training (DRW, Cao et al. 2019), by the effective number of images."""
+
+    drw_from: float = 1.0
+    """Share of the training after which classes are weighted; 0: from the start, 1: never."""
+    drw_beta: float = 0.9999
+    """Weights are (1 - beta) / (1 - beta^n) for a class of n images, scaled to a mean of 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.drw_from <= 1, "method.drw_from", self.drw_from, "a share of the training: try 0.8")
+        require(0 <= self.drw_beta < 1, "method.drw_beta", self.drw_beta, "in [0, 1): try 0.9999")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearStage(MethodConfig):
+    """A second stage, in which the trunk is frozen and what stands on it learns."""
+
+    second: ClassVar[str] = "linear_epochs"
+
+    linear_epochs: int = 10
+    """Epochs of the second stage."""
+    linear_lr: float = 0.1
+    """Learning rate of the second stage (cosine to zero)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.linear_epochs >= 1, "method.linear_epochs", self.linear_epochs, "at least 1")
+        require(self.linear_lr > 0, "method.linear_lr", self.linear_lr, "above 0")

@@ -1,0 +1,125 @@
+"""Contrast among samples, with class centres or without."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from longtail.config.methods.base import LinearStage, MethodConfig
+from longtail.config.section import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast(MethodConfig):
+    """Samples projected by G, a temperature, and a queue of past ones."""
+
+    tau: float = 0.2
+    """Temperature of the sample logits."""
+    queue: int = 8192
+    """Length of the labelled queue of past keys."""
+    projection_dim: int = 128
+    """Output width of the projection G."""
+    projection_hidden: int = 0
+    """Hidden width of G; 0: the trunk's feature width."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.tau > 0, "method.tau", self.tau, "above 0: try 0.05 to 0.2")
+        require(self.queue >= 0, "method.queue", self.queue, "0 or more")
+        require(self.projection_dim >= 1, "method.projection_dim", self.projection_dim, "at least 1")
+        require(self.projection_hidden >= 0, "method.projection_hidden", self.projection_hidden, "0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MomentumContrast(Contrast):
+    """The MoCo frame that SupCon, multi-task and PaCo share."""
+
+    momentum: float = 0.999
+    """The key network keeps this share of itself at each step."""
+    projection_norm: bool = True
+    """Batch norm inside G, as released; MoCo v2's G, which the paper names, has none."""
+    key_norm: Literal["batch", "ema"] = "batch"
+    """Batch norm of the key network: statistics of its own batch, as released, or the query's running averages."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.momentum <= 1, "method.momentum", self.momentum, "between 0 and 1: try 0.999")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupCon(MomentumContrast, LinearStage):
+    """Khosla et al., 2020."""
+
+    name: ClassVar[str] = "supcon"
+    title: ClassVar[str] = "SupCon"
+
+    linear_epochs: int = 100
+    """Epochs of the second stage: a linear classifier on the frozen trunk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiTask(MomentumContrast):
+    """The paper's baseline: a softmax loss plus a weighted SupCon."""
+
+    name: ClassVar[str] = "multi-task"
+    title: ClassVar[str] = "Multi-task"
+
+    weight: float = 0.05
+    """Of the contrastive loss, where the softmax loss has weight 1."""
+    rebalance: bool = False
+    """Balanced Softmax in the softmax loss, instead of cross-entropy."""
+    contrast: Literal["plain", "reweighted", "balanced"] = "plain"
+    """SupCon as it is; its anchors weighted by the effective number of images; or Balanced Softmax among its samples."""
+    beta: float = 0.999
+    """`reweighted`: a class of n images weighs (1 - beta) / (1 - beta^n), scaled to a mean of 1."""
+
+    @property
+    def label(self) -> str:
+        softmax = "Balanced Softmax" if self.rebalance else "CE"
+        how = {"plain": "", "reweighted": "re-weighted ", "balanced": "balanced "}[self.contrast]
+        return f"{softmax} + {how}SupCon"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.weight >= 0, "method.weight", self.weight, "0 or more: try 0.05 to 1")
+        require(0 <= self.beta < 1, "method.beta", self.beta, "in [0, 1): try 0.999")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Centres(MethodConfig):
+    """Class centres as further contrast partners."""
+
+    alpha: float = 0.05
+    """Weight of a positive sample, where the class's own centre has weight 1."""
+    centre_tau: float = 1.0
+    """Temperature of the centre logits: 1 as released, `tau` as the text has it."""
+    rebalance: bool = True
+    """Multiply the centres by class frequency (Eq. 8); without, Eq. 4."""
+
+    @property
+    def label(self) -> str:
+        return self.title if self.rebalance else f"{self.title}, no rebalance"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.alpha < 1, "method.alpha", self.alpha, "in [0, 1): try 0.01 to 0.05")
+        require(self.centre_tau > 0, "method.centre_tau", self.centre_tau, "above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaCo(MomentumContrast, Centres):
+    name: ClassVar[str] = "paco"
+    title: ClassVar[str] = "PaCo"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPaCo(Contrast, Centres):
+    """Cui et al., 2023: no key network, both views are anchors."""
+
+    name: ClassVar[str] = "gpaco"
+    title: ClassVar[str] = "GPaCo"
+
+    smoothing: float = 0.0
+    """Of the centres' targets: this share goes to all classes alike."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.smoothing < 1, "method.smoothing", self.smoothing, "in [0, 1): try 0.1")
