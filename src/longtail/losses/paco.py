@@ -15,7 +15,8 @@ This is a cross-entropy over all partners k of the anchor, centres and samples a
 
     L_i = - sum_k w_k log p_k,    p_k = psi_k / Z_i,    w_k = (c_y: 1, z+: alpha, others: 0) / (1 + alpha |P(i)|),
 
-and since the w_k sum to one, its gradient with respect to log psi_k is p_k - w_k.
+and since the w_k sum to one, its gradient with respect to log psi_k is p_k - w_k. With label smoothing (GPaCo) the centres'
+weight of 1 is shared out: the part `smoothing` goes to all centres alike, the rest to c_y.
 
 Shapes: B anchors, C classes, M contrast samples, K = C + M partners of an anchor, the centres first.
 """
@@ -41,6 +42,7 @@ def paco_terms(
     alpha: float = 0.05,
     tau: float = 0.2,
     centre_tau: float = 1.0,
+    smoothing: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """L_i per anchor, and P_sup per anchor: the centres' share of Z_i (at the optimum 1 / (1 + alpha·|P(i)|)).
 
@@ -50,7 +52,7 @@ def paco_terms(
     """
     log_q_C = centre_BC.new_zeros(centre_BC.shape[1]) if log_prior_C is None else finite(log_prior_C)
     log_q_C = at_least_float32(log_q_C, centre_BC, contrast_BM)  # the precision of all that follows
-    return Terms.apply(centre_BC, contrast_BM, y_B, y_M, drop_BM, log_q_C, alpha, tau, centre_tau)
+    return Terms.apply(centre_BC, contrast_BM, y_B, y_M, drop_BM, log_q_C, alpha, tau, centre_tau, smoothing)
 
 
 def paco_loss(
@@ -63,9 +65,11 @@ def paco_loss(
     alpha: float = 0.05,
     tau: float = 0.2,
     centre_tau: float = 1.0,
+    smoothing: float = 0.0,
 ) -> Tensor:
     """The mean of L_i over the anchors."""
-    return paco_terms(centre_BC, contrast_BM, y_B, y_M, drop_BM, log_prior_C, alpha, tau, centre_tau)[0].mean()
+    numbers = alpha, tau, centre_tau, smoothing
+    return paco_terms(centre_BC, contrast_BM, y_B, y_M, drop_BM, log_prior_C, *numbers)[0].mean()
 
 
 def log_psi(
@@ -77,12 +81,15 @@ def log_psi(
     return torch.cat([log_psi_BC, log_psi_BM], 1)
 
 
-def weights(y_B: Tensor, y_M: Tensor, drop_BM: Tensor, alpha: float, like_BK: Tensor) -> Tensor:
+def weights(
+    y_B: Tensor, y_M: Tensor, drop_BM: Tensor, alpha: float, smoothing: float, like_BK: Tensor
+) -> Tensor:
     """(B, K), the w of each pair."""
-    w_BK = torch.zeros_like(like_BK)
-    w_BM = w_BK[:, w_BK.shape[1] - len(y_M) :]
-    w_BM.masked_fill_(y_B[:, None] == y_M, alpha).masked_fill_(drop_BM, 0)
-    w_BK.scatter_(1, y_B[:, None], 1.0)  # the anchor's own centre
+    w_BK, C = torch.zeros_like(like_BK), like_BK.shape[1] - len(y_M)
+    w_BK[:, C:].masked_fill_(y_B[:, None] == y_M, alpha).masked_fill_(drop_BM, 0)
+    if smoothing:
+        w_BK[:, :C] = smoothing / C
+    w_BK.scatter_(1, y_B[:, None], 1 - smoothing + smoothing / C)  # the anchor's own centre
     return w_BK.div_(w_BK.sum(1, keepdim=True))
 
 
@@ -91,14 +98,14 @@ class Terms(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        centre_BC, contrast_BM, y_B, y_M, drop_BM, log_q_C, alpha, tau, centre_tau = inputs
+        centre_BC, contrast_BM, y_B, y_M, drop_BM, log_q_C, alpha, tau, centre_tau, smoothing = inputs
         ctx.save_for_backward(centre_BC, contrast_BM, y_B, y_M, drop_BM, log_q_C)
-        ctx.numbers = alpha, tau, centre_tau
+        ctx.numbers = alpha, tau, centre_tau, smoothing
         ctx.set_materialize_grads(False)  # P_sup has none, not zeros
         loss_B, P_sup_B = (torch.empty_like(y_B, dtype=log_q_C.dtype) for _ in range(2))
         for i in blocks(centre_BC, contrast_BM):
             log_p_BK = log_psi(centre_BC[i], contrast_BM[i], drop_BM[i], log_q_C, tau, centre_tau).log_softmax(1)
-            w_BK = weights(y_B[i], y_M, drop_BM[i], alpha, log_p_BK)
+            w_BK = weights(y_B[i], y_M, drop_BM[i], alpha, smoothing, log_p_BK)
             torch.sum(w_BK.mul_(log_p_BK), 1, out=loss_B[i])
             torch.sum(log_p_BK[:, : len(log_q_C)].exp_(), 1, out=P_sup_B[i])
             del log_p_BK, w_BK  # before the next block needs the room
@@ -108,19 +115,19 @@ class Terms(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_B: Tensor, _: None) -> tuple[Tensor | None, ...]:
         centre_BC, contrast_BM, y_B, y_M, drop_BM, log_q_C = ctx.saved_tensors
-        alpha, tau, centre_tau = ctx.numbers
+        alpha, tau, centre_tau, smoothing = ctx.numbers
         C = len(log_q_C)
         centre_grad_BC, contrast_grad_BM = torch.empty_like(centre_BC), torch.empty_like(contrast_BM)
         log_q_grad_C = torch.zeros_like(log_q_C) if ctx.needs_input_grad[5] else None
         for i in blocks(centre_BC, contrast_BM):
             p_BK = log_psi(centre_BC[i], contrast_BM[i], drop_BM[i], log_q_C, tau, centre_tau).softmax(1)
-            grad_BK = p_BK.sub_(weights(y_B[i], y_M, drop_BM[i], alpha, p_BK)).mul_(grad_B[i, None])
+            grad_BK = p_BK.sub_(weights(y_B[i], y_M, drop_BM[i], alpha, smoothing, p_BK)).mul_(grad_B[i, None])
             torch.div(grad_BK[:, :C], centre_tau, out=centre_grad_BC[i])
             torch.div(grad_BK[:, C:], tau, out=contrast_grad_BM[i])
             if log_q_grad_C is not None:
                 log_q_grad_C += grad_BK[:, :C].sum(0)
             del p_BK, grad_BK  # as above
-        return centre_grad_BC, contrast_grad_BM, None, None, None, log_q_grad_C, None, None, None
+        return centre_grad_BC, contrast_grad_BM, None, None, None, log_q_grad_C, None, None, None, None
 
 
 def blocks(centre_BC: Tensor, contrast_BM: Tensor) -> Iterator[slice]:

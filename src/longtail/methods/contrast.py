@@ -1,10 +1,10 @@
-"""The MoCo frame that SupCon and PaCo share.
+"""What contrastive methods share: the projection G, the queue, who meets whom; and the MoCo frame of SupCon and PaCo.
 
 Query view -> trunk -> x -> G -> q; key view -> momentum trunk and G -> k; A(i) is every q but the anchor's own, every k, and
 the queue. The queue is read before this step's keys are pushed, or they would stand in A(i) twice.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from longtail.models.heads import Classifier, projection
 from longtail.models.momentum import EMPTY, LabelledQueue, MomentumNetwork
 
 
-class Contrast(NamedTuple):
+class Meeting(NamedTuple):
     """The samples that the anchors meet: raw products z·G(x), labels, and which are not in A(i)."""
 
     contrast_BM: Tensor
@@ -25,17 +25,57 @@ class Contrast(NamedTuple):
     drop_BM: Tensor
 
 
-class MomentumContrast(Method):
+class Contrast(Method):
+    """Samples projected by G, and a queue of past ones."""
+
     two_views = True
-    config: cfg.MomentumContrast
+    G_layers: ClassVar[int] = 2
+    config: cfg.Contrast
 
     def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
         super().__init__(net, counts_C, config)
         c, width = self.config, net.trunk.width
-        self.G = projection(width, c.projection_hidden or width, c.projection_dim, c.projection_norm)
-        self.key = MomentumNetwork(self.query_network(), c.momentum, c.key_norm)
+        norm = getattr(c, "projection_norm", False)
+        self.G = projection(width, c.projection_hidden or width, c.projection_dim, norm, self.G_layers)
+        self.add_key_network()
         self.queue = LabelledQueue(c.queue, c.projection_dim)
         self.fresh: list[tuple[Tensor, Tensor]] = []  # keys of the step under way
+
+    def add_key_network(self) -> None:
+        """Where there is one."""
+
+    def project(self, G: nn.Module, x_BF: Tensor) -> Tensor:
+        return F.normalize(G(x_BF))
+
+    def after_projections(self, x_BF: Tensor, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> dict[str, Tensor]:
+        """The terms of the loss from the trunk's features, the queries and the keys; as `after_trunk`, which see."""
+        raise NotImplementedError
+
+    def contrast(self, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> Meeting:
+        """`k_BD` has as many rows as there are keys of this step: none, where queries alone meet."""
+        z_MD = torch.cat([q_BD, k_BD, self.queue.keys_KD])
+        y_M = torch.cat([y_B, y_B[: len(k_BD)], self.queue.labels_K])
+        itself_BM = torch.eye(len(q_BD), len(z_MD), dtype=torch.bool, device=y_M.device)  # q_i is column i
+        return Meeting(q_BD @ z_MD.T, y_M, itself_BM | (y_M == EMPTY))
+
+    def compile(self, *_: Any, **__: Any) -> None:
+        super().compile()
+        self.project = compiled(self.project)  # type: ignore[method-assign]
+        self.after_projections = compiled(self.after_projections)  # type: ignore[method-assign]
+
+    def after_backward(self, beside: Beside) -> None:
+        for keys_BD, y_B in self.fresh:
+            beside.run(self.queue.push, keys_BD, y_B)
+        self.fresh = []
+
+
+class MomentumContrast(Contrast):
+    """The MoCo frame."""
+
+    config: cfg.MomentumContrast
+
+    def add_key_network(self) -> None:
+        self.key = MomentumNetwork(self.query_network(), self.config.momentum, self.config.key_norm)
 
     def query_network(self) -> nn.Sequential:
         return nn.Sequential(self.net.trunk, self.G)
@@ -54,29 +94,6 @@ class MomentumContrast(Method):
     def keys(self, images: Tensor) -> Tensor:
         trunk, G = self.key.net.children()
         return self.project(G, trunk(images))
-
-    def project(self, G: nn.Module, x_BF: Tensor) -> Tensor:
-        return F.normalize(G(x_BF))
-
-    def after_projections(self, x_BF: Tensor, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> dict[str, Tensor]:
-        """The terms of the loss from the query trunk's features, the queries and the keys; as `after_trunk`, which see."""
-        raise NotImplementedError
-
-    def contrast(self, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> Contrast:
-        z_MD = torch.cat([q_BD, k_BD, self.queue.keys_KD])
-        y_M = torch.cat([y_B, y_B, self.queue.labels_K])
-        itself_BM = torch.eye(len(q_BD), len(z_MD), dtype=torch.bool, device=y_M.device)  # q_i is column i
-        return Contrast(q_BD @ z_MD.T, y_M, itself_BM | (y_M == EMPTY))
-
-    def compile(self, *_: Any, **__: Any) -> None:
-        super().compile()
-        self.project = compiled(self.project)  # type: ignore[method-assign]
-        self.after_projections = compiled(self.after_projections)  # type: ignore[method-assign]
-
-    def after_backward(self, beside: Beside) -> None:
-        for keys_BD, y_B in self.fresh:
-            beside.run(self.queue.push, keys_BD, y_B)
-        self.fresh = []
 
     def after_step(self) -> None:
         self.key.follow(self.query_network())

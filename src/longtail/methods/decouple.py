@@ -1,0 +1,122 @@
+"""Decoupling (Kang et al., 2020): a trunk learnt by cross-entropy, then a classifier that the class frequencies did not form."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from longtail import config as cfg
+from longtail.errors import UserError
+from longtail.methods.base import Stage, Start
+from longtail.methods.softmax import CrossEntropy
+from longtail.methods.stages import linear_stage
+from longtail.models.heads import Classifier, ScaledHead, linear_head
+
+POWERS = [p / 10 for p in range(21)]
+
+
+class CRT(CrossEntropy, settings=cfg.CRT):
+    """Classifier re-training: a new linear classifier on the frozen trunk, its images drawn class-balanced."""
+
+    def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
+        super().__init__(net, counts_C, config)
+        self.stages = (*self.stages, linear_stage(config, sampler="balanced"))
+
+    def begin(self, start: Start) -> None:
+        if self.stage.frozen:
+            redraw(self.net.head, start.rng)
+
+
+class LWS(CrossEntropy, settings=cfg.LWS):
+    """Learnable weight scaling: a factor per class on the frozen network, images drawn class-balanced."""
+
+    def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
+        super().__init__(net, counts_C, config)
+        self.stages = (*self.stages, linear_stage(config, weight_decay=0.0, sampler="balanced"))
+
+    @classmethod
+    def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
+        return ScaledHead(width, classes, config.model.bias)
+
+    def enter(self, stage: Stage) -> None:
+        super().enter(stage)
+        for name, parameter in self.net.head.named_parameters():
+            parameter.requires_grad_((name == "scale_C") == stage.frozen)
+
+
+class TauNorm(CrossEntropy, settings=cfg.TauNorm):
+    """w_c / |w_c|^tau, without bias: nothing is trained, tau is chosen on the validation split."""
+
+    config: cfg.TauNorm
+
+    def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
+        super().__init__(net, counts_C, config)
+        self.stages = (*self.stages, Stage("normalise", 0, config.optim))
+        if self.config.power is None and not config.data.val_fraction:
+            advice = "hold some images out with --data.val_fraction 0.1, or give --method.power"
+            raise UserError(f"tau-norm chooses its power on a validation split: {advice}")
+
+    @torch.no_grad()
+    def begin(self, start: Start) -> None:
+        if self.stage.name != "normalise":
+            return
+        power = self.config.power if self.config.power is not None else self.best_power(start)
+        self.net.head.weight.copy_(normalised(self.net.head.weight, power))
+        if self.net.head.bias is not None:
+            self.net.head.bias.zero_()
+
+    def best_power(self, start: Start) -> float:
+        """By the mean over classes of their accuracy; of equals the smallest."""
+        if start.val is None:
+            raise UserError("the validation split is empty: give --method.power, or more images")
+        x_NF, y_N = start.val()
+        scores = [class_accuracy(x_NF @ normalised(self.net.head.weight, p).T, y_N) for p in POWERS]
+        return POWERS[int(torch.stack(scores).argmax())]
+
+
+class NCM(CrossEntropy, settings=cfg.NCM):
+    """The nearest class mean of the training images' features; it is a linear classifier too."""
+
+    config: cfg.NCM
+
+    def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
+        super().__init__(net, counts_C, config)
+        self.stages = (*self.stages, Stage("means", 0, config.optim))
+
+    @classmethod
+    def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
+        return linear_head(width, classes)
+
+    @torch.no_grad()
+    def begin(self, start: Start) -> None:
+        if self.stage.name != "means":
+            return
+        mean_CF = class_means(*start.train(), len(self.log_prior_C))
+        if self.config.distance == "cosine":  # the length of x is the same for all classes
+            mean_CF = F.normalize(mean_CF)
+        self.net.head.weight.copy_(mean_CF)  # |x - m|² is smallest where m·x - |m|²/2 is largest
+        self.net.head.bias.copy_(-(mean_CF**2).sum(1) / 2)
+
+
+def redraw(head: nn.Linear, rng: torch.Generator) -> None:
+    """New weights, as a fresh head has them; drawn on the CPU, so that all devices agree."""
+    fresh = nn.init.kaiming_normal_(torch.empty(head.weight.shape), generator=rng)
+    with torch.no_grad():
+        head.weight.copy_(fresh)
+        if head.bias is not None:
+            head.bias.zero_()
+
+
+def normalised(weight_CF: Tensor, power: float) -> Tensor:
+    return weight_CF / weight_CF.norm(dim=1, keepdim=True).clamp(min=1e-12) ** power
+
+
+def class_means(x_NF: Tensor, y_N: Tensor, classes: int) -> Tensor:
+    """Of each class's features; zero for one without images."""
+    sums_CF = torch.zeros(classes, x_NF.shape[1], device=x_NF.device).index_add_(0, y_N, x_NF)
+    return sums_CF / torch.bincount(y_N, minlength=classes).clamp(min=1)[:, None]
+
+
+def class_accuracy(logits_NC: Tensor, y_N: Tensor) -> Tensor:
+    """Mean over the classes that are there of the share of images recognised."""
+    right_N = (logits_NC.argmax(1) == y_N).float()
+    return class_means(right_N[:, None], y_N, logits_NC.shape[1]).sum() / len(y_N.unique())
