@@ -66,10 +66,16 @@ def knn_top1(train_ND: Tensor, y_N: Tensor, test_MD: Tensor, y_M: Tensor, k: int
 
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")  # the same for every method, however it was trained
-def latency(method: methods.Method, image_size: int, device: torch.device, repeats: int = 20) -> float:
-    """Median milliseconds of the deployable network on a batch of 64 images already on the device."""
+def latency(
+    method: methods.Method, source: Source, views: Views, device: torch.device, repeats: int = 20
+) -> float:
+    """Median milliseconds of the deployable network on 64 images already on the device.
+
+    They are real ones, spread over the set: how long a router takes depends on what it sees.
+    """
     method.eval()
-    x = torch.rand(LATENCY_BATCH, 3, image_size, image_size, device=device)
+    some = np.linspace(0, len(source.labels) - 1, LATENCY_BATCH).round().astype(int)
+    x = views.plain(torch.from_numpy(source.images[some]).permute(0, 3, 1, 2).to(device))
     if any(p.is_contiguous(memory_format=torch.channels_last) for p in method.parameters() if p.dim() == 4):
         x = x.to(memory_format=torch.channels_last)
     times = []
@@ -99,7 +105,8 @@ def measure(
     y_N, y_M = (torch.from_numpy(s.labels).to(device) for s in (data.train, data.test))
     metrics = evaluate_predictions(logits, data.test.labels, data.train.counts, data.train.class_names)
     metrics["knn_top1"] = knn_top1(train_ND, y_N, test_MD, y_M)
-    metrics["latency_b64"] = latency(method, views.size, device)
+    metrics["latency_b64"] = latency(method, data.test, views, device)
+    metrics |= method.figures(test_MD)
     return metrics, logits, test_MD.cpu().numpy()
 
 
@@ -158,6 +165,7 @@ def evaluate_one(record: runs.Run, data_root: Path | None, device_name: str) -> 
     if data.checksum != stored:
         raise UserError(f"{record.folder} was trained on other images (checksum {stored}): name them with --data-root")
     method = place(methods.make(config, data.train.counts, stored=True), config, device)
+    method.enter(method.stages[-1])
     path = record.folder / runs.MODEL
     try:
         method.net.load_state_dict(load_file(path, device=str(device)))

@@ -158,6 +158,10 @@ class Method(nn.Module):
     def classify(self, x_BF: Tensor) -> Tensor:
         return self.net.head(x_BF)
 
+    def figures(self, x_BF: Tensor) -> dict[str, float]:
+        """What else is worth a figure in metrics.json, from the features of the test set."""
+        return {}
+
     def forward(self, x: Tensor) -> Tensor:
         """The logits that deploy: without prior."""
         return self.classify(self.features(x))

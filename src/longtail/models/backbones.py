@@ -36,12 +36,17 @@ class Block(nn.Module):
         return F.relu(out + x)
 
 
+WIDTHS = (16, 32, 64)  # of the stages
+
+
 class CifarResNet(nn.Module):
     """The ResNet of depth 6n+2 for small images, with timm's manners: num_features, forward_features, forward_head."""
 
-    def __init__(self, depth: int, num_classes: int = 100, in_chans: int = 3, **_: Any) -> None:
+    def __init__(
+        self, depth: int, num_classes: int = 100, in_chans: int = 3, channels: tuple[int, ...] = WIDTHS, **_: Any
+    ) -> None:
         super().__init__()
-        n, widths = (depth - 2) // 6, (16, 32, 64)
+        n, widths = (depth - 2) // 6, channels
         self.num_features = self.head_hidden_size = widths[-1]
         self.conv1 = nn.Conv2d(in_chans, widths[0], 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
@@ -140,14 +145,15 @@ class Trunk(nn.Module):
         self.precision = torch.float32
         self.fused = False  # train a CIFAR ResNet by our own kernels
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *part: Any) -> Tensor:
+        """Of the whole inside, or of the `part` that the inside knows by that name."""
         if self.fused and x.shape[-2:] == (FUSED_SIDE, FUSED_SIDE) and (self.body.training or self.frozen()):
             from longtail.models import fused  # cuda.bindings come with torch where there is CUDA
 
             return fused.features(self.body, x)  # type: ignore[arg-type]
         low = self.precision != torch.float32
         with torch.autocast(x.device.type, self.precision if low else torch.bfloat16, enabled=low):
-            return self.body(x).float()
+            return self.body(x, *part).float()
 
     def frozen(self) -> bool:
         """Whether something learns from the features, but not the trunk itself; what is measured is asked without gradients."""
@@ -155,7 +161,12 @@ class Trunk(nn.Module):
 
 
 def make_trunk(name: str, pretrained: bool = False, image_size: int = 32) -> Trunk:
-    """The trunk of a timm model, tried on one blank image: what timm declares as its width is not always what comes out."""
+    """The trunk of a timm model."""
+    return wrap(make_body(name, pretrained), name, image_size)
+
+
+def make_body(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
+    """A headless network by its timm name."""
     if not timm.is_model(name):
         raise unknown("model", name, timm.list_models())
     if pretrained and name.endswith("_cifar"):
@@ -163,12 +174,16 @@ def make_trunk(name: str, pretrained: bool = False, image_size: int = 32) -> Tru
             f"there are no pretrained weights for {name}: drop --model.pretrained or name a timm model that has"
         )
     try:
-        body = timm.create_model(name, pretrained=pretrained, num_classes=0).eval()
+        return timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
     except (OSError, RuntimeError) as error:
         raise UserError(f"cannot make {name!r} (pretrained={pretrained}): {str(error).splitlines()[0]}") from error
+
+
+def wrap(body: nn.Module, name: str, image_size: int) -> Trunk:
+    """A network as a trunk, tried on one blank image: what timm declares as its width is not always what comes out."""
     try:
         with torch.no_grad():
-            width = body(torch.zeros(1, 3, image_size, image_size)).shape[-1]
+            width = body.eval()(torch.zeros(1, 3, image_size, image_size)).shape[-1]
     except (RuntimeError, AssertionError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{name!r} takes no images of {image_size} pixels ({reason}): set --data.image_size") from error

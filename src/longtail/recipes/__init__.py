@@ -58,7 +58,7 @@ def cifar100(method: str = "paco-no-rebalance", imbalance: float = 1, setting: s
     chosen = _method(method, tau=0.07, alpha=0.008, queue=1024, projection_dim=128, linear_epochs=400)
     return Config(
         recipe=f"cifar100/{setting}",
-        data=DataConfig(name="cifar100", imbalance=imbalance),
+        data=DataConfig(name="cifar100", imbalance=imbalance, **entry(method).data),
         views=ViewsConfig(query=SIM, key=SIM, normalise="cifar100"),
         model=ModelConfig(name="resnet50_cifar"),
         method=chosen,
@@ -73,7 +73,7 @@ def digits_lt(method: str = "paco", imbalance: float = 40, setting: str = "equal
     soft = ViewConfig(crop="resized", crop_scale=(0.6, 1.0), flip=False)  # a mirrored digit is another sign
     return Config(
         recipe=f"digits-lt/{setting}",
-        data=DataConfig(name="digits", imbalance=imbalance, image_size=8),
+        data=DataConfig(name="digits", imbalance=imbalance, image_size=8, **entry(method).data),
         views=ViewsConfig(query=soft, key=soft, normalise="half"),
         model=ModelConfig(name="resnet8_cifar"),
         method=_method(method, tau=0.1, alpha=0.05, queue=256, projection_dim=32, momentum=0.99, linear_epochs=20),
@@ -88,7 +88,7 @@ def folder(root: Path, method: str = "paco", imbalance: float = 1, setting: str 
     query = ViewConfig(crop="resized", crop_scale=(0.2, 1.0), policy="rand")
     return Config(
         recipe=f"folder/{setting}",
-        data=DataConfig(name="folder", root=root, imbalance=imbalance, image_size=64),
+        data=DataConfig(name="folder", root=root, imbalance=imbalance, image_size=64, **entry(method).data),
         views=ViewsConfig(query=query, key=SIM, normalise="imagenet"),
         model=ModelConfig(name="resnet18_cifar"),
         method=_method(method, tau=0.1, alpha=0.02, queue=1024, projection_dim=128, linear_epochs=50),

@@ -1,0 +1,48 @@
+"""BBN (Zhou et al., 2020): one branch for images as they come, one for images drawn by the inverse of their class's size."""
+
+import torch
+from torch import Tensor
+
+from longtail import config as cfg
+from longtail.losses import cross_entropy_loss
+from longtail.methods.base import Batch, Method, accuracy
+from longtail.models.backbones import Trunk, make_body, wrap
+from longtail.models.heads import Classifier
+from longtail.models.parts import TwinBlock
+
+
+class BBN(Method, settings=cfg.BBN):
+    """The weight a of the first branch falls from 1 to 0 along a parabola; at test both count alike."""
+
+    a: Tensor
+
+    def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
+        super().__init__(net, counts_C, config)
+        self.stages = (self.first_stage(config, partner="reversed"),)
+        self.stage = self.stages[0]
+        self.register_buffer("a", torch.ones(()), persistent=False)
+
+    @classmethod
+    def trunk(cls, config: cfg.Config, pretrained: bool) -> Trunk:
+        return twin_trunk(config, pretrained)
+
+    def start_epoch(self, epoch: int, epochs: int) -> None:
+        self.a.fill_(1 - (epoch / epochs) ** 2)
+
+    def loss(self, batch: Batch) -> dict[str, Tensor]:
+        assert batch.partner is not None
+        left_BF, right_BF = self.net.trunk(batch.query, "left"), self.net.trunk(batch.partner.query, "right")
+        return self.after_trunk(torch.cat([left_BF, right_BF], 1), batch.y_B, batch.partner.y_B)
+
+    def after_trunk(self, x_BF: Tensor, y_B: Tensor, *partner: Tensor) -> dict[str, Tensor]:
+        (other_B,), a = partner, self.a
+        left_BF, right_BF = x_BF.chunk(2, 1)
+        logits_BC = self.classify(torch.cat([2 * a * left_BF, 2 * (1 - a) * right_BF], 1))
+        loss = a * cross_entropy_loss(logits_BC, y_B) + (1 - a) * cross_entropy_loss(logits_BC, other_B)
+        right = a * accuracy(logits_BC, y_B) + (1 - a) * accuracy(logits_BC, other_B)
+        return {"loss": loss, "accuracy": right}
+
+
+def twin_trunk(config: cfg.Config, pretrained: bool) -> Trunk:
+    name = config.model.name
+    return wrap(TwinBlock(make_body(name, pretrained), name), name, config.data.image_size)

@@ -1,0 +1,79 @@
+"""Causal Norm, or De-confound-TDE (Tang et al., 2020): what the optimiser's momentum carried into all features is removed."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from longtail import config as cfg
+from longtail.errors import UserError
+from longtail.losses import cross_entropy_loss
+from longtail.methods.base import Batch, Method, accuracy
+from longtail.methods.bbn import twin_trunk
+from longtail.models.backbones import Trunk
+from longtail.models.beside import Beside
+from longtail.models.heads import Classifier
+
+
+class CausalHead(nn.Module):
+    """scale/H · sum over heads of <x_h/|x_h|, w_h/(|w_h| + gamma)>; at test x_h/|x_h| has lost its part along the drift.
+
+    H heads; the drift is a moving sum of the features' batch means, of which the direction counts.
+    """
+
+    drift_F: Tensor
+
+    def __init__(self, width: int, classes: int, config: cfg.CausalNorm) -> None:
+        super().__init__()
+        self.config = config
+        self.weight = nn.Parameter(nn.init.kaiming_normal_(torch.empty(classes, width)))
+        self.register_buffer("drift_F", torch.zeros(width))
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        c = self.config
+        x_BHP, w_CHP = heads(x_BF, c.heads), heads(self.weight, c.heads)
+        x_BHP = F.normalize(x_BHP, dim=2)
+        if not self.training:
+            d_HP = F.normalize(heads(self.drift_F[None], c.heads), dim=2)[0]
+            x_BHP = x_BHP - c.strength * (x_BHP * d_HP).sum(2, keepdim=True) * d_HP
+        w_CHP = w_CHP / (w_CHP.norm(dim=2, keepdim=True) + c.gamma)
+        return c.scale / c.heads * x_BHP.flatten(1) @ w_CHP.flatten(1).T
+
+
+def heads(x: Tensor, number: int) -> Tensor:
+    """N,F -> N,H,P."""
+    return x.view(len(x), number, -1)
+
+
+class CausalNorm(Method, settings=cfg.CausalNorm):
+    config: cfg.CausalNorm
+
+    def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
+        super().__init__(net, counts_C, config)
+        self.means: list[Tensor] = []  # of the features of the step under way
+
+    @classmethod
+    def trunk(cls, config: cfg.Config, pretrained: bool) -> Trunk:
+        assert isinstance(config.method, cfg.CausalNorm)
+        return twin_trunk(config, pretrained) if config.method.twin_block else super().trunk(config, pretrained)
+
+    @classmethod
+    def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
+        assert isinstance(config.method, cfg.CausalNorm)
+        if width % config.method.heads:
+            raise UserError(f"--method.heads {config.method.heads}: it must divide the features' width, {width}")
+        return CausalHead(width, classes, config.method)
+
+    def loss(self, batch: Batch) -> dict[str, Tensor]:
+        x_BF = self.features(batch.query)
+        self.means.append(x_BF.detach().mean(0))
+        return self.after_trunk(x_BF, batch.y_B)
+
+    def after_trunk(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
+        logits_BC = self.classify(x_BF)
+        return {"loss": cross_entropy_loss(logits_BC, y_B), "accuracy": accuracy(logits_BC, y_B)}
+
+    def after_backward(self, beside: Beside) -> None:
+        drift_F = self.net.get_buffer("head.drift_F")
+        for mean_F in self.means:
+            drift_F.mul_(self.config.drift).add_(mean_F)
+        self.means = []

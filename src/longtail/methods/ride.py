@@ -1,0 +1,178 @@
+"""RIDE (Wang et al., 2021): experts on a shared stem, pushed apart, and a router that asks only as many as an image needs.
+
+B images, E experts, F features of one, C classes.
+"""
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from longtail import config as cfg
+from longtail.losses import ldam_loss, ldam_margins
+from longtail.methods.base import Stage, accuracy
+from longtail.methods.softmax import Deferred
+from longtail.models.backbones import Trunk, make_body, wrap
+from longtail.models.heads import Classifier
+from longtail.models.parts import Experts
+
+TOP = 30  # logits that the router sees
+SEEN = 16  # numbers that it sees of a feature
+POSITIVE = 100.0  # weight of an image that needs a further expert
+FLATTER = 0.05  # how far the temperatures of the divergence depend on class frequency
+
+
+class ExpertHead(nn.Module):
+    """A cosine classifier per expert, and for all but the last one a router: is a further expert needed?"""
+
+    def __init__(self, width: int, classes: int, experts: int, scale: float) -> None:
+        super().__init__()
+        each = width // experts
+        self.experts, self.scale = experts, scale
+        self.weight = nn.Parameter(torch.stack([nn.init.kaiming_normal_(torch.empty(classes, each)) for _ in range(experts)]))
+        self.seen = nn.ModuleList(nn.Linear(each, SEEN) for _ in range(experts - 1))
+        self.needed = nn.ModuleList(nn.Linear(SEEN + min(TOP, classes), 1) for _ in range(experts - 1))
+        self.routes = False
+
+    def logits(self, x_BF: Tensor, expert: int) -> Tensor:
+        return self.scale * F.linear(F.normalize(x_BF), F.normalize(self.weight[expert], dim=1))
+
+    def each(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The features and the logits of all experts: (B, E, F), (B, E, C)."""
+        x_BEF = x.view(len(x), self.experts, -1)
+        return x_BEF, torch.stack([self.logits(x_BEF[:, e], e) for e in range(self.experts)], 1)
+
+    def wants_more(self, x_BF: Tensor, mean_BC: Tensor, expert: int) -> Tensor:
+        """The router's logit after this expert, from its features and the mean logits so far."""
+        seen_BS = self.seen[expert](F.normalize(x_BF))
+        top_BT = mean_BC.topk(min(TOP, mean_BC.shape[1]), 1)[0]
+        return self.needed[expert](torch.cat([top_BT, seen_BS.relu()], 1))[:, 0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mean logits of the experts asked."""
+        x_BEF, logits_BEC = self.each(x)
+        return self.routed(x_BEF, logits_BEC)[0] if self.routes else logits_BEC.mean(1)
+
+    def routed(self, x_BEF: Tensor, logits_BEC: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for all at once, and how many were asked: (B, C), (B,)."""
+        means_BEC = running_means(logits_BEC)
+        asked_B = torch.ones(len(x_BEF), dtype=torch.int64, device=x_BEF.device)
+        for e in range(self.experts - 1):
+            more_B = (asked_B == e + 1) & (self.wants_more(x_BEF[:, e], means_BEC[:, e], e) > 0)
+            asked_B = asked_B + more_B
+        rows_B = torch.arange(len(x_BEF), device=x_BEF.device)
+        return means_BEC[rows_B, asked_B - 1], asked_B
+
+
+def running_means(logits_BEC: Tensor) -> Tensor:
+    """Over the first expert, the first two, …"""
+    return logits_BEC.cumsum(1) / torch.arange(1, logits_BEC.shape[1] + 1, device=logits_BEC.device)[:, None]
+
+
+class RIDE(Deferred, settings=cfg.RIDE):
+    """Stage 1: LDAM for each expert, less its divergence from their mean. Stage 2: the router alone."""
+
+    config: cfg.RIDE
+    margin_C: Tensor
+    temperature_C: Tensor
+
+    def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
+        super().__init__(net, counts_C, config)
+        c = self.config
+        self.register_buffer("margin_C", ldam_margins(counts_C, c.margin), persistent=False)
+        flat_C = len(counts_C) * counts_C.double() / counts_C.sum() * FLATTER + 1 - FLATTER
+        self.register_buffer("late_temperature_C", (c.temperature * flat_C / flat_C.max()).float(), persistent=False)
+        self.register_buffer("temperature_C", torch.full((len(counts_C),), c.temperature), persistent=False)
+        if c.router_epochs and c.experts > 1:
+            optim = replace(config.optim, lr=c.router_lr, schedule="cosine", warmup_epochs=0)
+            flag = "--method.router_lr"
+            router = Stage("router", c.router_epochs, optim, rate=flag, sampler="balanced", frozen=True)
+            self.stages = (*self.stages, router)
+
+    @classmethod
+    def trunk(cls, config: cfg.Config, pretrained: bool) -> Trunk:
+        c, name = config.method, config.model.name
+        assert isinstance(c, cfg.RIDE)
+        return wrap(Experts(make_body(name, pretrained), name, c.experts, c.width), name, config.data.image_size)
+
+    @classmethod
+    def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
+        assert isinstance(config.method, cfg.RIDE)
+        return ExpertHead(width, classes, config.method.experts, config.method.scale)
+
+    @property
+    def experts(self) -> ExpertHead:
+        assert isinstance(self.net.head, ExpertHead)
+        return self.net.head
+
+    def enter(self, stage: Stage) -> None:
+        super().enter(stage)
+        self.experts.routes = stage.frozen
+        for name, parameter in self.experts.named_parameters():
+            parameter.requires_grad_((name != "weight") == stage.frozen)
+
+    def start_epoch(self, epoch: int, epochs: int) -> None:
+        super().start_epoch(epoch, epochs)
+        if epoch >= self.config.drw_from * epochs:
+            self.temperature_C.copy_(self.late_temperature_C)
+        else:
+            self.temperature_C.fill_(self.config.temperature)
+
+    def after_trunk(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
+        x_BEF, logits_BEC = self.experts.each(x_BF)
+        if self.stage.frozen:
+            return self.router_terms(x_BEF, logits_BEC, y_B)
+        scale, loss, apart = self.config.scale, logits_BEC.new_zeros(()), self.divergence(logits_BEC)
+        for logits_BC in logits_BEC.unbind(1):
+            loss = loss + ldam_loss(logits_BC / scale, y_B, self.margin_C, scale, self.weight_C)
+        return {
+            "loss": loss - self.config.diversity * apart,
+            "accuracy": accuracy(logits_BEC.mean(1), y_B),
+            "divergence": apart,
+        }
+
+    def divergence(self, logits_BEC: Tensor) -> Tensor:
+        """The sum over experts of T² · KL(mean of all || expert); the mean is taken as given."""
+        T_C = self.temperature_C
+        mean_BC = (logits_BEC.detach().mean(1) / T_C).softmax(1)
+        log_p_BEC = (logits_BEC / T_C).log_softmax(2)
+        per_image = F.kl_div(log_p_BEC, mean_BC[:, None].expand_as(log_p_BEC), reduction="none").sum((1, 2))
+        return T_C.mean() ** 2 * per_image.mean()
+
+    def router_terms(self, x_BEF: Tensor, logits_BEC: Tensor, y_B: Tensor) -> dict[str, Tensor]:
+        """A further expert is needed where the mean so far is wrong and one of those to come is right."""
+        means_BEC, right_BE = running_means(logits_BEC), logits_BEC.argmax(2) == y_B[:, None]
+        loss, positive = logits_BEC.new_zeros(()), logits_BEC.new_tensor(POSITIVE)
+        for e in range(self.experts.experts - 1):
+            needed_B = (means_BEC[:, e].argmax(1) != y_B) & right_BE[:, e + 1 :].any(1)
+            wants_B = self.experts.wants_more(x_BEF[:, e], means_BEC[:, e], e)
+            loss = loss + F.binary_cross_entropy_with_logits(wants_B, needed_B.float(), pos_weight=positive)
+        logits_BC, asked_B = self.experts.routed(x_BEF, logits_BEC)
+        return {"loss": loss, "accuracy": accuracy(logits_BC, y_B), "experts_asked": asked_B.float().mean()}
+
+    def figures(self, x_BF: Tensor) -> dict[str, float]:
+        if not self.experts.routes:
+            return {"experts_asked": float(self.config.experts)}
+        return {"experts_asked": float(self.experts.routed(*self.experts.each(x_BF))[1].float().mean())}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Expert after expert, each on those images alone that still need one; the same logits as `classify(features(x))`."""
+        if not self.experts.routes or self.training:
+            return super().forward(x)
+        shared, head = self.net.trunk(x, "shared"), self.experts
+        out_BC = sums_BC = torch.empty(0)
+        left = torch.arange(len(x), device=x.device)
+        for e in range(head.experts):
+            x_BF = self.net.trunk(shared, e)
+            logits_BC = head.logits(x_BF, e)
+            sums_BC = logits_BC if e == 0 else sums_BC + logits_BC
+            mean_BC = sums_BC / (e + 1)
+            out_BC = mean_BC if e == 0 else out_BC.index_copy(0, left, mean_BC)
+            if e == head.experts - 1:
+                break
+            more = (head.wants_more(x_BF, mean_BC, e) > 0).nonzero()[:, 0]
+            if not len(more):
+                break
+            shared, sums_BC, left = shared[more], sums_BC[more], left[more]
+        return out_BC
