@@ -9,6 +9,7 @@ _HOME = {
     "Config": "config",
     "UserError": "errors",
     "balanced_softmax_loss": "losses",
+    "compare": "comparison",
     "cross_entropy_loss": "losses",
     "demo": "quickstart",
     "evaluate": "engine.evaluate",
@@ -21,7 +22,7 @@ _HOME = {
 }
 _MODULES = ("recipes", "losses", "metrics")
 
-__all__ = ["Config", "UserError", "demo", "evaluate", "recipes", "reproduce", "table", "train"]
+__all__ = ["Config", "UserError", "compare", "demo", "evaluate", "recipes", "reproduce", "table", "train"]
 __all__ += ["balanced_softmax_loss", "cross_entropy_loss", "paco_loss", "paco_terms", "supcon_loss"]
 
 

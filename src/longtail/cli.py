@@ -37,7 +37,7 @@ class Train:
     recipe: Positional[str]
     """A recipe (`longtail recipes` lists them) or a folder of images; the defaults below are its own."""
     method_name: Annotated[str | None, arg(name="method", metavar="NAME")] = None
-    """ce, balanced-softmax, supcon, paco or paco-no-rebalance."""
+    """A method (`longtail recipes` lists them)."""
     imbalance: float | None = None
     """Largest over smallest class."""
     setting: str | None = None
@@ -87,6 +87,30 @@ class Demo:
     """Where the runs go."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """One run of each method per seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare:
+    """Train several methods on the same images under one budget, and say which to trust: a table with ties marked."""
+
+    images: Annotated[Positional[str], arg(name="data", metavar="DATA")]
+    """A data set (`longtail recipes` lists them) or a folder of images; the defaults below are its own."""
+    methods: tuple[str, ...] = ("ce", "balanced-softmax", "paco")
+    """Names (`longtail recipes` lists them), or all."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """One run of each method per seed; ties need three."""
+    imbalance: float | None = None
+    """Largest over smallest class."""
+    epochs: int | None = None
+    """Of every method (default: the recipe's); second stages keep their proportion."""
+    out: Path | None = None
+    """Where the runs go (default: runs/compare-DATA-IMBALANCE); what has finished there is not trained again."""
+    data: DataConfig
+    views: ViewsConfig
+    model: ModelConfig
+    optim: OptimConfig
+    train: TrainConfig
+    log: LogConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,13 +194,9 @@ def first_line(kind: type) -> str:
 
 
 def run_train(args: list[str]) -> None:
-    if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help")):
-        raise UserError(
-            "name a recipe or a folder first, as in `longtail train cifar100-lt`; `longtail recipes` lists them"
-        )
-    name = args[0] if args[0] not in ("-h", "--help") else "cifar100-lt"
+    name = name_first("train", args)
     config = chosen_recipe(name, args[1:])
-    sections = {s: getattr(config, s) for s in ("data", "views", "model", "method", "optim", "train", "log")}
+    sections = sections_of(config, "method", *SHARED)
     given = parse(Train, "train", args, Train(recipe=name, **sections))
     config = replace(config, **{s: getattr(given, s) for s in sections})
 
@@ -186,6 +206,21 @@ def run_train(args: list[str]) -> None:
     out = given.out or default_out(name, config, given.setting)
     show_tables(table(train(config, out, given.resume)))
     print(f"written to {out}")
+
+
+SHARED = ("data", "views", "model", "optim", "train", "log")  # sections that all methods have alike
+
+
+def sections_of(config: Config, *names: str) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in names}
+
+
+def name_first(verb: str, args: list[str]) -> str:
+    """What is trained comes first, as the other arguments' defaults are its own."""
+    if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help")):
+        advice = f"as in `longtail {verb} cifar100-lt`; `longtail recipes` lists them"
+        raise UserError(f"name a recipe or a folder first, {advice}")
+    return args[0] if args[0] not in ("-h", "--help") else "cifar100-lt"
 
 
 def default_out(name: str, config: Config, setting: str | None) -> Path:
@@ -245,6 +280,23 @@ def run_demo(args: list[str]) -> None:
     screen = console()
     screen.print(to_rich(rows, screen.width))
     print(*verdict(rows, given.out), sep="\n")
+
+
+def run_compare(args: list[str]) -> None:
+    name = name_first("compare", args)
+    config = chosen_recipe(name, args[1:])
+    given = parse(Compare, "compare", args, Compare(images=name, **sections_of(config, *SHARED)))
+
+    from longtail.comparison import compare
+    from longtail.report.table import to_rich
+
+    def change(config: Config) -> Config:
+        return replace(config, **{s: getattr(given, s) for s in SHARED})
+
+    rows = compare(name, given.methods, given.out, given.seeds, given.imbalance, given.epochs, change)
+    screen, out = console(), rows[0].runs[0].folder.parents[1]
+    screen.print(to_rich(rows, screen.width))
+    print(f"written to {out}/table.md, {out}/table.json and {out}/comparison.png")
 
 
 def run_reproduce(args: list[str]) -> None:
@@ -331,6 +383,7 @@ VERBS: dict[str, tuple[type, Callable[[list[str]], None]]] = {
     "train": (Train, run_train),
     "eval": (Eval, run_eval),
     "table": (TableArgs, run_table),
+    "compare": (Compare, run_compare),
     "reproduce": (Reproduce, run_reproduce),
 }
 

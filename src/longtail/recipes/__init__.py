@@ -127,6 +127,18 @@ def make(name: str | Path, **choices: Any) -> Config:
     raise UserError(f"{error} (nor is it a folder of images)")
 
 
+def with_epochs(config: Config, epochs: int, usual: int | None = None) -> Config:
+    """A longer or shorter run: its stages keep their proportion, milestones are shares, the warm-up stays as it is.
+
+    `usual` is the length that its second stage was meant for; the recipe's own, if not said.
+    """
+    method, before = config.method, usual or config.train.epochs
+    if method.second_epochs and epochs != before:
+        scaled: Any = {method.second: max(round(method.second_epochs * epochs / before), 1)}
+        method = replace(method, **scaled)
+    return replace(config, method=method, train=replace(config.train, epochs=epochs))
+
+
 def with_strategy(config: Config, strategy: int) -> Config:
     """The same run under one of the paper's augmentation strategies: a resized crop, then the policy, and no Cutout."""
     if strategy not in STRATEGIES:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from longtail.config import Config, from_dict
-from longtail.metrics import mean_std, paired_difference
+from longtail.metrics import mean_std
 from longtail.report.table import COLUMNS, apart
+from longtail.report.ties import compare_seeds
 
 Tree = dict[str, Any]
-ENOUGH = 3  # common seeds for a verdict
 
 
 class Curve(NamedTuple):
@@ -112,13 +112,8 @@ def make_verdicts(rows: Sequence[Tree], table: Tree) -> list[Tree]:
 
 def compare(a: Tree, b: Tree) -> Tree:
     """The seed-paired difference a - b in top-1 with its 95 % t interval; tied where the interval contains zero."""
-    seeds = [s for s in a["seeds"] if s in b["seeds"]]
-    mean = half = outcome = None
-    if len(seeds) >= ENOUGH:
-        mean, half = paired_difference([_top1(a)[s] for s in seeds], [_top1(b)[s] for s in seeds])
-        outcome = "tied" if abs(mean) <= half else "ahead" if mean > 0 else "behind"
     names = {"first": a["label"], "second": b["label"], "epochs": a["epochs"], "imbalance": a["imbalance"]}
-    return names | {"seeds": seeds, "difference": mean, "half_width": half, "outcome": outcome}
+    return names | compare_seeds(_top1(a), _top1(b))._asdict()
 
 
 def _top1(row: Tree) -> dict[int, float]:

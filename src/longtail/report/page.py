@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rich.table import Table
 
-from longtail.report.cells import ENOUGH, Tree, factor_name, label_of, make_panels, published
+from longtail.config import Config, from_dict
+from longtail.report.cells import Tree, factor_name, label_of, make_panels, published
 from longtail.report.table import COLUMNS, markdown, spread
+from longtail.report.ties import ENOUGH
 from longtail.runs import seeds_named
 
 DETAILS = ("top1", "many", "medium", "few", "ece", "knn_top1", "seconds")
@@ -156,8 +158,8 @@ def provenance(tree: Tree, epochs: int) -> list[str]:
 
 def second_stages(runs: Sequence[Tree]) -> list[str]:
     """A method of two stages trains longer than its row's heading says."""
-    stages = [(label_of(r), r["identity"]["method"].get("linear_epochs")) for r in runs]
-    return _distinct(f"{label}: and {_count(n, 'epoch')} of its linear stage" for label, n in stages if n)
+    stages = [(label_of(r), from_dict(Config, r["identity"]).method.second_epochs) for r in runs]
+    return _distinct(f"{label}: and {_count(n, 'epoch')} of its second stage" for label, n in stages if n)
 
 
 def side_by_side(tree: Tree, epochs: int) -> str:

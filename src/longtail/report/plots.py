@@ -7,10 +7,13 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 
+from longtail.metrics import mean_std
 from longtail.report.cells import Curve
+from longtail.report.table import Row, standing
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
@@ -48,7 +51,48 @@ def accuracy_by_frequency(panels: Mapping[str, Sequence[Curve]], path: Path) -> 
     figure.supxlabel(
         f"training images of the class, rare ones to the right; each point {point}, all seeds", fontsize=10
     )
-    fresh = path.with_suffix(f".{os.getpid()}.tmp")  # a reader sees the old picture or the new one
+    save(figure, path)
+
+
+GROUPS = {"many": "^", "medium": "s", "few": "v"}
+
+
+def compared(rows: Sequence[Row], path: Path) -> None:
+    """Accuracy of each method, best on top: all images, and classes with many, medium and few training images."""
+    figure, axis = plt.subplots(figsize=(7.5, 1.6 + 0.34 * len(rows)), layout="constrained")
+    height = list(range(len(rows)))
+    for (group, marker), colour in zip(GROUPS.items(), COLOURS[1:4], strict=True):
+        means = [mean_std(row.values(group))[0] if row.values(group) else None for row in rows]
+        drawn = [(mean, y) for mean, y in zip(means, height, strict=True) if mean is not None]
+        if drawn:
+            axis.plot(*zip(*drawn, strict=True), marker, color=colour, markersize=6, label=group, alpha=0.9)
+    spreads = [mean_std(row.values("top1")) for row in rows]
+    axis.errorbar(
+        [mean for mean, _ in spreads],
+        height,
+        xerr=[std or 0 for _, std in spreads],
+        fmt="o",
+        color=COLOURS[0],
+        markersize=7,
+        capsize=3,
+        label="all, ± standard deviation",
+    )
+    axis.set_yticks(height, [row.label + mark(word) for row, word in zip(rows, standing(rows), strict=True)])
+    axis.set_xlim(left=0)
+    axis.set_xlabel("test accuracy, %, last epoch")
+    axis.set_title(rows[0].data, loc="left", fontsize=10)
+    axis.grid(axis="x", alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    save(figure, path)
+
+
+def mark(word: str) -> str:
+    return f"  ({word})" if word else ""
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Atomically: a reader sees the old picture or the new one."""
+    fresh = path.with_suffix(f".{os.getpid()}.tmp")
     figure.savefig(fresh, dpi=150, format="png")
     plt.close(figure)
     fresh.replace(path)

@@ -12,6 +12,7 @@ from longtail import runs
 from longtail.config import differences
 from longtail.errors import UserError
 from longtail.metrics import mean_std
+from longtail.report.ties import standings
 
 # metric -> (heading, digits after the point)
 COLUMNS = {
@@ -23,11 +24,19 @@ COLUMNS = {
     "ece": ("ECE", 1),
     "knn_top1": ("k-NN", 1),
     "seconds": ("seconds", 0),
+    "latency_b64": ("ms", 1),
+    "parameters": ("parameters", 0),
 }
+WIDE = {"ece": 100, "seconds": 130, "latency_b64": 130, "parameters": 130, "macro_f1": 170, "knn_top1": 170}
+"""Columns of a terminal that a column is shown from; what there is no room for stands in table.md."""
 CAPTION = (
     "Last epoch, test set, in percent: accuracy of all images and of classes with many (>100), medium (20-100) and few (<20) "
-    "training images; macro F1; expected calibration error (lower is better); k-NN accuracy of the features. "
-    "Mean ± standard deviation over seeds; – where there is no such class."
+    "training images; macro F1; expected calibration error (lower is better); k-NN accuracy of the features. Seconds of "
+    "training; milliseconds for a batch of 64. Mean ± standard deviation over seeds; – where there is nothing."
+)
+TIES = (
+    "best: the highest mean; tied: the 95 % interval of its seed-paired difference from the best contains zero "
+    "(three common seeds at least)."
 )
 
 
@@ -40,10 +49,17 @@ class Row:
     runs: tuple[runs.Run, ...]
 
     def values(self, metric: str) -> list[float]:
-        return [r.metrics[metric] for r in self.runs if r.metrics[metric] is not None]
+        """Of the runs that have it; parameters are the network's, and stand with its environment."""
+        found = [r.metrics.get(metric, r.environment.get(metric)) for r in self.runs]
+        return [value for value in found if value is not None]
+
+    def top1(self) -> dict[int, float]:
+        """By seed."""
+        return {r.seed: r.metrics["top1"] for r in self.runs}
 
     def cell(self, metric: str) -> str:
-        return spread(self.values(metric), COLUMNS[metric][1])
+        values = self.values(metric)
+        return spread(values[:1] if metric == "parameters" else values, COLUMNS[metric][1])
 
     def to_dict(self) -> dict[str, Any]:
         stats = {m: mean_std(self.values(m)) if self.values(m) else (None, None) for m in COLUMNS}
@@ -64,7 +80,7 @@ def spread(values: Sequence[float], digits: int = 1) -> str:
     if not values:
         return "–"
     mean, std = mean_std(values)
-    return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if std is not None else "")
+    return f"{mean:,.{digits}f}" + (f" ± {std:,.{digits}f}" if std is not None else "")
 
 
 def make_rows(records: Sequence[runs.Run]) -> list[Row]:
@@ -109,10 +125,26 @@ def data_name(run: runs.Run) -> str:
     return f"{name}-lt, imbalance {data.imbalance:g}" if data.imbalance > 1 else name
 
 
+def standing(rows: Sequence[Row]) -> list[str]:
+    """Of each row, among those on the same data."""
+    words = [""] * len(rows)
+    for data in {row.data for row in rows}:
+        here = [i for i, row in enumerate(rows) if row.data == data]
+        for i, word in zip(here, standings([rows[i].top1() for i in here]), strict=True):
+            words[i] = word
+    return words
+
+
 def to_markdown(rows: Sequence[Row]) -> str:
     head = ["data", "method", "seeds", *(heading for heading, _ in COLUMNS.values())]
     body = [[row.data, row.label, str(len(row.runs)), *map(row.cell, COLUMNS)] for row in rows]
-    return markdown(head, body, 2) + f"\n\n{CAPTION}\n"
+    words = standing(rows)
+    if not any(words):
+        return markdown(head, body, 2) + f"\n\n{CAPTION}\n"
+    head.insert(2, "")
+    for line, word in zip(body, words, strict=True):
+        line.insert(2, word)
+    return markdown(head, body, 3) + f"\n\n{CAPTION} {TIES}\n"
 
 
 def markdown(head: list[str], body: list[list[str]], words: int = 1) -> str:
@@ -123,18 +155,22 @@ def markdown(head: list[str], body: list[list[str]], words: int = 1) -> str:
 
 
 def to_rich(rows: Sequence[Row], width: int = 150) -> Table:
-    """For a terminal of so many columns: what there is no room for stands in table.md."""
-    shown = [c for c in COLUMNS if width >= 130 or c not in ("macro_f1", "knn_top1", "seconds")]
-    shown = [c for c in shown if width >= 100 or c != "ece"]
+    """For a terminal of so many columns."""
+    shown = [c for c in COLUMNS if width >= WIDE.get(c, 0)]
     cells = [[row.cell(c) if width >= 100 else row.cell(c).replace(" ", "") for c in shown] for row in rows]
     one = len({row.data for row in rows}) == 1  # then it stands above, and leaves the width to the numbers
-    table = Table(title=rows[0].data if one else None, caption=CAPTION, title_justify="left", caption_justify="left")
-    for heading in ("method", "seeds") if one else ("data", "method", "seeds"):
-        table.add_column(heading, min_width=5)
+    words = standing(rows)
+    said = [word for word in words if word]
+    caption = f"{CAPTION} {TIES}" if said else CAPTION
+    table = Table(title=rows[0].data if one else None, caption=caption, title_justify="left", caption_justify="left")
+    for heading in [*([] if one else ["data"]), "method", *([""] if said else []), "seeds"]:
+        table.add_column(heading, min_width=5 if heading else 4)
     for column in shown:
         table.add_column(COLUMNS[column][0], justify="right", no_wrap=True)
-    for row, values in zip(rows, cells, strict=True):
-        table.add_row(*([] if one else [row.data]), row.label, str(len(row.runs)), *values)
+    for row, word, values in zip(rows, words, cells, strict=True):
+        table.add_row(
+            *([] if one else [row.data]), row.label, *([word] if said else []), str(len(row.runs)), *values
+        )
     return table
 
 

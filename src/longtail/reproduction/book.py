@@ -97,7 +97,7 @@ def make_record(cell: Cell, folder: Path, command: str) -> dict[str, Any]:
 
 def all_epochs(config: Config) -> int:
     """Of both stages, where there are two."""
-    return config.train.epochs + getattr(config.method, "linear_epochs", 0)
+    return config.train.epochs + config.method.second_epochs
 
 
 def epochs_left(config: Config, folder: Path) -> int:

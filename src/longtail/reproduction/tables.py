@@ -33,12 +33,8 @@ class PaperTable:
     def config(self, method: str, imbalance: float, epochs: int | None = None) -> Config:
         """The recipe's, or a longer or shorter one: its stages keep their proportion, and its warm-up stays as it is."""
         config = recipes.RECIPES[self.recipe].build(method, imbalance, self.setting)
-        usual, linear = config.train.epochs, getattr(config.method, "linear_epochs", None)
-        epochs = epochs or usual
-        if linear is not None:
-            stage: Any = {"linear_epochs": max(round(linear * epochs / usual), 1)}
-            config = replace(config, method=replace(config.method, **stage))
-        return replace(config, train=replace(config.train, epochs=epochs, checkpoint_every=CHECKPOINT_EVERY))
+        config = recipes.with_epochs(config, epochs or config.train.epochs)
+        return replace(config, train=replace(config.train, checkpoint_every=CHECKPOINT_EVERY))
 
     def to_dict(self) -> dict[str, Any]:
         """What the page needs to know of the table."""
