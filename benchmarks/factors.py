@@ -19,7 +19,7 @@ import numpy as np
 from measure import where
 
 from longtail import recipes, runs
-from longtail.config import Config
+from longtail.config import Config, from_dict
 from longtail.data.sources import DataSet, Source, load
 from longtail.engine.device import choose_device
 from longtail.engine.train import train
@@ -111,7 +111,7 @@ def main() -> None:
     for name, config in variants().items():
         config = prepared(config, args.data, args.epochs)
         chosen = not args.only or name == "base" or any(name.startswith(start) for start in args.only)
-        if chosen and book.get(name, {}).get("identity") != config.identity():
+        if chosen and not (name in book and from_dict(Config, book[name]["identity"]).identity() == config.identity()):
             shared = shared or with_validation(config)
             book[name] = measure(config, args.out / name.replace(" ", "-").replace(",", ""), shared)
             args.results.parent.mkdir(parents=True, exist_ok=True)

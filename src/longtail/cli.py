@@ -302,7 +302,8 @@ def run_compare(args: list[str]) -> None:
 def run_reproduce(args: list[str]) -> None:
     given = dict(vars(parse(Reproduce, "reproduce", args)))
 
-    from longtail.report.page import lengths, picture, to_rich
+    from longtail.report.cells import lengths
+    from longtail.report.page import picture, to_rich
     from longtail.reproduction import reproduce
 
     tree = reproduce(given.pop("table"), **given)

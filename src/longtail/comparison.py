@@ -41,7 +41,9 @@ def compare(
         try:
             train(config, where / name, resume=True, data=images)
         except Interrupted as stop:  # its message speaks of --resume, which this verb needs not
-            raise Interrupted(f"stopped in {name}, and saved: the same command continues", stop.exit_code - 128) from stop
+            raise Interrupted(
+                f"stopped in {name}, and saved: the same command continues", stop.exit_code - 128
+            ) from stop
     rows = table([where / name for name in configs], where)
     compared(rows, where / "comparison.png")
     return rows

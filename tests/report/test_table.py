@@ -13,7 +13,7 @@ from longtail.errors import UserError
 from longtail.report import plots
 from longtail.report.cells import Curve
 from longtail.report.plots import accuracy_by_frequency, binned
-from longtail.report.table import make_rows, shifted_table, table, to_markdown, to_rich
+from longtail.report.table import COLUMNS, make_rows, shifted_table, table, to_markdown, to_rich
 
 
 def write(folder, config, seed, top1, few=None, started="2026-01-01", checksum="0"):
@@ -97,7 +97,7 @@ def test_names_and_figures_survive_a_narrow_terminal(made, width):
 def test_tables_and_plot_are_drawn(made, tmp_path):
     rows = table([made])
     assert to_rich(rows).row_count == shifted_table(rows).row_count == 3
-    assert "|" not in to_markdown(rows[:1]).splitlines()[2].replace("|", "", 12)
+    assert "|" not in to_markdown(rows[:1]).splitlines()[2].replace("|", "", len(COLUMNS) + 4)
     curves = [Curve(r.label, r.runs[0].metrics["counts"], [run.metrics["per_class"] for run in r.runs]) for r in rows]
     for panels in ({"one": curves}, {"one": curves, "two": curves[:1]}):
         accuracy_by_frequency(panels, tmp_path / "plot.png")

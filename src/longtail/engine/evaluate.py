@@ -66,9 +66,7 @@ def knn_top1(train_ND: Tensor, y_N: Tensor, test_MD: Tensor, y_M: Tensor, k: int
 
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")  # the same for every method, however it was trained
-def latency(
-    method: methods.Method, source: Source, views: Views, device: torch.device, repeats: int = 20
-) -> float:
+def latency(method: methods.Method, source: Source, views: Views, device: torch.device, repeats: int = 20) -> float:
     """Median milliseconds of the deployable network on 64 images already on the device.
 
     They are real ones, spread over the set: how long a router takes depends on what it sees.

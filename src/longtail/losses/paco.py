@@ -81,9 +81,7 @@ def log_psi(
     return torch.cat([log_psi_BC, log_psi_BM], 1)
 
 
-def weights(
-    y_B: Tensor, y_M: Tensor, drop_BM: Tensor, alpha: float, smoothing: float, like_BK: Tensor
-) -> Tensor:
+def weights(y_B: Tensor, y_M: Tensor, drop_BM: Tensor, alpha: float, smoothing: float, like_BK: Tensor) -> Tensor:
     """(B, K), the w of each pair."""
     w_BK, C = torch.zeros_like(like_BK), like_BK.shape[1] - len(y_M)
     w_BK[:, C:].masked_fill_(y_B[:, None] == y_M, alpha).masked_fill_(drop_BM, 0)

@@ -152,6 +152,12 @@ class Method(nn.Module):
 
     # What deploys
 
+    @property
+    def linear(self) -> nn.Linear:
+        """The head of most methods."""
+        assert isinstance(self.net.head, nn.Linear)
+        return self.net.head
+
     def features(self, x: Tensor) -> Tensor:
         return self.net.trunk(x)
 

@@ -1,4 +1,4 @@
-"""Decoupling (Kang et al., 2020): a trunk learnt by cross-entropy, then a classifier that the class frequencies did not form."""
+"""Decoupling (Kang et al., 2020): a trunk learnt by cross-entropy, then a classifier that class sizes did not form."""
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ class CRT(CrossEntropy, settings=cfg.CRT):
 
     def begin(self, start: Start) -> None:
         if self.stage.frozen:
-            redraw(self.net.head, start.rng)
+            redraw(self.linear, start.rng)
 
 
 class LWS(CrossEntropy, settings=cfg.LWS):
@@ -60,16 +60,16 @@ class TauNorm(CrossEntropy, settings=cfg.TauNorm):
         if self.stage.name != "normalise":
             return
         power = self.config.power if self.config.power is not None else self.best_power(start)
-        self.net.head.weight.copy_(normalised(self.net.head.weight, power))
-        if self.net.head.bias is not None:
-            self.net.head.bias.zero_()
+        self.linear.weight.copy_(normalised(self.linear.weight, power))
+        if self.linear.bias is not None:
+            self.linear.bias.zero_()
 
     def best_power(self, start: Start) -> float:
         """By the mean over classes of their accuracy; of equals the smallest."""
         if start.val is None:
             raise UserError("the validation split is empty: give --method.power, or more images")
         x_NF, y_N = start.val()
-        scores = [class_accuracy(x_NF @ normalised(self.net.head.weight, p).T, y_N) for p in POWERS]
+        scores = [class_accuracy(x_NF @ normalised(self.linear.weight, p).T, y_N) for p in POWERS]
         return POWERS[int(torch.stack(scores).argmax())]
 
 
@@ -93,8 +93,8 @@ class NCM(CrossEntropy, settings=cfg.NCM):
         mean_CF = class_means(*start.train(), len(self.log_prior_C))
         if self.config.distance == "cosine":  # the length of x is the same for all classes
             mean_CF = F.normalize(mean_CF)
-        self.net.head.weight.copy_(mean_CF)  # |x - m|² is smallest where m·x - |m|²/2 is largest
-        self.net.head.bias.copy_(-(mean_CF**2).sum(1) / 2)
+        self.linear.weight.copy_(mean_CF)  # |x - m|² is smallest where m·x - |m|²/2 is largest
+        self.linear.bias.copy_(-(mean_CF**2).sum(1) / 2)
 
 
 def redraw(head: nn.Linear, rng: torch.Generator) -> None:

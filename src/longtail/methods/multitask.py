@@ -24,7 +24,9 @@ class MultiTask(MomentumContrast, settings=cfg.MultiTask):
         log_prior_M = self.log_prior_C[y_M.clamp(min=0)] if c.contrast == "balanced" else None
         contrast = supcon_loss(contrast_BM, y_B, y_M, drop_BM, c.tau, weight_B, log_prior_M)
         softmax = (
-            balanced_softmax_loss(logits_BC, y_B, self.log_prior_C) if c.rebalance else cross_entropy_loss(logits_BC, y_B)
+            balanced_softmax_loss(logits_BC, y_B, self.log_prior_C)
+            if c.rebalance
+            else cross_entropy_loss(logits_BC, y_B)
         )
         return {
             "loss": softmax + c.weight * contrast,

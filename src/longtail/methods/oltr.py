@@ -70,19 +70,24 @@ class OLTR(Method, settings=cfg.OLTR):
         assert isinstance(config.method, cfg.OLTR)
         return MemoryHead(width, classes, config.method.scale)
 
+    @property
+    def parts(self) -> tuple[Attended, MemoryHead]:
+        assert isinstance(self.net.trunk.body, Attended) and isinstance(self.net.head, MemoryHead)
+        return self.net.trunk.body, self.net.head
+
     def enter(self, stage: Stage) -> None:
         super().enter(stage)
         second = stage.name == "memory"
-        self.net.trunk.body.attends = self.net.head.uses_memory = second  # type: ignore[assignment]
-        self.net.trunk.body.attention.requires_grad_(second)  # type: ignore[union-attr, operator]
-        self.net.head.requires_grad_(second)
-        self.net.head.linear.requires_grad_(True)  # type: ignore[union-attr, operator]
+        body, head = self.parts
+        body.attends = head.uses_memory = second
+        for part in (body.attention, head.select, head.weight, head.centroid_CF):
+            part.requires_grad_(second)
 
     def groups(self) -> list[dict[str, Any]]:
         """In the second stage the trunk moves more slowly than what is new."""
         if self.stage.name != "memory":
             return super().groups()
-        trunk = list(self.net.trunk.body.shared.parameters())  # type: ignore[union-attr, operator]
+        trunk = list(self.parts[0].shared.parameters())
         known = {id(p) for p in trunk}
         new = [p for p in self.parameters() if p.requires_grad and id(p) not in known]
         return [{"params": new}, {"params": trunk, "lr_scale": self.config.trunk_lr}]

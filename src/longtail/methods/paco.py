@@ -34,7 +34,13 @@ class GPaCo(Contrast, settings=cfg.GPaCo):
 
 
 def centre_terms(
-    method: Contrast, c: cfg.PaCo | cfg.GPaCo, x_BF: Tensor, q_BD: Tensor, k_BD: Tensor, y_B: Tensor, smoothing: float = 0.0
+    method: Contrast,
+    c: cfg.PaCo | cfg.GPaCo,
+    x_BF: Tensor,
+    q_BD: Tensor,
+    k_BD: Tensor,
+    y_B: Tensor,
+    smoothing: float = 0.0,
 ) -> dict[str, Tensor]:
     """Eq. 8, or Eq. 4 without rebalance, and what its log tells."""
     contrast_BM, y_M, drop_BM = method.contrast(q_BD, k_BD, y_B)

@@ -30,7 +30,9 @@ class ExpertHead(nn.Module):
         super().__init__()
         each = width // experts
         self.experts, self.scale = experts, scale
-        self.weight = nn.Parameter(torch.stack([nn.init.kaiming_normal_(torch.empty(classes, each)) for _ in range(experts)]))
+        self.weight = nn.Parameter(
+            torch.stack([nn.init.kaiming_normal_(torch.empty(classes, each)) for _ in range(experts)])
+        )
         self.seen = nn.ModuleList(nn.Linear(each, SEEN) for _ in range(experts - 1))
         self.needed = nn.ModuleList(nn.Linear(SEEN + min(TOP, classes), 1) for _ in range(experts - 1))
         self.routes = False
@@ -76,6 +78,7 @@ class RIDE(Deferred, settings=cfg.RIDE):
     config: cfg.RIDE
     margin_C: Tensor
     temperature_C: Tensor
+    late_temperature_C: Tensor
 
     def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
         super().__init__(net, counts_C, config)

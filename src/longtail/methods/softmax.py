@@ -68,8 +68,7 @@ class LogitAdjustment(Softmax, settings=cfg.LogitAdjustment):
     @torch.no_grad()
     def begin(self, start: Start) -> None:
         if self.stage.name == "adjust":
-            assert isinstance(self.net.head, nn.Linear)
-            self.net.head.bias -= self.config.strength * self.log_prior_C
+            self.linear.bias.sub_(self.config.strength * self.log_prior_C)
 
 
 class Deferred(Softmax):
@@ -77,6 +76,7 @@ class Deferred(Softmax):
 
     config: cfg.Deferred
     weight_C: Tensor
+    late_weight_C: Tensor
 
     def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
         super().__init__(net, counts_C, config)

@@ -31,8 +31,10 @@ def take_apart(body: nn.Module, name: str) -> Parts:
         return Parts(nn.Sequential(body.conv1, body.bn1, nn.ReLU()), list(body.stages))  # type: ignore[arg-type]
     if isinstance(body, ResNet):
         stem = nn.Sequential(body.conv1, body.bn1, body.act1, body.maxpool)
-        return Parts(stem, [body.layer1, body.layer2, body.layer3, body.layer4])
-    raise UserError(f"this method takes a ResNet apart, which {name} is not: try --model.name resnet32_cifar or resnet50")
+        return Parts(stem, [body.get_submodule(f"layer{i}") for i in range(1, 5)])  # type: ignore[misc]
+    raise UserError(
+        f"this method takes a ResNet apart, which {name} is not: try --model.name resnet32_cifar or resnet50"
+    )
 
 
 def width_of(stage: nn.Sequential) -> int:
@@ -70,7 +72,9 @@ class LightBranches(nn.Module):
         width = parts.widths[-1]
         self.shared = nn.Sequential(parts.stem, *parts.stages)
         # side by side: one convolution of so many times the channels
-        self.branches = nn.Sequential(nn.Conv2d(width, branches * width, 1, bias=False), nn.BatchNorm2d(branches * width))
+        self.branches = nn.Sequential(
+            nn.Conv2d(width, branches * width, 1, bias=False), nn.BatchNorm2d(branches * width)
+        )
         self.branches.apply(kaiming_normal)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -118,8 +122,8 @@ class Attention(nn.Module):
         self.look, self.met, self.told = (nn.Conv2d(width, inner, 1) for _ in range(3))
         self.out = nn.Conv2d(inner, width, 1)
         self.places = nn.Linear(width * places, places)
-        nn.init.zeros_(self.out.weight)  # it begins as if it were not there
-        nn.init.zeros_(self.out.bias)
+        for parameter in self.out.parameters():
+            nn.init.zeros_(parameter)  # it begins as if it were not there
 
     def forward(self, x: Tensor) -> Tensor:
         B, _, H, W = x.shape

@@ -58,7 +58,7 @@ def check_layout(one: Tensor, other: Tensor) -> None:
 class SGD(torch.optim.SGD):
     """torch's, with its state; the rate is a float32 tensor on the device."""
 
-    def __init__(self, params: Iterable[Tensor], **options: Any) -> None:
+    def __init__(self, params: Iterable[Any], **options: Any) -> None:
         super().__init__(params, **options)
         self.pieces = [Pieces() for _ in self.param_groups]
 

@@ -30,7 +30,7 @@ BALANCED_SGD = OptimConfig(lr=0.1, warmup_start=0.5, weight_decay=5e-4)
 
 def _steps(*milestones: float, **changes: Any) -> OptimConfig:
     """The field's usual 200-epoch schedule, in the variants that its authors had."""
-    usual = {"lr": 0.1, "gamma": 0.01, "warmup_epochs": 5, "warmup_by": "epoch", "weight_decay": 2e-4}
+    usual: dict[str, Any] = {"lr": 0.1, "gamma": 0.01, "warmup_epochs": 5, "warmup_by": "epoch", "weight_decay": 2e-4}
     return OptimConfig(schedule="step", milestones=milestones or (0.8, 0.9), **usual | changes)
 
 
@@ -78,9 +78,7 @@ METHODS: dict[str, Entry] = {
     "focal": Entry(cfg.Focal, authors=LDAM_PROTOCOL, published={100: 38.4, 50: 44.3, 10: 55.8}),
     # its own table's best of several beta and gamma
     "cb-focal": Entry(cfg.ClassBalancedFocal, authors=LDAM_PROTOCOL, published={100: 39.6, 50: 45.3, 10: 58.0}),
-    "ldam-drw": Entry(
-        cfg.LDAM, {"drw_from": 0.8}, authors=LDAM_PROTOCOL, published={100: 42.0, 50: 46.6, 10: 58.7}
-    ),
+    "ldam-drw": Entry(cfg.LDAM, {"drw_from": 0.8}, authors=LDAM_PROTOCOL, published={100: 42.0, 50: 46.6, 10: 58.7}),
     "balanced-softmax": Entry(
         cfg.BalancedSoftmax,
         authors=Authors(BALANCED_SGD, batch_size=512, steps=13_000, warmup_steps=800, view=AUTO_CUTOUT),

@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from longtail.config import Config, from_dict
 from longtail.metrics import mean_std
 from longtail.report.table import COLUMNS, apart
 from longtail.report.ties import compare_seeds
@@ -34,7 +33,7 @@ def make_panels(tree: Tree, epochs: int) -> dict[str, list[Curve]]:
     for label, runs in labelled(tree):
         counts = next((r["counts"] for r in runs if r.get("counts")), [0])
         scored = any(share is not None for r in runs for share in r["per_class"])
-        if runs[0]["epochs"] == epochs and min(counts) < max(counts) and scored:
+        if of_length(runs[:1], epochs) and min(counts) < max(counts) and scored:
             panels[runs[0]["imbalance"]].append(Curve(label, counts, [r["per_class"] for r in runs]))
     return {factor_name(factor): curves for factor, curves in panels.items() if curves}
 
@@ -53,13 +52,14 @@ def labelled(tree: Tree) -> list[tuple[str, list[Tree]]]:
 
     def order(named: tuple[str, list[Tree]]) -> tuple[int, int, int, str]:
         label, (first, *_) = named
-        return -first["epochs"], methods.index(first["method"]), factors.index(first["imbalance"]), label
+        length = 0 if tree["table"].get("mixed") else -first["epochs"]
+        return length, methods.index(first["method"]), factors.index(first["imbalance"]), label
 
-    return sorted(((_label(cell[0], alike), cell) for cell in cells), key=order)
+    return sorted(((_label(cell[0], alike, tree["table"]), cell) for cell in cells), key=order)
 
 
-def _label(first: Tree, alike: dict[tuple[str, int], list[Tree]]) -> str:
-    return label_of(first) + apart(_traits(first), alike[first["method"], first["epochs"]])
+def _label(first: Tree, alike: dict[tuple[str, int], list[Tree]], table: Tree) -> str:
+    return label_of(first, table) + apart(_traits(first), alike[first["method"], first["epochs"]])
 
 
 def _traits(record: Tree) -> Tree:
@@ -94,8 +94,23 @@ def factor_name(factor: float) -> str:
     return f"imbalance {factor:g}" if factor > 1 else "balanced"
 
 
-def label_of(record: Tree) -> str:
-    return from_dict(Config, record["identity"]).method.label
+def label_of(record: Tree, table: Tree) -> str:
+    return str(table["methods"][record["method"]])
+
+
+MIXED = 0  # the "length" of a table whose methods have each their own
+
+
+def lengths(tree: Tree) -> list[int]:
+    """The lengths of training that were run, longest first: each has a part of the page."""
+    if tree["table"].get("mixed"):
+        return [MIXED]
+    return sorted({record["epochs"] for record in tree["runs"]}, reverse=True)
+
+
+def of_length(records: Sequence[Tree], epochs: int) -> list[Tree]:
+    """Runs, rows or verdicts of one part of the page."""
+    return [record for record in records if epochs in (MIXED, record["epochs"])]
 
 
 def published(table: Tree, method: str, imbalance: float) -> float | None:
@@ -105,7 +120,7 @@ def published(table: Tree, method: str, imbalance: float) -> float | None:
 def make_verdicts(rows: Sequence[Tree], table: Tree) -> list[Tree]:
     """The table's first method against its second, wherever both ran on the same images, at one length and precision."""
     first, second = list(table["methods"])[:2]
-    same = ("epochs", "imbalance", "precision", "checksum")
+    same = ("imbalance", "precision", "checksum", *([] if table.get("mixed") else ["epochs"]))
     ours, theirs = ([row for row in rows if row["method"] == m] for m in (first, second))
     return [compare(a, b) for a in ours for b in theirs if all(a[k] == b[k] for k in same)]
 

@@ -8,19 +8,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.table import Table
 
 from longtail.config import Config, from_dict
-from longtail.report.cells import Tree, factor_name, label_of, make_panels, published
+from longtail.report.cells import MIXED, Tree, factor_name, label_of, lengths, make_panels, of_length, published
 from longtail.report.table import COLUMNS, markdown, spread
 from longtail.report.ties import ENOUGH
 from longtail.runs import seeds_named
 
-DETAILS = ("top1", "many", "medium", "few", "ece", "knn_top1", "seconds")
+DETAILS = ("top1", "many", "medium", "few", "ece", "knn_top1", "seconds", "latency_b64", "parameters")
 HEADLINE = (
     "Top-1 accuracy in percent, last epoch, mean ± standard deviation over seeds; in brackets the paper's figure; "
     "– is not run yet."
 )
 DETAIL = (
     "Percent, last epoch, test set: accuracy of all images and of classes with many (>100), medium (20-100) and few (<20) "
-    "training images; expected calibration error (lower is better); k-NN accuracy of the features; seconds of training."
+    "training images; expected calibration error (lower is better); k-NN accuracy of the features; seconds of training; "
+    "milliseconds for a batch of 64."
 )
 
 
@@ -33,21 +34,16 @@ def to_markdown(tree: Tree) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def lengths(tree: Tree) -> list[int]:
-    """The lengths of training that were run, longest first."""
-    return sorted({record["epochs"] for record in tree["runs"]}, reverse=True)
-
-
 def section(tree: Tree, epochs: int) -> list[str]:
     """All about the runs of one length."""
-    table, rows = tree["table"], [row for row in tree["rows"] if row["epochs"] == epochs]
+    table, rows = tree["table"], of_length(tree["rows"], epochs)
     head, body = headline(table, rows)
     labels, drawn = list(table["methods"].values()), picture(tree, epochs)
     return [
-        f"## {_count(epochs, 'epoch')}",
+        f"## {length_name(epochs)}",
         "\n".join(provenance(tree, epochs)),
         markdown(head, body),
-        HEADLINE,
+        " ".join(filter(None, [HEADLINE, table.get("note")])),
         missing(table, rows),
         *([f"![Accuracy of each class against its training images]({drawn})"] if drawn else []),
         f"### {labels[0]} against {labels[1]}",
@@ -58,9 +54,14 @@ def section(tree: Tree, epochs: int) -> list[str]:
     ]
 
 
+def length_name(epochs: int) -> str:
+    return "each in its own setting" if epochs == MIXED else _count(epochs, "epoch")
+
+
 def picture(tree: Tree, epochs: int) -> str | None:
     """File name of the plot of one length, where there is something to draw."""
-    return f"{tree['name'].replace('-', '_')}_{epochs}_epochs.png" if make_panels(tree, epochs) else None
+    name = tree["name"].replace("-", "_") + (f"_{epochs}_epochs" if epochs != MIXED else "")
+    return f"{name}.png" if make_panels(tree, epochs) else None
 
 
 def headline(table: Tree, rows: Sequence[Tree]) -> tuple[list[str], list[list[str]]]:
@@ -116,7 +117,7 @@ def verdict_lines(tree: Tree, epochs: int) -> list[str]:
     first, second = list(tree["table"]["methods"].values())[:2]
     said = []
     for factor in tree["table"]["imbalance"]:
-        found = [v for v in tree["verdicts"] if (v["epochs"], v["imbalance"]) == (epochs, factor)]
+        found = [v for v in of_length(tree["verdicts"], epochs) if v["imbalance"] == factor]
         nothing = f"{factor_name(factor).capitalize()}: no verdict, {first} and {second} did not both run."
         said += [in_words(v) for v in found] or [nothing]
     return said
@@ -138,7 +139,7 @@ def _figure(row: Tree, column: str) -> str:
 
 def provenance(tree: Tree, epochs: int) -> list[str]:
     """How the runs of one length were made: commands, settings, seeds, commits, machines, dates, and what the data noted."""
-    runs = [r for r in tree["runs"] if r["epochs"] == epochs]
+    runs = of_length(tree["runs"], epochs)
     starts = [start for r in runs for start in (r, *r["resumed"])]  # a resumed run has several
     dates = sorted(start["started"][:10] for start in starts)
     models = _distinct(f"{r['identity']['model']['name']}, batch {r['identity']['train']['batch_size']}" for r in runs)
@@ -146,7 +147,7 @@ def provenance(tree: Tree, epochs: int) -> list[str]:
     return [
         *([f"- command {commands[0]}"] if len(commands) == 1 else ["- commands", *(f"  - {c}" for c in commands)]),
         f"- recipe {tree['table']['recipe']}, setting {tree['table']['setting']}: {', '.join(models)}",
-        *(f"- {words}" for words in second_stages(runs)),
+        *(f"- {words}" for words in second_stages(runs, tree["table"])),
         f"- {seeds_named(sorted({r['seed'] for r in runs}))}",
         f"- {_one_of('commit', _distinct(str(start['commit'] or 'unknown') for start in starts))}",
         f"- {_one_of('machine', _distinct(start['device'] for start in starts))}",
@@ -156,15 +157,15 @@ def provenance(tree: Tree, epochs: int) -> list[str]:
     ]
 
 
-def second_stages(runs: Sequence[Tree]) -> list[str]:
+def second_stages(runs: Sequence[Tree], table: Tree) -> list[str]:
     """A method of two stages trains longer than its row's heading says."""
-    stages = [(label_of(r), from_dict(Config, r["identity"]).method.second_epochs) for r in runs]
+    stages = [(label_of(r, table), from_dict(Config, r["identity"]).method.second_epochs) for r in runs]
     return _distinct(f"{label}: and {_count(n, 'epoch')} of its second stage" for label, n in stages if n)
 
 
 def side_by_side(tree: Tree, epochs: int) -> str:
     """Seconds mean something else where seeds shared the device."""
-    together = {r["metrics"].get("together") or 1 for r in tree["runs"] if r["epochs"] == epochs}
+    together = {r["metrics"].get("together") or 1 for r in of_length(tree["runs"], epochs)}
     counts = ", ".join(str(n) for n in sorted(together) if n > 1)
     return f" Seeds that trained side by side ({counts} at a time) share these seconds." if counts else ""
 
@@ -173,8 +174,8 @@ def to_rich(tree: Tree, width: int = 150) -> list[Table]:
     """The headline of each length, for a terminal of so many columns."""
     tables = []
     for epochs in lengths(tree):
-        head, body = headline(tree["table"], [row for row in tree["rows"] if row["epochs"] == epochs])
-        title = f"{tree['title']}, {_count(epochs, 'epoch')}"
+        head, body = headline(tree["table"], of_length(tree["rows"], epochs))
+        title = f"{tree['title']}, {length_name(epochs)}"
         table = Table(title=title, caption=HEADLINE, title_justify="left", caption_justify="left")
         for i, heading in enumerate(head):
             table.add_column(heading, justify="right" if i else "left", no_wrap=i > 0)

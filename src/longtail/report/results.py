@@ -14,13 +14,15 @@ from typing import Any
 from longtail import runs
 from longtail.config import Config, from_dict
 from longtail.errors import UserError
-from longtail.report.cells import make_panels, make_rows, make_verdicts
-from longtail.report.page import lengths, picture, to_markdown
+from longtail.report.cells import lengths, make_panels, make_rows, make_verdicts
+from longtail.report.page import picture, to_markdown
 
 # What a record keeps of metrics.json, besides per_class and counts.
 # All but the first two may lack, or be None for an empty group.
 ALWAYS = ("top1", "seconds")
-METRICS = (*ALWAYS, "many", "medium", "few", "macro_f1", "ece", "knn_top1", "setup_seconds", "together", "peak_memory")
+ACCURACY = ("many", "medium", "few", "macro_f1", "ece", "knn_top1")
+COST = ("setup_seconds", "together", "peak_memory", "latency_b64", "parameters", "experts_asked")
+METRICS = (*ALWAYS, *ACCURACY, *COST)
 Kinds = dict[str, type | tuple[type, ...]]
 START: Kinds = {"started": str, "commit": (str, type(None)), "device": str}  # of a run, and of each time it was resumed
 KINDS: Kinds = START | {

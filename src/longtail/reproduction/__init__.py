@@ -11,7 +11,7 @@ from longtail import runs
 from longtail.data.sources import DataSet, load
 from longtail.engine.train import train
 from longtail.errors import Interrupted, UserError, unknown
-from longtail.reproduction.book import Book, Budget, make_record
+from longtail.reproduction.book import Book, Budget, file_name, make_record
 from longtail.reproduction.tables import TABLES, Cell, PaperTable, choose_cells, make_cell
 
 
@@ -37,9 +37,13 @@ def reproduce(
     table, left = TABLES[name], Budget(minutes)
     wanted = check_seeds(table.seeds if seeds is None else seeds)
     check_epochs(epochs)
+    if epochs is not None and table.mixed:
+        raise UserError(
+            f"--epochs {epochs}: {name} has each method in its authors' setting, whose length is part of it"
+        )
     chosen = choose_cells(table, methods, imbalance)
     command = command_line(name, table, wanted, methods, imbalance, epochs)
-    book = Book(open_folder(Path(results)) / f"{name.replace('-', '_')}.json", name, table, command)
+    book = Book(open_folder(Path(results)) / file_name(name), name, table, command)
     cells = [make_cell(table, m, f, epochs, Path(out or f"runs/reproduce-{name}"), data_root) for m, f in chosen]
     work_through(cells, wanted, book, left, again)
     return book.write()
@@ -49,6 +53,8 @@ def work_through(cells: Sequence[Cell], wanted: Sequence[int], book: Book, left:
     """Train and record cell after cell, as far as the time goes."""
     images: dict[float, DataSet] = {}
     for number, cell in enumerate(cells, 1):
+        if not again:
+            book.borrow(cell, wanted)
         where, todo = f"cell {number} of {len(cells)}: {cell}", book.seeds_left(cell, wanted, again)
         if not todo:
             print(f"{where}: in {book.path} already, skipped", flush=True)

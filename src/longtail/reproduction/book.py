@@ -11,7 +11,12 @@ from longtail.config import Config, from_dict
 from longtail.data.sources import DataSet
 from longtail.errors import UserError
 from longtail.report import results as files
-from longtail.reproduction.tables import Cell, PaperTable
+from longtail.reproduction.tables import TABLES, Cell, PaperTable
+
+
+def file_name(table: str) -> str:
+    return f"{table.replace('-', '_')}.json"
+
 
 MARGIN = 1.1  # a run's seconds leave out loading and evaluation
 
@@ -23,10 +28,19 @@ class Book:
         self.path, self.table, self.command = path, table.to_dict(), command
         self.head = {"name": name, "title": table.title, "table": self.table}
         self.tree = files.read(path, self.table)
+        self.shared = [files.read(path.with_name(file_name(other)), TABLES[other].to_dict()) for other in table.shares]
         self.device: str | None = None  # of the runs added in this call
 
     def recorded(self, cell: Cell) -> dict[int, dict[str, Any]]:
         return files.find(self.tree, cell.method, cell.imbalance, cell.config)
+
+    def borrow(self, cell: Cell, wanted: Sequence[int]) -> None:
+        """Take over what other tables have of this very configuration."""
+        for tree in self.shared:
+            found = [r for r in tree["runs"] if r["identity"] == cell.config.identity() and r["seed"] in wanted]
+            missing = [r | {"method": cell.method} for r in found if r["seed"] not in self.recorded(cell)]
+            if missing:
+                self.add(missing)
 
     def seeds_left(self, cell: Cell, wanted: Sequence[int], again: bool) -> list[int]:
         return [s for s in wanted if again or s not in self.recorded(cell)]
@@ -79,6 +93,7 @@ def make_record(cell: Cell, folder: Path, command: str) -> dict[str, Any]:
     """What the results file keeps of a finished run."""
     run = runs.read(folder)
     where, images = run.environment, run.environment["data"]
+    found = run.metrics | {"parameters": where["parameters"]}
     return {
         "method": cell.method,
         "imbalance": cell.imbalance,
@@ -88,7 +103,7 @@ def make_record(cell: Cell, folder: Path, command: str) -> dict[str, Any]:
         **{key: where[key] for key in ("started", "commit", "device", "precision", "versions")},
         "resumed": where.get("resumed", []),
         "data": {key: images[key] for key in ("checksum", "images", "notes")},
-        "metrics": {name: run.metrics[name] for name in files.METRICS if name in run.metrics},
+        "metrics": {name: found[name] for name in files.METRICS if name in found},
         "per_class": run.metrics["per_class"],
         "counts": run.metrics["counts"],
         "identity": run.config.identity(),

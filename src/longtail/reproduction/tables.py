@@ -1,16 +1,28 @@
-"""The tables of the paper that can be run here, and their cells."""
+"""The tables that can be run here, those of the paper and our own, and their cells."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from longtail import recipes
 from longtail.config import Config
 from longtail.errors import UserError, unknown
+from longtail.recipes import METHODS
 from longtail.report.cells import factor_name
 
 CHECKPOINT_EVERY = 50  # epochs; the runs are minutes long, and a checkpoint costs some of their speed
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A line of a table that is a method with something changed, under a name and a label of its own."""
+
+    method: str
+    label: str
+    change: Callable[[Config], Config]
+    paper: float | None = None
+    """What the paper has for it, on its own data where these are others."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +34,18 @@ class PaperTable:
     setting: str
     methods: tuple[str, ...]
     imbalance: tuple[float, ...]
-    seeds: tuple[int, ...]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    variants: dict[str, Variant] = field(default_factory=dict)
+    """By name, which `methods` may hold."""
+    note: str = ""
+    """What a reader must know of the figures in brackets."""
+    shares: tuple[str, ...] = ()
+    """Tables whose runs are this one's too, where their configuration is the same."""
+
+    @property
+    def mixed(self) -> bool:
+        """Whether its methods have lengths of their own, and stand in one table all the same."""
+        return self.setting == "released"
 
     def cells(self) -> list[tuple[str, float]]:
         """In the order of work: the two by factor, then the rest by method."""
@@ -32,19 +55,67 @@ class PaperTable:
 
     def config(self, method: str, imbalance: float, epochs: int | None = None) -> Config:
         """The recipe's, or a longer or shorter one: its stages keep their proportion, and its warm-up stays as it is."""
-        config = recipes.RECIPES[self.recipe].build(method, imbalance, self.setting)
+        variant = self.variants.get(method)
+        config = recipes.RECIPES[self.recipe].build(variant.method if variant else method, imbalance, self.setting)
+        config = variant.change(config) if variant else config
         config = recipes.with_epochs(config, epochs or config.train.epochs)
         return replace(config, train=replace(config.train, checkpoint_every=CHECKPOINT_EVERY))
 
+    def label(self, method: str) -> str:
+        variant = self.variants.get(method)
+        return variant.label if variant else self.config(method, self.imbalance[0]).method.label
+
     def to_dict(self) -> dict[str, Any]:
         """What the page needs to know of the table."""
-        labels = {method: self.config(method, self.imbalance[0]).method.label for method in self.methods}
         paper: dict[str, dict[str, float]] = {}
         for (method, factor), figure in recipes.RECIPES[self.recipe].published.items():
             paper.setdefault(method, {})[f"{factor:g}"] = figure
+        for name, variant in self.variants.items():
+            paper |= {name: {f"{f:g}": variant.paper for f in self.imbalance}} if variant.paper is not None else {}
+        labels = {method: self.label(method) for method in self.methods}
         plain = {"imbalance": list(self.imbalance), "seeds": list(self.seeds), "published": paper}
-        return {"recipe": self.recipe, "setting": self.setting, "methods": labels} | plain
+        words = {"mixed": self.mixed, "note": self.note}
+        return {"recipe": self.recipe, "setting": self.setting, "methods": labels} | plain | words
 
+
+def changed(section: str, **values: Any) -> Callable[[Config], Config]:
+    return lambda config: replace(config, **{section: replace(getattr(config, section), **values)})
+
+
+def strategy(number: int, scale: float | None = None) -> Callable[[Config], Config]:
+    """One of the paper's augmentation strategies; with `scale`, both views cut at least so much of the image's area."""
+
+    def change(config: Config) -> Config:
+        config = recipes.with_strategy(config, number)
+        if scale is None:
+            return config
+        cut = {name: replace(getattr(config.views, name), crop_scale=(scale, 1.0)) for name in ("query", "key")}
+        return replace(config, views=replace(config.views, **cut))
+
+    return change
+
+
+# The paper's ablations were run on ImageNet-LT: strategies and crops with ResNet-50, alpha too, multi-task with ResNeXt-50.
+ABLATIONS = {
+    **{
+        f"strategy-{n}": Variant("paco", f"strategy ({n}): {q}, {k}", strategy(n), figure)
+        for (n, (q, k)), figure in zip(recipes.STRATEGIES.items(), (55.0, 56.5, 57.0), strict=True)
+    },
+    **{f"crop-{s:g}": Variant("paco", f"strategy (3), crops from {s:g}", strategy(3, s)) for s in (0.08, 0.2)},
+    **{
+        f"alpha-{a:g}": Variant("paco", f"alpha {a:g}", changed("method", alpha=a))
+        for a in (0.005, 0.02, 0.05, 0.1, 0.2)
+    },
+    **{
+        f"multi-task-{w:g}": Variant(
+            "balanced-softmax-supcon",
+            f"Balanced Softmax + {w:g} re-weighted SupCon",
+            changed("method", weight=w),
+            figure,
+        )
+        for w, figure in {0.05: 57.0, 0.1: 57.1, 0.2: 57.1, 0.3: 57.0, 0.5: 57.2, 0.8: 57.2, 1.0: 56.9}.items()
+    },
+}
 
 TABLES = {
     "cifar100-lt": PaperTable(
@@ -53,13 +124,46 @@ TABLES = {
         setting="equal",
         methods=("paco", "balanced-softmax", "ce", "paco-no-rebalance", "supcon"),
         imbalance=(100, 50, 10),
-        seeds=(0, 1, 2),
+    ),
+    "published": PaperTable(
+        title="CIFAR-100-LT, every method as its authors ran it",
+        recipe="cifar100-lt",
+        setting="released",
+        methods=(
+            "paco",
+            "balanced-softmax",
+            *(m for m, e in METHODS.items() if e.published and m not in ("paco", "balanced-softmax")),
+            "ce",
+        ),
+        imbalance=(100, 50, 10),
+        note="In brackets what was published: by the PaCo paper; for CB-Focal by its own authors, for cRT, LWS and tau-norm by "
+        "the Bag of Tricks code, for RIDE by its README.",
+    ),
+    "methods": PaperTable(
+        title="CIFAR-100-LT at imbalance 100: every method under one budget",
+        recipe="cifar100-lt",
+        setting="equal",
+        methods=("paco", "balanced-softmax", *(m for m in METHODS if m not in ("paco", "balanced-softmax"))),
+        imbalance=(100,),
+        note="In brackets what was published, each with its own length, schedule and augmentation.",
+        shares=("cifar100-lt",),
+    ),
+    "ablations": PaperTable(
+        title="The PaCo paper's ablations, on CIFAR-100-LT at imbalance 100",
+        recipe="cifar100-lt",
+        setting="equal",
+        methods=("paco", "paco-no-rebalance", *ABLATIONS),
+        imbalance=(100,),
+        variants=ABLATIONS,
+        note="In brackets the paper's figure: PaCo's own is for CIFAR-100-LT, the others are for ImageNet-LT (ResNet-50; "
+        "multi-task: ResNeXt-50, where PaCo has 58.2), so compare differences. Alpha is 0.01 where nothing else is said.",
+        shares=("cifar100-lt", "methods"),
     ),
     "cifar100": PaperTable(
         title="Full CIFAR-100 with ResNet-50 (Table 8 of the PaCo paper)",
         recipe="cifar100",
         setting="paper",
-        methods=("paco-no-rebalance", "ce", "supcon"),
+        methods=("paco-no-rebalance", "ce", "supcon", "ce-supcon"),
         imbalance=(1,),
         seeds=(0,),
     ),
@@ -74,9 +178,10 @@ class Cell:
     imbalance: float
     config: Config
     folder: Path
+    label: str
 
     def __str__(self) -> str:
-        return f"{self.config.method.label}, {factor_name(self.imbalance)}"
+        return f"{self.label}, {factor_name(self.imbalance)}"
 
     def run_folder(self, seed: int) -> Path:
         return self.folder / f"seed{seed}"
@@ -113,4 +218,4 @@ def make_cell(
         config = replace(config, data=replace(config.data, root=Path(data_root)))
     length = config.train.epochs
     suffix = f"-{length}-epochs" if length != usual.train.epochs else ""
-    return Cell(method, factor, config, out / f"{method}-{factor:g}{suffix}")
+    return Cell(method, factor, config, out / f"{method}-{factor:g}{suffix}", table.label(method))

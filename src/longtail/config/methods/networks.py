@@ -61,7 +61,9 @@ class ResLT(MethodConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 <= self.weight <= 1, "method.weight", self.weight, "between 0 and 1")
-        require(0 < self.few <= self.medium <= 1, "method.few", self.few, "a share of the classes, at most --method.medium")
+        require(
+            0 < self.few <= self.medium <= 1, "method.few", self.few, "a share of the classes, at most --method.medium"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
