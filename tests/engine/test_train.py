@@ -1,11 +1,13 @@
 """Runs on real (embedded) images: they learn, they resume bit for bit, they stop cleanly, and they say what went wrong."""
 
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -286,8 +288,13 @@ def test_out_of_memory_names_the_batch_that_fits(tmp_path, monkeypatch):
         return loss(self, batch)
 
     monkeypatch.setattr(PaCo, "loss", small_memory)
-    with pytest.raises(RunError, match=r"at batch size 64: 16 fits; try --train\.batch_size 16 --train\.accumulate 4"):
+    alive = weakref.WeakSet()
+    monkeypatch.setattr(Run, "start_clock", lambda run, start=Run.start_clock: (alive.add(run), start(run)))
+    fits = r"at batch size 64: 16 fits; try --train\.batch_size 16 --train\.accumulate 4"
+    with pytest.raises(RunError, match=fits) as caught:
         train(tiny("paco"), tmp_path)
+    gc.collect()
+    assert caught.value.__traceback__ and not alive  # the error does not keep the run, and so its memory
 
 
 def test_the_cpu_can_run_out_of_memory_too(tmp_path, monkeypatch):

@@ -159,19 +159,8 @@ def train_seeds(config: Config, folders: dict[int, Path], data: DataSet, device:
     """Runs side by side, from their start or their checkpoints to their metrics."""
     made: list[Run] = []
     exhausted, lock = False, contextlib.ExitStack()
-    folder = next(iter(folders.values()))
     try:
-        for seed, folder in folders.items():
-            run = Run(config, seed, data, folder, device, made[0] if made else None)
-            lock.enter_context(locked(folder))
-            resumed = run.restore()
-            start_folder(run)
-            made.append(run)
-            if shows:
-                where = f", continues at step {run.steps_done()} of {run.total_steps()}" if resumed else ""
-                print(f"{folder}: {describe_model(run)}{where}", flush=True)
-        for group in at_the_same_step(made):
-            train_group(group)
+        make_and_train(made, config, folders, data, device, shows, lock)
     except NonFinite as error:
         raise RunError(advise_finite(error.run, error) if error.run else str(error)) from error
     except RuntimeError as error:
@@ -180,16 +169,40 @@ def train_seeds(config: Config, folders: dict[int, Path], data: DataSet, device:
         exhausted = True  # handled below: in here the traceback still holds the memory
     except (OSError, SafetensorError) as error:
         reason = (str(error).splitlines() or [""])[0]
-        raise RunError(f"cannot write to {folder.parent} ({reason}): free some space and --resume") from error
+        parent = next(iter(folders.values())).parent
+        raise RunError(f"cannot write to {parent} ({reason}): free some space and --resume") from error
     finally:
         lock.close()
     if exhausted and len(folders) > 1:
         raise RunError(f"out of memory with {len(folders)} seeds side by side: --resume with --train.together 1")
     if exhausted:
         small = f"the network and {len(data.train.labels):,} images do not fit in the memory of {device}"
-        raise RunError(
-            advise_batch(made[0], advance) if made else f"{small}: try a smaller --data.image_size or --model.name"
-        )
+        advice = advise_batch(made[0], advance) if made else f"{small}: try a smaller --data.image_size or --model.name"
+        made.clear()  # or whoever keeps the error would keep the run, and its memory
+        raise RunError(advice)
+
+
+def make_and_train(
+    made: list[Run],
+    config: Config,
+    folders: dict[int, Path],
+    data: DataSet,
+    device: torch.device,
+    shows: bool,
+    lock: contextlib.ExitStack,
+) -> None:
+    """The runs, of which `made` keeps account, and their training."""
+    for seed, folder in folders.items():
+        run = Run(config, seed, data, folder, device, made[0] if made else None)
+        lock.enter_context(locked(folder))
+        resumed = run.restore()
+        start_folder(run)
+        made.append(run)
+        if shows:
+            where = f", continues at step {run.steps_done()} of {run.total_steps()}" if resumed else ""
+            print(f"{folder}: {describe_model(run)}{where}", flush=True)
+    for group in at_the_same_step(made):
+        train_group(group)
 
 
 def at_the_same_step(all_runs: Sequence[Run]) -> list[list[Run]]:
