@@ -98,11 +98,12 @@ class _Features(torch.autograd.Function):
 def features(body: CifarResNet, images: Tensor) -> Tensor:
     """What the network makes of N,3,H,W images, as float32 N,C; its activations are kept in bf16.
 
-    In evaluation mode it is normalised by its running averages and gives no gradients.
+    In evaluation mode it is normalised by its running averages and gives no gradients; nor does one whose weights are frozen.
     """
     images = images.to(dtype=torch.bfloat16, memory_format=torch.channels_last)
-    if torch.is_grad_enabled() and body.training:
-        return _Features.apply(images, body, *parameters(body))
+    weights = parameters(body)
+    if torch.is_grad_enabled() and body.training and any(w.requires_grad for w in weights):
+        return _Features.apply(images, body, *weights)
     with torch.no_grad():
         return run(body, images, learning=False)[1]
 

@@ -55,7 +55,7 @@ def cifar100(method: str = "paco-no-rebalance", imbalance: float = 1, setting: s
     decay 5e-4, tau 0.07, alpha 0.008. The queue's length is not published: 1,024 is our choice, and so is the cosine.
     """
     _only("cifar100", "setting", setting, ("paper",))
-    chosen = _method(method, tau=0.07, alpha=0.008, queue=1024, projection_dim=128, linear_epochs=400)
+    chosen = _method(method, 256, tau=0.07, alpha=0.008, queue=1024, projection_dim=128, linear_epochs=400)
     return Config(
         recipe=f"cifar100/{setting}",
         data=DataConfig(name="cifar100", imbalance=imbalance, **entry(method).data),
@@ -76,7 +76,7 @@ def digits_lt(method: str = "paco", imbalance: float = 40, setting: str = "equal
         data=DataConfig(name="digits", imbalance=imbalance, image_size=8, **entry(method).data),
         views=ViewsConfig(query=soft, key=soft, normalise="half"),
         model=ModelConfig(name="resnet8_cifar"),
-        method=_method(method, tau=0.1, alpha=0.05, queue=256, projection_dim=32, momentum=0.99, linear_epochs=20),
+        method=_method(method, 64, tau=0.1, alpha=0.05, queue=256, projection_dim=32, momentum=0.99, linear_epochs=20),
         optim=OptimConfig(lr=0.1, weight_decay=5e-4, warmup_epochs=2),
         train=TrainConfig(epochs=40, batch_size=64),
     )
@@ -91,7 +91,7 @@ def folder(root: Path, method: str = "paco", imbalance: float = 1, setting: str 
         data=DataConfig(name="folder", root=root, imbalance=imbalance, image_size=64, **entry(method).data),
         views=ViewsConfig(query=query, key=SIM, normalise="imagenet"),
         model=ModelConfig(name="resnet18_cifar"),
-        method=_method(method, tau=0.1, alpha=0.02, queue=1024, projection_dim=128, linear_epochs=50),
+        method=_method(method, 128, tau=0.1, alpha=0.02, queue=1024, projection_dim=128, linear_epochs=50),
         optim=OptimConfig(lr=0.05, weight_decay=5e-4, warmup_epochs=5),
         train=TrainConfig(epochs=100, batch_size=128),
     )
@@ -166,7 +166,7 @@ def _cifar_lt(data: Any, method: str, imbalance: float, setting: str) -> Config:
         data=DataConfig(name=data, imbalance=imbalance, **chosen.data),
         views=ViewsConfig(query=AUTO_CUTOUT, key=SIM),
         model=ModelConfig(name="resnet32_cifar"),
-        method=chosen.settings(imbalance, released, **contrast),
+        method=chosen.settings(512 if setting == "paper" else 128, imbalance, released, **contrast),
         optim=PACO_SGD,
         train=TrainConfig(epochs=400, batch_size=128),
     )
@@ -207,8 +207,8 @@ def _images(data: str, imbalance: float) -> int:
     return sum(int(largest * imbalance ** (-c / (classes - 1))) for c in range(classes))
 
 
-def _method(name: str, imbalance: float = 0, **values: Any) -> MethodConfig:
-    return entry(name).settings(imbalance, **values)
+def _method(name: str, batch_size: int, **values: Any) -> MethodConfig:
+    return entry(name).settings(batch_size, **values)
 
 
 def _only(recipe: str, kind: str, given: str, known: tuple[str, ...]) -> None:

@@ -57,15 +57,18 @@ class Entry:
     values: dict[str, Any] = field(default_factory=dict)
     by_imbalance: dict[float, dict[str, Any]] = field(default_factory=dict)
     """Settings that its authors chose by the imbalance of CIFAR-100-LT."""
+    rates_at_512: dict[str, float] = field(default_factory=dict)
+    """Learning rates of second stages that are known for 512 images a step; they go with the batch."""
     data: dict[str, Any] = field(default_factory=dict)
     """What it needs of the data: tau-norm, a validation split."""
     authors: Authors | None = None
     """None: PaCo's frame, for methods without released CIFAR-LT code."""
     published: dict[float, float] = field(default_factory=dict)
 
-    def settings(self, imbalance: float = 0, authors: bool = False, **given: Any) -> MethodConfig:
+    def settings(self, batch_size: int, imbalance: float = 0, authors: bool = False, **given: Any) -> MethodConfig:
         """Its configuration: of the `given` values those that it has, and then its own."""
         values = {k: v for k, v in given.items() if k in self.kind.__dataclass_fields__}
+        values |= {k: rate * batch_size / 512 for k, rate in self.rates_at_512.items()}
         values |= self.values | self.by_imbalance.get(imbalance, {})
         return self.kind(**values | (self.authors.values if authors and self.authors else {}))
 
@@ -131,7 +134,7 @@ METHODS: dict[str, Entry] = {
         )
         for experts in (2, 3, 4)
     },
-    "supcon": Entry(cfg.SupCon),
+    "supcon": Entry(cfg.SupCon, rates_at_512={"linear_lr": 5.0}),  # its authors' README, for CIFAR
     "ce-supcon": Entry(cfg.MultiTask),
     "ce-supcon-reweighted": Entry(cfg.MultiTask, {"contrast": "reweighted"}),
     "ce-supcon-balanced": Entry(cfg.MultiTask, {"contrast": "balanced"}),
