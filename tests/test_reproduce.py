@@ -16,11 +16,11 @@ from longtail.cli import main
 from longtail.data.sources import load
 from longtail.errors import Interrupted, UserError
 from longtail.report import results as files
-from longtail.report.cells import make_panels, make_rows, make_verdicts
+from longtail.report.cells import make_panels, make_rows, make_verdicts, pictures
 from longtail.report.page import in_words, to_markdown
 from longtail.reproduction import reproduce
 from longtail.reproduction.book import MARGIN, Book, seconds_per_image
-from longtail.reproduction.tables import TABLES, PaperTable, make_cell
+from longtail.reproduction.tables import TABLES, PaperTable, Variant, make_cell
 
 STAND_IN = PaperTable(
     title="Digits, as a stand-in",
@@ -308,6 +308,55 @@ def test_precisions_do_not_mix(trained):
 
 
 # The order, and its end
+
+
+def test_a_table_takes_over_the_runs_of_another_with_the_same_configuration(place, monkeypatch, capsys):
+    changed = Variant("paco", "PaCo, alpha 0.2", lambda c: replace(c, method=replace(c.method, alpha=0.2)), 33.0)
+    other = replace(STAND_IN, methods=("paco", "alpha"), variants={"alpha": changed}, shares=("dig-its",), note="Mind this.")
+    monkeypatch.setitem(TABLES, "other", other)
+    tree = reproduce("other", place / "runs2", place / "results", imbalance=[40], epochs=1, seeds=[0, 1])
+    assert "PaCo, imbalance 40: in " in capsys.readouterr().out and not (place / "runs2/paco-40-1-epochs").exists()
+    before = {r["seed"]: r["metrics"]["top1"] for r in stored(place)["runs"] if r["method"] == "paco"}
+    assert {r["seed"]: r["metrics"]["top1"] for r in tree["runs"] if r["method"] == "paco"} == before
+    assert [row["label"] for row in tree["rows"]] == ["PaCo", "PaCo, alpha 0.2"]
+    assert [r["identity"]["method"]["alpha"] for r in tree["runs"] if r["method"] == "alpha"] == [0.2, 0.2]
+    page = (place / "results/other.md").read_text()
+    assert "(33.0)" in page and "Mind this." in page
+
+
+def test_lengths_of_their_own_share_a_table(place, monkeypatch):
+    """As where each method has its authors' setting."""
+    tree = stored(place)
+    for record in tree["runs"]:
+        if record["method"] == "paco":
+            record["epochs"] = 7
+    table = tree["table"] | {"mixed": True}
+    mixed = files.write(place / "results/mixed.json", tree | {"table": table, "name": "mixed"})
+    page = to_markdown(mixed)
+    assert page.count("## each in its own setting") == 1 and "## 7 epochs" not in page
+    assert [v["seeds"] for v in mixed["verdicts"]] == [[0, 1]]  # PaCo of 7 epochs against Balanced Softmax of 1
+    with pytest.raises(UserError, match="its authors' setting, whose length is part of it"):
+        reproduce("published", place / "runs", place / "results", epochs=3)
+
+
+def test_many_methods_are_drawn_as_dots_with_their_latency(place):
+    tree = stored(place)
+    names = {f"m{i}": f"method {i}" for i in range(9)}
+    copies = [r | {"method": name} for name in names for r in tree["runs"] if r["method"] == "paco"]
+    table = tree["table"] | {"methods": names}
+    drawn = files.write(place / "results/many.json", tree | {"runs": copies, "table": table, "name": "many"})
+    assert list(pictures(drawn, 1)) == ["compared", "latency"]
+    for picture in pictures(drawn, 1).values():
+        assert (place / "results" / picture.name).stat().st_size > 10_000
+        assert picture.name in to_markdown(drawn)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_cell_of_every_table_has_a_configuration_and_a_label(name):
+    table = TABLES[name]
+    configs = {cell: table.config(*cell) for cell in table.cells()}
+    assert len({json.dumps(c.identity(), sort_keys=True) for c in configs.values()}) == len(configs)
+    assert len(set(table.to_dict()["methods"].values())) == len(table.methods)
 
 
 def test_the_most_telling_cells_come_first():

@@ -115,10 +115,11 @@ class Compare:
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduce:
-    """Train a table of the PaCo paper, what is missing of it, and write our figures beside the paper's."""
+    """Train a table, what is missing of it, and write our figures beside the published ones."""
 
     table: Positional[str]
-    """cifar100-lt (five methods, three imbalance factors) or cifar100 (balanced, ResNet-50)."""
+    """cifar100-lt (Table 6: five methods, three imbalance factors), published (every method as its authors ran it), methods
+    (every method under one budget), ablations (the paper's), cifar100 (Table 8: balanced, ResNet-50)."""
     out: Path | None = None
     """Where the runs go (default: runs/reproduce-TABLE); what has finished there is not trained again."""
     results: Path = Path("results")
@@ -302,16 +303,16 @@ def run_compare(args: list[str]) -> None:
 def run_reproduce(args: list[str]) -> None:
     given = dict(vars(parse(Reproduce, "reproduce", args)))
 
-    from longtail.report.cells import lengths
-    from longtail.report.page import picture, to_rich
+    from longtail.report.cells import lengths, pictures
+    from longtail.report.page import to_rich
     from longtail.reproduction import reproduce
 
     tree = reproduce(given.pop("table"), **given)
     screen, place = console(), given["results"] / tree["name"].replace("-", "_")
     for headline in to_rich(tree, screen.width):
         screen.print(headline)
-    drawn = [f" and {given['results'] / name}" for epochs in lengths(tree) if (name := picture(tree, epochs))]
-    print(f"written to {place}.json and {place}.md" + "".join(drawn))
+    drawn = [given["results"] / p.name for epochs in lengths(tree) for p in pictures(tree, epochs).values()]
+    print("written to", " and ".join(map(str, [f"{place}.json", f"{place}.md", *drawn])))
 
 
 def run_recipes(args: list[str]) -> None:

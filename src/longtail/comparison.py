@@ -10,7 +10,7 @@ from longtail.data.sources import load
 from longtail.engine.train import train
 from longtail.errors import Interrupted, UserError
 from longtail.report.plots import compared
-from longtail.report.table import Row, table
+from longtail.report.table import Row, make_dots, table
 
 USUAL = ("ce", "balanced-softmax", "paco")
 
@@ -45,7 +45,7 @@ def compare(
                 f"stopped in {name}, and saved: the same command continues", stop.exit_code - 128
             ) from stop
     rows = table([where / name for name in configs], where)
-    compared(rows, where / "comparison.png")
+    compared(make_dots(rows), where / "comparison.png")
     return rows
 
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from longtail.metrics import mean_std
-from longtail.report.table import COLUMNS, apart
-from longtail.report.ties import compare_seeds
+from longtail.report.table import COLUMNS, Dot, apart
+from longtail.report.ties import compare_seeds, standings
 
 Tree = dict[str, Any]
 
@@ -20,6 +20,46 @@ class Curve(NamedTuple):
     label: str
     counts: Sequence[int]
     per_class: Sequence[Sequence[float | None]]
+
+
+def make_dots(tree: Tree, epochs: int) -> dict[str, list[Dot]]:
+    """By factor, the rows of one length, best last."""
+    panels: dict[str, list[Dot]] = {}
+    for factor in tree["table"]["imbalance"]:
+        rows = [row for row in of_length(tree["rows"], epochs) if row["imbalance"] == factor]
+        rows.sort(key=lambda row: row["metrics"]["top1"]["mean"])
+        words = standings([_top1(row) for row in rows])
+        dots = [Dot(row["label"], word, _values(row), row["paper"]) for row, word in zip(rows, words, strict=True)]
+        panels |= {factor_name(factor): dots} if dots else {}
+    return panels
+
+
+def _values(row: Tree) -> dict[str, list[float]]:
+    return {name: metric["values"] for name, metric in row["metrics"].items()}
+
+
+class Picture(NamedTuple):
+    """A file beside the page, and what it shows."""
+
+    name: str
+    shows: str
+
+
+FEW = 7  # curves that a reader can tell apart
+
+
+def pictures(tree: Tree, epochs: int) -> dict[str, Picture]:
+    """Of one length: accuracy by class frequency, or by method where these are many; accuracy against latency."""
+    stem = tree["name"].replace("-", "_") + (f"_{epochs}_epochs" if epochs != MIXED else "")
+    curves, dots = make_panels(tree, epochs), make_dots(tree, epochs)
+    found = {}
+    if max(map(len, dots.values()), default=0) > FEW:
+        found["compared"] = Picture(f"{stem}.png", "Accuracy of each method: all images, and classes by their size")
+    elif curves:
+        found["by frequency"] = Picture(f"{stem}.png", "Accuracy of each class against its training images")
+    if any(sum(bool(dot.values["latency_b64"]) for dot in each) > FEW for each in dots.values()):
+        found["latency"] = Picture(f"{stem}_latency.png", "Accuracy against the time for a batch of 64")
+    return found
 
 
 def make_rows(tree: Tree) -> list[Tree]:
@@ -45,9 +85,9 @@ def labelled(tree: Tree) -> list[tuple[str, list[Tree]]]:
         key = [record["method"], record["identity"], record["precision"], record["data"]["checksum"]]
         groups.setdefault(json.dumps(key, sort_keys=True), {})[record["seed"]] = record
     cells = [[by_seed[s] for s in sorted(by_seed)] for by_seed in groups.values()]
-    alike: dict[tuple[str, int], list[Tree]] = {}
+    alike: dict[tuple[Any, ...], list[Tree]] = {}
     for first, *_ in cells:
-        alike.setdefault((first["method"], first["epochs"]), []).append(_traits(first))
+        alike.setdefault(_place(first), []).append(_traits(first))
     methods, factors = list(tree["table"]["methods"]), tree["table"]["imbalance"]
 
     def order(named: tuple[str, list[Tree]]) -> tuple[int, int, int, str]:
@@ -58,8 +98,13 @@ def labelled(tree: Tree) -> list[tuple[str, list[Tree]]]:
     return sorted(((_label(cell[0], alike, tree["table"]), cell) for cell in cells), key=order)
 
 
-def _label(first: Tree, alike: dict[tuple[str, int], list[Tree]], table: Tree) -> str:
-    return label_of(first, table) + apart(_traits(first), alike[first["method"], first["epochs"]])
+def _label(first: Tree, alike: dict[tuple[Any, ...], list[Tree]], table: Tree) -> str:
+    return label_of(first, table) + apart(_traits(first), alike[_place(first)])
+
+
+def _place(record: Tree) -> tuple[Any, ...]:
+    """Where it stands in the table: rows of one place must be told apart. Some methods have settings by factor."""
+    return record["method"], record["epochs"], record["imbalance"]
 
 
 def _traits(record: Tree) -> Tree:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.table import Table
 
 from longtail.config import Config, from_dict
-from longtail.report.cells import MIXED, Tree, factor_name, label_of, lengths, make_panels, of_length, published
+from longtail.report.cells import MIXED, Tree, factor_name, label_of, lengths, of_length, pictures, published
 from longtail.report.table import COLUMNS, markdown, spread
 from longtail.report.ties import ENOUGH
 from longtail.runs import seeds_named
@@ -38,14 +38,14 @@ def section(tree: Tree, epochs: int) -> list[str]:
     """All about the runs of one length."""
     table, rows = tree["table"], of_length(tree["rows"], epochs)
     head, body = headline(table, rows)
-    labels, drawn = list(table["methods"].values()), picture(tree, epochs)
+    labels = list(table["methods"].values())
     return [
         f"## {length_name(epochs)}",
         "\n".join(provenance(tree, epochs)),
         markdown(head, body),
         " ".join(filter(None, [HEADLINE, table.get("note")])),
         missing(table, rows),
-        *([f"![Accuracy of each class against its training images]({drawn})"] if drawn else []),
+        *(f"![{picture.shows}]({picture.name})" for picture in pictures(tree, epochs).values()),
         f"### {labels[0]} against {labels[1]}",
         "Seed-paired difference in top-1 accuracy, with its 95 % t interval.",
         "\n".join(f"- {words}" for words in verdict_lines(tree, epochs)),
@@ -56,12 +56,6 @@ def section(tree: Tree, epochs: int) -> list[str]:
 
 def length_name(epochs: int) -> str:
     return "each in its own setting" if epochs == MIXED else _count(epochs, "epoch")
-
-
-def picture(tree: Tree, epochs: int) -> str | None:
-    """File name of the plot of one length, where there is something to draw."""
-    name = tree["name"].replace("-", "_") + (f"_{epochs}_epochs" if epochs != MIXED else "")
-    return f"{name}.png" if make_panels(tree, epochs) else None
 
 
 def headline(table: Tree, rows: Sequence[Tree]) -> tuple[list[str], list[list[str]]]:

@@ -9,10 +9,11 @@ import numpy as np
 
 from longtail.metrics import mean_std
 from longtail.report.cells import Curve
-from longtail.report.table import Row, standing
+from longtail.report.table import Dot
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
@@ -54,40 +55,67 @@ def accuracy_by_frequency(panels: Mapping[str, Sequence[Curve]], path: Path) -> 
     save(figure, path)
 
 
-GROUPS = {"many": "^", "medium": "s", "few": "v"}
+GROUPS = {"many": ("^", COLOURS[1]), "medium": ("s", COLOURS[2]), "few": ("v", COLOURS[3])}
 
 
-def compared(rows: Sequence[Row], path: Path) -> None:
+def compared(panels: Mapping[str, Sequence[Dot]], path: Path) -> None:
     """Accuracy of each method, best on top: all images, and classes with many, medium and few training images."""
-    figure, axis = plt.subplots(figsize=(7.5, 1.6 + 0.34 * len(rows)), layout="constrained")
-    height = list(range(len(rows)))
-    for (group, marker), colour in zip(GROUPS.items(), COLOURS[1:4], strict=True):
-        means = [mean_std(row.values(group))[0] if row.values(group) else None for row in rows]
-        drawn = [(mean, y) for mean, y in zip(means, height, strict=True) if mean is not None]
-        if drawn:
-            axis.plot(*zip(*drawn, strict=True), marker, color=colour, markersize=6, label=group, alpha=0.9)
-    spreads = [mean_std(row.values("top1")) for row in rows]
-    axis.errorbar(
-        [mean for mean, _ in spreads],
-        height,
-        xerr=[std or 0 for _, std in spreads],
-        fmt="o",
-        color=COLOURS[0],
-        markersize=7,
-        capsize=3,
-        label="all, ± standard deviation",
-    )
-    axis.set_yticks(height, [row.label + mark(word) for row, word in zip(rows, standing(rows), strict=True)])
-    axis.set_xlim(left=0)
-    axis.set_xlabel("test accuracy, %, last epoch")
-    axis.set_title(rows[0].data, loc="left", fontsize=10)
-    axis.grid(axis="x", alpha=0.3)
-    figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    tall, wide = max(map(len, panels.values())), len(panels)
+    figure, axes = plt.subplots(1, wide, figsize=(1 + 6.5 * wide, 1.6 + 0.34 * tall), squeeze=False, layout="constrained")
+    for axis, (title, dots) in zip(axes[0], panels.items(), strict=True):
+        heights = range(len(dots))
+        for group, (marker, colour) in GROUPS.items():
+            drawn = [(np.mean(dot.values[group]), y) for y, dot in enumerate(dots) if dot.values[group]]
+            if drawn:
+                axis.plot(*zip(*drawn, strict=True), marker, color=colour, markersize=6, label=group, alpha=0.9)
+        means, stds = zip(*(mean_std(dot.values["top1"]) for dot in dots), strict=True)
+        bars = {"color": COLOURS[0], "markersize": 7, "capsize": 3, "label": "all, ± standard deviation"}
+        axis.errorbar(means, heights, xerr=[std or 0 for std in stds], fmt="o", **bars)
+        if known := [(dot.paper, y) for y, dot in enumerate(dots) if dot.paper is not None]:
+            axis.plot(*zip(*known, strict=True), "x", color="black", markersize=7, label="all, as published")
+        axis.set_yticks(heights, [dot.label + (f"  ({dot.word})" if dot.word else "") for dot in dots])
+        axis.set_xlim(left=0)
+        axis.set_xlabel("test accuracy, %, last epoch")
+        axis.set_title(title, loc="left", fontsize=10)
+        axis.grid(axis="x", alpha=0.3)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
     save(figure, path)
 
 
-def mark(word: str) -> str:
-    return f"  ({word})" if word else ""
+def against_latency(panels: Mapping[str, Sequence[Dot]], path: Path) -> None:
+    """Accuracy against the milliseconds that a batch of 64 takes, as the paper's Fig. 1 has it: up and left is better."""
+    size = (1 + 7.5 * len(panels), 2 + 0.2 * max(map(len, panels.values())))
+    figure, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False, layout="constrained")
+    for axis, (title, dots) in zip(axes[0], panels.items(), strict=True):
+        known = sorted((dot for dot in dots if dot.values["latency_b64"]), key=lambda dot: np.mean(dot.values["top1"]))
+        places = [(float(np.median(d.values["latency_b64"])), float(np.mean(d.values["top1"]))) for d in known]
+        for i, (dot, (x, y)) in enumerate(zip(known, places, strict=True)):
+            look = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
+            std = mean_std(dot.values["top1"])[1]
+            axis.errorbar(x, y, yerr=std or 0, capsize=2, markersize=6, linestyle="", **look)
+        axis.set_title(title, loc="left", fontsize=10)
+        axis.set_xlabel("milliseconds for a batch of 64")
+        axis.grid(alpha=0.3)
+        name_beside(axis, [dot.label for dot in known], places)
+    axes[0, 0].set_ylabel("test accuracy, %, last epoch")
+    save(figure, path)
+
+
+def name_beside(axis: Axes, labels: Sequence[str], places: Sequence[tuple[float, float]]) -> None:
+    """Labels in a column to the right, in the order of rising y, each with a line to its point: many points lie close."""
+    if not labels:
+        return
+    low, high = axis.get_ylim()
+    step = (high - low) / max(len(labels), 12)
+    heights = [max(y, low) for _, y in places]
+    for i in range(1, len(heights)):
+        heights[i] = max(heights[i], heights[i - 1] + step)
+    excess = max(heights[-1] - high, 0)
+    heights = [h - excess * i / max(len(heights) - 1, 1) for i, h in enumerate(heights)]
+    for label, (x, y), height in zip(labels, places, heights, strict=True):
+        at = (1.03, (height - low) / (high - low))
+        line = {"arrowstyle": "-", "color": "0.7", "linewidth": 0.6}
+        axis.annotate(label, (x, y), at, textcoords="axes fraction", fontsize=8, va="center", arrowprops=line)
 
 
 def save(figure: Figure, path: Path) -> None:

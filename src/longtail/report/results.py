@@ -14,8 +14,8 @@ from typing import Any
 from longtail import runs
 from longtail.config import Config, from_dict
 from longtail.errors import UserError
-from longtail.report.cells import lengths, make_panels, make_rows, make_verdicts
-from longtail.report.page import picture, to_markdown
+from longtail.report.cells import lengths, make_dots, make_panels, make_rows, make_verdicts, pictures
+from longtail.report.page import to_markdown
 
 # What a record keeps of metrics.json, besides per_class and counts.
 # All but the first two may lack, or be None for an empty group.
@@ -123,8 +123,14 @@ def write(path: Path, tree: dict[str, Any]) -> dict[str, Any]:
 
 def draw(tree: dict[str, Any], folder: Path) -> None:
     """The pictures that the page shows."""
-    for epochs in lengths(tree):
-        if name := picture(tree, epochs):
-            from longtail.report.plots import accuracy_by_frequency  # matplotlib, which takes a second to come
+    from longtail.report import plots  # matplotlib, which takes a second to come
 
-            accuracy_by_frequency(make_panels(tree, epochs), folder / name)
+    for epochs in lengths(tree):
+        for kind, picture in pictures(tree, epochs).items():
+            path = folder / picture.name
+            if kind == "by frequency":
+                plots.accuracy_by_frequency(make_panels(tree, epochs), path)
+            elif kind == "compared":
+                plots.compared(make_dots(tree, epochs), path)
+            else:
+                plots.against_latency(make_dots(tree, epochs), path)

@@ -1,10 +1,10 @@
 """One table of many runs: a row per configuration, mean ± standard deviation over its seeds."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.table import Table
 
@@ -133,6 +133,24 @@ def standing(rows: Sequence[Row]) -> list[str]:
         for i, word in zip(here, standings([rows[i].top1() for i in here]), strict=True):
             words[i] = word
     return words
+
+
+class Dot(NamedTuple):
+    """A method's figures as pictures need them: for each metric one per seed, and how it stands."""
+
+    label: str
+    word: str
+    values: Mapping[str, Sequence[float]]
+    paper: float | None = None
+    """The published accuracy, where there is one."""
+
+
+def make_dots(rows: Sequence[Row]) -> dict[str, list[Dot]]:
+    """By data, in the order of the rows."""
+    panels: dict[str, list[Dot]] = {}
+    for row, word in zip(rows, standing(rows), strict=True):
+        panels.setdefault(row.data, []).append(Dot(row.label, word, {m: row.values(m) for m in COLUMNS}))
+    return panels
 
 
 def to_markdown(rows: Sequence[Row]) -> str:

@@ -138,6 +138,7 @@ TABLES = {
         imbalance=(100, 50, 10),
         note="In brackets what was published: by the PaCo paper; for CB-Focal by its own authors, for cRT, LWS and tau-norm by "
         "the Bag of Tricks code, for RIDE by its README.",
+        shares=("cifar100-lt",),
     ),
     "methods": PaperTable(
         title="CIFAR-100-LT at imbalance 100: every method under one budget",

@@ -1,0 +1,103 @@
+"""`longtail compare` on the digits and on a folder of images: one budget for all, nothing trained twice, ties marked."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+
+from longtail import comparison, recipes, runs
+from longtail.cli import main
+from longtail.comparison import chosen, compare, configure
+from longtail.errors import UserError
+from longtail.report.ties import compare_seeds, standings
+
+
+def quiet(config):
+    return replace(config, log=replace(config.log, progress="none"), train=replace(config.train, device="cpu"))
+
+
+def test_three_methods_three_seeds(tmp_path, capsys, monkeypatch):
+    rows = compare("digits-lt", ("ce", "tau-norm", "ride-2"), tmp_path, epochs=2, change=quiet)
+    assert {row.label for row in rows} == {"Cross-entropy", "tau-norm", "RIDE, 2 experts"}
+    assert all(len(row.runs) == 3 and row.runs[0].config.train.epochs == 2 for row in rows)
+    budgets = {(r.config.optim, r.config.views, r.config.model, r.config.train) for row in rows for r in row.runs}
+    assert len(budgets) == 1
+    held_out = {row.label: row.runs[0].config.data.val_fraction for row in rows}
+    assert held_out == {"Cross-entropy": 0, "tau-norm": 0.1, "RIDE, 2 experts": 0}
+    for row in rows:  # cost stands beside accuracy
+        assert min(row.values("latency_b64")) > 0 and min(row.values("parameters")) > 70_000
+    table = (tmp_path / "table.md").read_text()
+    assert "| best |" in table and "ms | parameters |" in table and "75,290" in table
+    assert (tmp_path / "comparison.png").stat().st_size > 10_000
+
+    def never(*_, **__):
+        raise AssertionError("trained twice")
+
+    monkeypatch.setattr("longtail.engine.train.train_seeds", never)
+    again = compare("digits-lt", ("ce", "tau-norm", "ride-2"), tmp_path, epochs=2, change=quiet)
+    assert [row.cell("top1") for row in again] == [row.cell("top1") for row in rows]
+
+
+def test_a_folder_by_the_command(tmp_path, capsys):
+    torch.manual_seed(0)
+    for split in ("train", "val"):
+        for c, n in (("cats", 12), ("dogs", 4)):
+            (tmp_path / f"images/{split}/{c}").mkdir(parents=True)
+            for i in range(n if split == "train" else 3):
+                pixels = torch.randint(256, (16, 16, 3), dtype=torch.uint8).numpy()
+                Image.fromarray(pixels).save(tmp_path / f"images/{split}/{c}/{i}.png")
+    small = ["--data.image_size", "16", "--model.name", "resnet8_cifar", "--train.batch_size", "8"]
+    rest = ["--epochs", "1", "--seeds", "0", "--out", str(tmp_path / "out"), "--train.device", "cpu", *small]
+    assert main(["compare", str(tmp_path / "images"), "--methods", "ce", "bbn", *rest]) == 0
+    said = capsys.readouterr().out
+    assert "BBN" in said and "comparison.png" in said and "tied" not in said  # one seed gives no verdict
+    found = json.loads((tmp_path / "out/table.json").read_text())
+    assert {row["method"] for row in found} == {"BBN", "Cross-entropy"}
+    assert all(row["config"]["model"]["name"] == "resnet8_cifar" for row in found)
+
+
+def test_all_is_every_method_and_none_is_an_error():
+    assert chosen(["all"]) == list(recipes.METHODS) and len(recipes.METHODS) >= 25
+    assert chosen(["ce", "paco", "ce"]) == ["ce", "paco"]
+    assert comparison.USUAL == ("ce", "balanced-softmax", "paco")
+    with pytest.raises(UserError, match="without a value"):
+        chosen([])
+    with pytest.raises(UserError, match=r"unknown method 'pacco': did you mean 'paco'"):
+        chosen(["ce", "pacco"])
+
+
+@pytest.mark.parametrize("name", recipes.METHODS)
+def test_every_method_gets_the_same_budget_on_cifar(name):
+    config = configure("cifar100-lt", name, (0, 1, 2), 100, None, None)
+    usual = recipes.cifar100_lt("ce", 100, "equal")
+    assert (config.optim, config.views, config.model) == (usual.optim, usual.views, usual.model)
+    assert config.train == replace(usual.train, seeds=(0, 1, 2))
+
+
+def test_second_stages_keep_their_proportion():
+    long, short = (configure("cifar100-lt", "supcon", (0,), 100, epochs, None) for epochs in (None, 40))
+    assert (long.method.linear_epochs, short.method.linear_epochs) == (100, 10)
+    assert configure("cifar100-lt", "ride-3", (0,), 100, 4, None).method.router_epochs == 1
+
+
+def test_an_interrupted_comparison_says_how_to_go_on(tmp_path, monkeypatch):
+    from longtail.errors import Interrupted
+
+    def stopped(*_, **__):
+        raise Interrupted("stopped: --resume continues", 15)
+
+    monkeypatch.setattr(comparison, "train", stopped)
+    with pytest.raises(Interrupted, match="stopped in ce, and saved: the same command continues") as caught:
+        compare("digits-lt", ("ce",), tmp_path, change=quiet)
+    assert caught.value.exit_code == 143
+
+
+def test_ties_by_pairs_of_seeds():
+    a, b, c = {0: 50.0, 1: 52.0, 2: 54.0}, {0: 49.0, 1: 53.0, 2: 53.5}, {0: 40.0, 1: 42.1, 2: 43.9}
+    assert compare_seeds(a, b).outcome == "tied" and compare_seeds(a, c).outcome == "ahead"
+    assert compare_seeds(c, a).outcome == "behind" and compare_seeds(a, {0: 1.0, 1: 2.0}).outcome is None
+    assert standings([c, a, b]) == ["", "best", "tied"]
+    assert standings([a, {0: 1.0}]) == ["", ""] and standings([]) == [] and standings([a]) == [""]
+    assert runs.seeds_named(compare_seeds(a, b).seeds) == "seeds 0 1 2"
