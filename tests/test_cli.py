@@ -196,7 +196,7 @@ def test_help_is_fast_and_without_torch():
     assert min(times) < 1 and "demo" in shown.stdout
 
 
-@pytest.mark.parametrize("verb", ["train", "eval", "table", "demo", "recipes", "reproduce"])
+@pytest.mark.parametrize("verb", ["train", "eval", "table", "demo", "recipes", "compare", "reproduce"])
 def test_every_verb_explains_itself(verb, capsys):
     with pytest.raises(SystemExit) as stop:
         main([verb, "--help"])

@@ -70,16 +70,20 @@ def test_all_is_every_method_and_none_is_an_error():
 
 @pytest.mark.parametrize("name", recipes.METHODS)
 def test_every_method_gets_the_same_budget_on_cifar(name):
-    config = configure("cifar100-lt", name, (0, 1, 2), 100, None, None)
+    config = configure("cifar100-lt", name, imbalance=100)
     usual = recipes.cifar100_lt("ce", 100, "equal")
     assert (config.optim, config.views, config.model) == (usual.optim, usual.views, usual.model)
     assert config.train == replace(usual.train, seeds=(0, 1, 2))
 
 
 def test_second_stages_keep_their_proportion():
-    long, short = (configure("cifar100-lt", "supcon", (0,), 100, epochs, None) for epochs in (None, 40))
+    long, short = (configure("cifar100-lt", "supcon", epochs=epochs) for epochs in (None, 40))
     assert (long.method.linear_epochs, short.method.linear_epochs) == (100, 10)
-    assert configure("cifar100-lt", "ride-3", (0,), 100, 4, None).method.router_epochs == 1
+    assert configure("cifar100-lt", "ride-3", epochs=4).method.router_epochs == 1
+    shorter = configure(
+        "cifar100-lt", "supcon", change=lambda c: replace(c, train=replace(c.train, epochs=40, seeds=(5,)))
+    )
+    assert shorter == configure("cifar100-lt", "supcon", seeds=(5,), epochs=40)
 
 
 def test_an_interrupted_comparison_says_how_to_go_on(tmp_path, monkeypatch):

@@ -9,7 +9,10 @@ from longtail import recipes
 from longtail.report.table import table
 
 ROOT = Path(__file__).parents[1]
-BLOCKS = {page: re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S) for page in ("README.md", "docs/methods.md")}
+BLOCKS = {
+    page: re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
+    for page in ("README.md", "docs/methods.md")
+}
 
 
 def run(block: str, page: str, place: Path, monkeypatch) -> None:
@@ -39,4 +42,6 @@ def test_the_worked_example_of_a_method_is_short_and_learns(tmp_path, monkeypatc
 
 def test_every_method_stands_in_the_docs():
     text = (ROOT / "docs/methods.md").read_text()
-    assert [name for name in recipes.METHODS if f"`{name}`" not in text and f"`{name.split('-')[0]}-*`" not in text] == []
+    assert [
+        name for name in recipes.METHODS if f"`{name}`" not in text and f"`{name.split('-')[0]}-*`" not in text
+    ] == []

@@ -312,7 +312,9 @@ def test_precisions_do_not_mix(trained):
 
 def test_a_table_takes_over_the_runs_of_another_with_the_same_configuration(place, monkeypatch, capsys):
     changed = Variant("paco", "PaCo, alpha 0.2", lambda c: replace(c, method=replace(c.method, alpha=0.2)), 33.0)
-    other = replace(STAND_IN, methods=("paco", "alpha"), variants={"alpha": changed}, shares=("dig-its",), note="Mind this.")
+    other = replace(
+        STAND_IN, methods=("paco", "alpha"), variants={"alpha": changed}, shares=("dig-its",), note="Mind this."
+    )
     monkeypatch.setitem(TABLES, "other", other)
     tree = reproduce("other", place / "runs2", place / "results", imbalance=[40], epochs=1, seeds=[0, 1])
     assert "PaCo, imbalance 40: in " in capsys.readouterr().out and not (place / "runs2/paco-40-1-epochs").exists()

@@ -97,12 +97,12 @@ class Compare:
     """A data set (`longtail recipes` lists them) or a folder of images; the defaults below are its own."""
     methods: tuple[str, ...] = ("ce", "balanced-softmax", "paco")
     """Names (`longtail recipes` lists them), or all."""
-    seeds: tuple[int, ...] = (0, 1, 2)
-    """One run of each method per seed; ties need three."""
+    seeds: tuple[int, ...] | None = None
+    """One run of each method per seed; ties need three (default: 0 1 2, or --train.seeds)."""
     imbalance: float | None = None
     """Largest over smallest class."""
     epochs: int | None = None
-    """Of every method (default: the recipe's); second stages keep their proportion."""
+    """Of every method (default: the recipe's, or --train.epochs); second stages keep their proportion."""
     out: Path | None = None
     """Where the runs go (default: runs/compare-DATA-IMBALANCE); what has finished there is not trained again."""
     data: DataConfig
@@ -236,16 +236,21 @@ def default_out(name: str, config: Config, setting: str | None) -> Path:
 
 def chosen_recipe(name: str, args: list[str]) -> Config:
     """The recipe with its own arguments; section flags are applied after it, so that nothing derived from these is stale."""
-    scan = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for flag, kind in (("method", str), ("imbalance", float), ("setting", str), ("strategy", int)):
-        scan.add_argument(f"--{flag}", type=kind)
-    try:
-        choices = vars(scan.parse_known_args(args)[0])
-    except (argparse.ArgumentError, SystemExit) as error:
-        raise UserError(str(error)) from error
+    choices = scanned(args, method=str, imbalance=float, setting=str, strategy=int)
     strategy = choices.pop("strategy")
     config = recipes.make(name, **choices)
     return config if strategy is None else recipes.with_strategy(config, strategy)
+
+
+def scanned(args: list[str], **kinds: Callable[[str], Any]) -> dict[str, Any]:
+    """The values of some flags, before the rest is understood."""
+    scan = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for flag, kind in kinds.items():
+        scan.add_argument(f"--{flag}", type=kind)
+    try:
+        return vars(scan.parse_known_args(args)[0])
+    except (argparse.ArgumentError, SystemExit) as error:
+        raise UserError(str(error)) from error
 
 
 def run_eval(args: list[str]) -> None:
@@ -285,7 +290,8 @@ def run_demo(args: list[str]) -> None:
 
 def run_compare(args: list[str]) -> None:
     name = name_first("compare", args)
-    config = chosen_recipe(name, args[1:])
+    config = recipes.one_budget(name, imbalance=scanned(args[1:], imbalance=float)["imbalance"])
+    config = replace(config, train=replace(config.train, seeds=(0, 1, 2)))
     given = parse(Compare, "compare", args, Compare(images=name, **sections_of(config, *SHARED)))
 
     from longtail.comparison import compare
@@ -317,21 +323,33 @@ def run_reproduce(args: list[str]) -> None:
 
 def run_recipes(args: list[str]) -> None:
     parse(Recipes, "recipes", args)
-    table = Table(
-        caption="Published: top-1 percentages of the PaCo paper. Ours stand in results/.", caption_justify="left"
-    )
-    for heading in ("recipe", "settings", "what", "method", "published, by imbalance"):
-        table.add_column(heading)
+    data, methods = Table(title="Data", title_justify="left"), Table(title="Methods", title_justify="left")
+    for heading in ("recipe", "settings", "what"):
+        data.add_column(heading)
     for name, recipe in recipes.RECIPES.items():
-        what, settings = (recipe.build.__doc__ or "").split(":")[0], " ".join(recipe.settings)
-        for method in recipes.METHODS:
-            figures = [f"{imbalance:g}: {figure}" for (m, imbalance), figure in recipe.published.items() if m == method]
-            table.add_row(name, settings, what, method, "   ".join(figures) or "–")
-            name = settings = what = ""
-        table.add_section()
-    console().print(table)
+        what = (recipe.build.__doc__ or "").split(":")[0]
+        data.add_row(name, " ".join(recipe.settings), " ".join(what.split()))
+    methods.caption = "Published: top-1 percentages, most of the PaCo paper. Ours stand in results/."
+    methods.caption_justify = "left"
+    shown = [name for name, recipe in recipes.RECIPES.items() if recipe.published]
+    for heading in ("method", "what", *(f"published, {name}" for name in shown)):
+        methods.add_column(heading)
+    for method in recipes.METHODS:
+        figures = [published_line(recipes.RECIPES[name], method) for name in shown]
+        methods.add_row(method, recipes.digits_lt(method).method.label, *figures)
+    for table in (data, methods):
+        console().print(table)
     print("longtail train RECIPE --method METHOD [--imbalance 100] [--setting released]")
     print("longtail train FOLDER --method METHOD       a folder of images: train/CLASS/*.jpg, val/CLASS/*.jpg")
+    print("longtail compare RECIPE|FOLDER              several methods under one budget")
+
+
+def published_line(recipe: recipes.Recipe, method: str) -> str:
+    """The figures of a method, by imbalance where there are several."""
+    figures = {imbalance: figure for (name, imbalance), figure in recipe.published.items() if name == method}
+    if list(figures) == [1]:
+        return f"{figures[1]}"
+    return "   ".join(f"{imbalance:g}: {figure}" for imbalance, figure in figures.items()) or "–"
 
 
 def show_tables(rows: Any) -> None:

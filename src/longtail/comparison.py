@@ -13,21 +13,23 @@ from longtail.report.plots import compared
 from longtail.report.table import Row, make_dots, table
 
 USUAL = ("ce", "balanced-softmax", "paco")
+SEEDS = (0, 1, 2)  # as many as a verdict needs
 
 
 def compare(
     data: str | Path,
     methods: Sequence[str] = USUAL,
     out: Path | str | None = None,
-    seeds: Sequence[int] = (0, 1, 2),
+    seeds: Sequence[int] | None = None,
     imbalance: float | None = None,
     epochs: int | None = None,
     change: Callable[[Config], Config] | None = None,
 ) -> list[Row]:
     """Train `methods` ("all": every one) on a data set's recipe or a folder of images; the rows of their table, best last.
 
-    The twin of `longtail compare`. Backbone, epochs, augmentation and seeds are the same for all; `change` may make them
-    others. What OUT has is not trained again. Writes OUT/table.md, OUT/table.json and OUT/comparison.png.
+    The twin of `longtail compare`. Backbone, epochs, augmentation and seeds (0 1 2, if not said) are the same for all;
+    `change` may make them others. What OUT has is not trained again. Writes OUT/table.md, OUT/table.json and
+    OUT/comparison.png.
     """
     configs = {name: configure(data, name, seeds, imbalance, epochs, change) for name in chosen(methods)}
     where = Path(out) if out else default_out(data, next(iter(configs.values())))
@@ -62,20 +64,20 @@ def chosen(methods: Sequence[str]) -> list[str]:
 def configure(
     data: str | Path,
     method: str,
-    seeds: Sequence[int],
-    imbalance: float | None,
-    epochs: int | None,
-    change: Callable[[Config], Config] | None,
+    seeds: Sequence[int] | None = None,
+    imbalance: float | None = None,
+    epochs: int | None = None,
+    change: Callable[[Config], Config] | None = None,
 ) -> Config:
     """The recipe's one budget for all methods."""
-    setting = "equal" if str(data) in recipes.RECIPES and "equal" in recipes.RECIPES[str(data)].settings else None
-    config = recipes.make(data, method=method, imbalance=imbalance, setting=setting)
-    needs = config.data  # a validation split, where the method chooses something on it
+    usual = recipes.one_budget(data, method, imbalance)
+    config = replace(usual, train=replace(usual.train, seeds=SEEDS))
     config = change(config) if change else config
-    if needs.val_fraction > config.data.val_fraction:
-        config = replace(config, data=replace(config.data, val_fraction=needs.val_fraction))
-    config = replace(config, train=replace(config.train, seeds=tuple(seeds)))
-    return recipes.with_epochs(config, epochs or config.train.epochs)
+    held_out = max(usual.data.val_fraction, config.data.val_fraction)  # by methods that choose something on it
+    config = replace(config, data=replace(config.data, val_fraction=held_out))
+    if seeds is not None:
+        config = replace(config, train=replace(config.train, seeds=tuple(seeds)))
+    return recipes.with_epochs(config, epochs or config.train.epochs, usual.train.epochs)
 
 
 def default_out(data: str | Path, config: Config) -> Path:

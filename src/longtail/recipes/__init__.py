@@ -131,6 +131,13 @@ def make(name: str | Path, **choices: Any) -> Config:
     raise UserError(f"{error} (nor is it a folder of images)")
 
 
+def one_budget(name: str | Path, method: str = "ce", imbalance: float | None = None) -> Config:
+    """The configuration under which methods are compared on a recipe's data, or on a folder's."""
+    recipe = RECIPES.get(str(name))
+    setting = "equal" if recipe and "equal" in recipe.settings else None
+    return make(name, method=method, imbalance=imbalance, setting=setting)
+
+
 def with_epochs(config: Config, epochs: int, usual: int | None = None) -> Config:
     """A longer or shorter run: its stages keep their proportion, milestones are shares, the warm-up stays as it is.
 

@@ -61,7 +61,9 @@ GROUPS = {"many": ("^", COLOURS[1]), "medium": ("s", COLOURS[2]), "few": ("v", C
 def compared(panels: Mapping[str, Sequence[Dot]], path: Path) -> None:
     """Accuracy of each method, best on top: all images, and classes with many, medium and few training images."""
     tall, wide = max(map(len, panels.values())), len(panels)
-    figure, axes = plt.subplots(1, wide, figsize=(1 + 6.5 * wide, 1.6 + 0.34 * tall), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        1, wide, figsize=(1 + 6.5 * wide, 1.6 + 0.34 * tall), squeeze=False, layout="constrained"
+    )
     for axis, (title, dots) in zip(axes[0], panels.items(), strict=True):
         heights = range(len(dots))
         for group, (marker, colour) in GROUPS.items():
