@@ -8,8 +8,8 @@ from torch import nn
 
 from longtail import kernels
 from longtail.kernels import Source, expression
-from longtail.models import fused
-from longtail.models.backbones import CifarResNet, Trunk
+from longtail.models import fused, parts
+from longtail.models.backbones import CifarResNet, Maps, Trunk
 from tests.emulator import ORDERS, Emulated, emulate
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -54,7 +54,7 @@ def test_the_kernels_compile(architecture, tmp_path, monkeypatch):
     """One of each kind and of each width; what has been compiled is read back from the disk."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     names = ["pack_weights"]
-    names += [expression("pool", 64, 64, 8), expression("pooled_grad", 64, 8)]
+    names += [expression("pool", 64, 64, 8), expression("last_grad", 64, 8, False)]
     for into, out, side, stride in SIZES[:: 2 if architecture == "sm_80" else 3]:
         names.append(expression("weight_grad", into, out, side, stride, fused.FINISHED))
         if into == 3:
@@ -152,6 +152,55 @@ def test_features_gradients_and_averages_are_as_near_to_fp32_as_autocasts(device
     times = {name: far / (yardstick[name] + 2e-3) for name, far in distances(ours, exact).items()}
     assert sorted(times.values())[len(times) // 2] < 1
     assert max(times.values()) < 2, max(times.items(), key=lambda item: item[1])  # some have 16 numbers only
+
+
+def cut_short(depth: int, part: str, device: str) -> CifarResNet:
+    """What the branches of a method share: all blocks, all but the last, or those of the first stage."""
+    net = network(depth, device)
+    if part == "all but the last":
+        parts.cut(net, 2, len(net.stages[2]) - 1, "")
+    if part == "first stage":
+        parts.cut(net, 2, 0, "")
+        parts.cut(net, 1, 0, "")
+    return net
+
+
+def map_through(net: CifarResNet, images: torch.Tensor, how: str) -> dict[str, torch.Tensor]:
+    """The last map under weights of all sizes, as what follows it would have them."""
+    maps = Maps(copy.deepcopy(net))
+    maps.fused = how == "fused"
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=how != "fp32"):
+        found = maps(images)
+    (found.float() * torch.linspace(-1, 1, found.numel(), device=images.device).view_as(found)).sum().backward()
+    grads = {f"grad {name}": p.grad for name, p in maps.net.named_parameters()}
+    return {"map": found.detach().float()} | grads | {name: b.float() for name, b in maps.net.named_buffers()}
+
+
+@pytest.mark.parametrize("part", ["all", "all but the last", "first stage"])
+@pytest.mark.parametrize(
+    ("device", "depth", "batch"),
+    [("cpu", 8, 3), *(pytest.param("cuda", *sizes, marks=cuda) for sizes in [(8, 5), (32, 128)])],
+    indirect=["device"],
+)
+def test_the_last_map_of_a_shared_part_is_as_near_to_fp32_as_autocasts(device, depth, batch, part):
+    torch.backends.cudnn.allow_tf32 = False
+    net, images = cut_short(depth, part, device), pictures(batch, device)
+    exact, usual, ours = (map_through(net, images, how) for how in ("fp32", "autocast", "fused"))
+    assert not torch.equal(ours["map"], usual["map"]) and ours["map"].shape == exact["map"].shape  # so it was ours
+    yardstick = distances(usual, exact)
+    times = {name: far / (yardstick[name] + 2e-3) for name, far in distances(ours, exact).items()}
+    assert sorted(times.values())[len(times) // 2] < 1
+    assert max(times.values()) < 2, max(times.items(), key=lambda item: item[1])
+
+
+@everywhere
+def test_a_frozen_network_whose_averages_shift_keeps_nothing_for_a_way_back(device):
+    """As in MiSLAS's second stage."""
+    net, images = network(8, device).requires_grad_(False), pictures(2, device)
+    before = net.bn1.running_mean.clone()
+    found = trunk_of(net, "fused")
+    assert not found(images).requires_grad and not torch.equal(found.body.bn1.running_mean, before)
+    torch.testing.assert_close(found.body.bn1.weight, net.bn1.weight)
 
 
 def test_neither_the_order_of_threads_nor_the_number_of_blocks_matters(emulated, monkeypatch):

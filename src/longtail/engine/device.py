@@ -6,12 +6,13 @@ import shutil
 from collections.abc import Iterator
 
 import torch
+from torch import nn
 
 from longtail import kernels
 from longtail.config import Config, TrainConfig
 from longtail.errors import UserError
 from longtail.methods import Method
-from longtail.models.backbones import FUSED_SIDE, CifarResNet, Trunk
+from longtail.models.backbones import FUSED_SIDE, CifarResNet, Maps, Trunk
 from longtail.models.momentum import MomentumNetwork
 from longtail.models.update import Pieces
 
@@ -73,9 +74,9 @@ def uses_kernels(train: TrainConfig, device: torch.device) -> bool:
     return train.step in ("auto", "fused") and precision(train, device) == "bf16" and kernels.available(device)
 
 
-def fits(trunk: Trunk, config: Config) -> bool:
+def fits(net: nn.Module, config: Config) -> bool:
     """Whether our kernels know how to train this network."""
-    known = isinstance(trunk.body, CifarResNet) and config.data.image_size == FUSED_SIDE
+    known = isinstance(net, CifarResNet) and config.data.image_size == FUSED_SIDE
     return known and config.train.channels_last
 
 
@@ -97,17 +98,24 @@ def compile_networks(method: Method) -> None:
     torch._dynamo.config.suppress_errors = True  # what the compiler does not understand of a network runs as it is
     torch._dynamo.config.recompile_limit = 64  # settings that one process may go through; seeds share a compilation
     method.compile()
-    for trunk in (m for m in method.modules() if isinstance(m, Trunk) and not m.fused):
+    for trunk in (m for m in method.modules() if isinstance(m, Trunk) and not is_fused(m)):
         trunk.body.compile()
 
 
 def compile_kernels(method: Method) -> None:
-    """Compile the kernels of a fused trunk many at a time, before the first step asks for one after the other."""
-    if method.net.trunk.fused:
-        from longtail.models import fused
+    """Compile the kernels of a fused network many at a time, before the first step asks for one after the other."""
+    for part in method.net.trunk.modules():
+        if isinstance(part, Trunk | Maps) and part.fused:
+            from longtail.models import fused
 
-        images = next(method.parameters()).new_empty(1, 3, FUSED_SIDE, FUSED_SIDE)  # no kernel depends on how many
-        fused.compile_ahead(method.net.trunk.body, images)  # type: ignore[arg-type]
+            images = next(method.parameters()).new_empty(1, 3, FUSED_SIDE, FUSED_SIDE)  # no kernel depends on how many
+            as_map = isinstance(part, Maps)
+            fused.compile_ahead(part.net if as_map else part.body, images, as_map)  # type: ignore[arg-type]
+
+
+def is_fused(network: nn.Module) -> bool:
+    """Whether our kernels train it, or a part of it."""
+    return any(isinstance(part, Trunk | Maps) and part.fused for part in network.modules())
 
 
 def place(method: Method, config: Config, device: torch.device) -> Method:
@@ -121,9 +129,12 @@ def place(method: Method, config: Config, device: torch.device) -> Method:
         # fp32 is for checking: IEEE products instead of TF32's ten bits, and sums in one order
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.deterministic = True
-    for trunk in (m for m in method.modules() if isinstance(m, Trunk)):
-        trunk.precision = torch.bfloat16 if low else torch.float32
-        trunk.fused = fits(trunk, config) and uses_kernels(train, device)
+    for part in method.modules():
+        if isinstance(part, Trunk):
+            part.precision = torch.bfloat16 if low else torch.float32
+        if isinstance(part, Trunk | Maps):
+            net = part.body if isinstance(part, Trunk) else part.net
+            part.fused = fits(net, config) and uses_kernels(train, device)
     for key in (m for m in method.modules() if isinstance(m, MomentumNetwork)):
-        key.pieces = Pieces() if method.net.trunk.fused else None
+        key.pieces = Pieces() if is_fused(method) else None
     return method

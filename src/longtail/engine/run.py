@@ -19,6 +19,7 @@ from longtail.engine.device import (
     check_step,
     compile_networks,
     compiling_pays,
+    is_fused,
     memory_format,
     place,
     precision,
@@ -68,7 +69,7 @@ class Run:
         self.steps_per_epoch = self.batches.steps_per_epoch
         self.clock = torch.zeros((), dtype=torch.int64, device=device)  # the step under way, for the meter
         self.captured = device.type == "cuda" and config.train.step != "eager"
-        steps, fused = config.train.epochs * self.steps_per_epoch, self.method.net.trunk.fused
+        steps, fused = config.train.epochs * self.steps_per_epoch, is_fused(self.method)
         self.compiled = compiling_pays(config.train, device, steps, fused)
         if self.compiled:
             compile_networks(self.method)
@@ -93,7 +94,7 @@ class Run:
     @property
     def how(self) -> str:
         """How its steps are made: what `auto` came to."""
-        if self.method.net.trunk.fused:
+        if is_fused(self.method):
             return "fused"
         return "compiled" if self.compiled else "captured" if self.captured else "eager"
 
@@ -130,7 +131,7 @@ class Run:
         if self.device.type != "cuda":
             return torch.optim.SGD(groups, lr=o.lr, **options)
         groups = [{"lr": torch.tensor(o.lr, device=self.device), **group} for group in groups]
-        if self.method.net.trunk.fused:
+        if is_fused(self.method):
             return update.SGD(groups, **options)
         return torch.optim.SGD(groups, fused=True, **options)
 

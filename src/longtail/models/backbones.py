@@ -147,7 +147,7 @@ class Trunk(nn.Module):
 
     def forward(self, x: Tensor, *part: Any) -> Tensor:
         """Of the whole inside, or of the `part` that the inside knows by that name."""
-        if self.fused and x.shape[-2:] == (FUSED_SIDE, FUSED_SIDE) and (self.body.training or self.frozen()):
+        if self.fused and kernels_take(self.body, x):
             from longtail.models import fused  # cuda.bindings come with torch where there is CUDA
 
             return fused.features(self.body, x)  # type: ignore[arg-type]
@@ -155,9 +155,27 @@ class Trunk(nn.Module):
         with torch.autocast(x.device.type, self.precision if low else torch.bfloat16, enabled=low):
             return self.body(x, *part).float()
 
-    def frozen(self) -> bool:
-        """Whether something learns from the features, but not the trunk itself; what is measured is asked without gradients."""
-        return torch.is_grad_enabled() and not any(p.requires_grad for p in self.body.parameters())
+
+class Maps(nn.Module):
+    """The convolutions of a network, from images to the last map; inside a trunk that goes on from there."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.fused = False  # train them by our own kernels
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fused and kernels_take(self.net, x):
+            from longtail.models import fused
+
+            return fused.features(self.net, x, as_map=True)  # type: ignore[arg-type]
+        return self.net.forward_features(x)  # type: ignore[operator]
+
+
+def kernels_take(net: nn.Module, x: Tensor) -> bool:
+    """Images of their size, for a network that learns or from which something learns; the plain one is what is measured."""
+    frozen = torch.is_grad_enabled() and not any(p.requires_grad for p in net.parameters())
+    return x.shape[-2:] == (FUSED_SIDE, FUSED_SIDE) and (net.training or frozen)
 
 
 def make_trunk(name: str, pretrained: bool = False, image_size: int = 32) -> Trunk:

@@ -79,33 +79,42 @@ class Tape(NamedTuple):
     grads: Tensor  # cleared: room for the gradients of all parameters
 
 
-class _Features(torch.autograd.Function):
+class _Forward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, images: Tensor, body: CifarResNet, *weights: Tensor) -> Tensor:
+    def forward(ctx: Any, images: Tensor, body: CifarResNet, as_map: bool, *weights: Tensor) -> Tensor:
         ctx.tape, features = run(body, images, learning=True)
-        return features
+        return last_map(ctx.tape) if as_map else features
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.tape is None:
             raise RuntimeError("the way back was gone already, and what it needed is freed")
+        if grad.dim() == 4:  # of the map; pixel by pixel, as the kernels read it
+            grad = grad.to(torch.bfloat16).permute(0, 2, 3, 1)
         grads = run_back(ctx.tape, grad.contiguous())
         ctx.tape = None
-        return None, None, *grads
+        return None, None, None, *grads
 
 
-def features(body: CifarResNet, images: Tensor) -> Tensor:
-    """What the network makes of N,3,H,W images, as float32 N,C; its activations are kept in bf16.
+def features(body: CifarResNet, images: Tensor, as_map: bool = False) -> Tensor:
+    """What the network makes of N,3,H,W images, as float32 N,C; or, before the mean over pixels, as bf16 N,C,H,W.
 
-    In evaluation mode it is normalised by its running averages and gives no gradients; nor does one whose weights are frozen.
+    Its activations are kept in bf16. In evaluation mode it is normalised by its running averages and gives no gradients; nor
+    does one whose weights are frozen.
     """
     images = images.to(dtype=torch.bfloat16, memory_format=torch.channels_last)
     weights = parameters(body)
     if torch.is_grad_enabled() and body.training and any(w.requires_grad for w in weights):
-        return _Features.apply(images, body, *weights)
+        return _Forward.apply(images, body, as_map, *weights)
     with torch.no_grad():
-        return run(body, images, learning=False)[1]
+        tape, means = run(body, images, learning=False)
+        return last_map(tape) if as_map else means
+
+
+def last_map(tape: Tape) -> Tensor:
+    """The last block's output, N,C,H,W."""
+    return tape.outs[-1].permute(0, 3, 1, 2)
 
 
 def run(body: CifarResNet, images: Tensor, learning: bool) -> tuple[Tape, Tensor]:
@@ -199,13 +208,13 @@ def normalised_by(layer: Layer | None) -> tuple[Tensor | None, Tensor | None, Te
 
 
 def run_back(tape: Tape, grad: Tensor) -> list[Tensor]:
-    """Backward: the gradients of `parameters`, from that of the features."""
+    """Backward: the gradients of `parameters`, from that of the features (N, C) or of the map (N, H, W, C)."""
     layers, outs, grads = tape
     sizes, widths = [n.conv.weight.numel() for n in layers], [n.conv.out_channels for n in layers]
     parts = grads.split((sum(sizes), sum(widths), sum(widths)))
     dw, beta, gamma = (part.split(each) for part, each in zip(parts, (sizes, widths, widths), strict=True))
     last, g = layers[-1], torch.empty_like(layers[-1].y)
-    name = expression("pooled_grad", widths[-1], last.side)
+    name = expression("last_grad", widths[-1], last.side, grad.dim() == 4)
     launch(name, len(g), 256, grad, outs[-1], last.y, last.sums, g, beta[-1], last.pixels, last.total)
     lines = [Beside(grad.device, line) for line in range(2)]
     for second in range(len(layers) - 1, 0, -2):
@@ -269,13 +278,14 @@ def launch(
         _wanted.append(name)
 
 
-def compile_ahead(body: CifarResNet, images: Tensor) -> None:
+def compile_ahead(body: CifarResNet, images: Tensor, as_map: bool = False) -> None:
     """Compile what training on such images needs."""
     global _wanted
     _wanted = []
     try:
         twin = copy.deepcopy(body)  # nothing runs, but its averages would be touched
-        run_back(*run(twin, images.to(dtype=torch.bfloat16, memory_format=torch.channels_last), learning=True))
+        tape, means = run(twin, images.to(dtype=torch.bfloat16, memory_format=torch.channels_last), learning=True)
+        run_back(tape, tape.outs[-1] if as_map else means)
         source().compile_all(_wanted)
     finally:
         _wanted = None

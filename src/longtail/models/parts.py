@@ -1,49 +1,49 @@
 """ResNets taken apart and put together otherwise: a doubled last block, light branches, experts on a shared stem.
 
-A body maps images to features; it can be asked for a part of them by name.
+A body maps images to features; it can be asked for a part of them by name. What it shares is a network that ends early, so
+that our kernels know it where they know the whole.
 """
 
 import copy
-from typing import NamedTuple
 
 import torch
 from timm.models.resnet import ResNet
 from torch import Tensor, nn
 
 from longtail.errors import UserError
-from longtail.models.backbones import CifarResNet, kaiming_normal, make_body
+from longtail.models.backbones import CifarResNet, Maps, kaiming_normal, make_body
 
 
-class Parts(NamedTuple):
-    """A ResNet as a chain: what comes before its stages, and the stages, each a chain of blocks."""
-
-    stem: nn.Sequential
-    stages: list[nn.Sequential]
-
-    @property
-    def widths(self) -> list[int]:
-        """Channels that each stage leaves."""
-        return [width_of(stage) for stage in self.stages]
-
-
-def take_apart(body: nn.Module, name: str) -> Parts:
+def stages_of(body: nn.Module, name: str) -> list[nn.Sequential]:
+    """The stages of a ResNet, each a chain of blocks."""
     if isinstance(body, CifarResNet):
-        return Parts(nn.Sequential(body.conv1, body.bn1, nn.ReLU()), list(body.stages))  # type: ignore[arg-type]
+        return list(body.stages)  # type: ignore[arg-type]
     if isinstance(body, ResNet):
-        stem = nn.Sequential(body.conv1, body.bn1, body.act1, body.maxpool)
-        return Parts(stem, [body.get_submodule(f"layer{i}") for i in range(1, 5)])  # type: ignore[misc]
+        return [body.get_submodule(f"layer{i}") for i in range(1, 5)]  # type: ignore[misc]
     raise UserError(
         f"this method takes a ResNet apart, which {name} is not: try --model.name resnet32_cifar or resnet50"
     )
 
 
+def cut(body: nn.Module, stage: int, blocks: int, name: str) -> list[nn.Module]:
+    """Take all but the first `blocks` blocks out of a stage (from 0): these are what it returns."""
+    taken = list(stages_of(body, name)[stage])
+    rest = nn.Sequential(*taken[:blocks])
+    if isinstance(body, CifarResNet):
+        body.stages[stage] = rest
+    else:
+        setattr(body, f"layer{stage + 1}", rest)
+    return taken[blocks:]
+
+
 def width_of(stage: nn.Sequential) -> int:
+    """Channels that a stage leaves."""
     convolutions = [m for m in stage[-1].modules() if isinstance(m, nn.Conv2d)]
     return convolutions[-1].out_channels
 
 
 def pooled(x: Tensor) -> Tensor:
-    return x.mean((2, 3))
+    return x.mean((2, 3), dtype=torch.float32)
 
 
 class TwinBlock(nn.Module):
@@ -51,10 +51,10 @@ class TwinBlock(nn.Module):
 
     def __init__(self, body: nn.Module, name: str) -> None:
         super().__init__()
-        parts = take_apart(body, name)
-        *blocks, last = parts.stages[-1]
-        self.shared = nn.Sequential(parts.stem, *parts.stages[:-1], *blocks)
-        self.left, self.right = last, copy.deepcopy(last).apply(kaiming_normal)
+        last = len(stages_of(body, name)) - 1
+        (self.left,) = cut(body, last, len(stages_of(body, name)[last]) - 1, name)
+        self.right = copy.deepcopy(self.left).apply(kaiming_normal)
+        self.shared = Maps(body)
 
     def forward(self, x: Tensor, part: str = "") -> Tensor:
         x = self.shared(x)
@@ -68,9 +68,8 @@ class LightBranches(nn.Module):
 
     def __init__(self, body: nn.Module, name: str, branches: int) -> None:
         super().__init__()
-        parts = take_apart(body, name)
-        width = parts.widths[-1]
-        self.shared = nn.Sequential(parts.stem, *parts.stages)
+        width = width_of(stages_of(body, name)[-1])
+        self.shared = Maps(body)
         # side by side: one convolution of so many times the channels
         self.branches = nn.Sequential(
             nn.Conv2d(width, branches * width, 1, bias=False), nn.BatchNorm2d(branches * width)
@@ -89,9 +88,11 @@ class Experts(nn.Module):
 
     def __init__(self, body: nn.Module, name: str, experts: int, width: float) -> None:
         super().__init__()
-        parts = take_apart(body, name)
-        self.shared = nn.Sequential(parts.stem, *parts.stages[:-2])
         self.experts = nn.ModuleList(nn.Sequential(*last_stages(name, width)) for _ in range(experts))
+        stages = len(stages_of(body, name))
+        for stage in (stages - 1, stages - 2):
+            cut(body, stage, 0, name)
+        self.shared = Maps(body)
 
     def forward(self, x: Tensor, part: str | int = "") -> Tensor:
         if isinstance(part, int):
@@ -102,10 +103,9 @@ class Experts(nn.Module):
 
 def last_stages(name: str, width: float) -> list[nn.Sequential]:
     """The last two stages of a network, narrower by the factor `width`."""
-    usual = take_apart(make_body(name), name)
-    planes = [conv.out_channels for conv in (first_convolution(stage) for stage in usual.stages)]
+    planes = [first_convolution(stage).out_channels for stage in stages_of(make_body(name), name)]
     narrow = tuple(p if i < len(planes) - 2 else max(round(p * width), 1) for i, p in enumerate(planes))
-    return take_apart(make_body(name, channels=narrow), name).stages[-2:]
+    return stages_of(make_body(name, channels=narrow), name)[-2:]
 
 
 def first_convolution(stage: nn.Sequential) -> nn.Conv2d:
@@ -138,11 +138,11 @@ class Attended(nn.Module):
 
     def __init__(self, body: nn.Module, name: str, image_size: int) -> None:
         super().__init__()
-        parts = take_apart(body, name)
-        self.shared = nn.Sequential(parts.stem, *parts.stages)
+        width = width_of(stages_of(body, name)[-1])
+        self.shared = Maps(body)
         with torch.no_grad():
             places = self.shared.eval()(torch.zeros(1, 3, image_size, image_size)).shape[2:].numel()
-        self.attention = Attention(parts.widths[-1], places)
+        self.attention = Attention(width, places)
         self.attends = False
 
     def forward(self, x: Tensor) -> Tensor:

@@ -746,20 +746,28 @@ __global__ void __launch_bounds__(256) pool(const bf16* y, const float* sums, co
   }
 }
 
-// From the gradient of the mean over an image's pixels to g of the last batch norm, and its sums. A block for an image, a thread
-// for two channels.
-template <int C, int SIDE>
-__global__ void __launch_bounds__(256) pooled_grad(const float* grad, const bf16* out, const bf16* y, const float* sums, bf16* g,
-                                                   float* grads, int P, int T) {
+// From the gradient of the mean over an image's pixels (float), or of its pixels (MAP; bf16), to g of the last batch norm, and
+// its sums. A block for an image, a thread for two channels.
+template <int C, int SIDE, bool MAP>
+__global__ void __launch_bounds__(256) last_grad(const void* grad, const bf16* out, const bf16* y, const float* sums, bf16* g,
+                                                 float* grads, int P, int T) {
   __shared__ float part[512 / C][2 * C];
   take_turn();
   int c = threadIdx.x % (C / 2) * 2;
   Statistics s0 = statistics(sums, c, T, P), s1 = statistics(sums, c + 1, T, P);
-  float a = grad[blockIdx.x * C + c] / (SIDE * SIDE), b = grad[blockIdx.x * C + c + 1] / (SIDE * SIDE);
+  float a = 0, b = 0;
+  if constexpr (!MAP) {
+    const float* of_mean = (const float*)grad + blockIdx.x * C + c;
+    a = of_mean[0] / (SIDE * SIDE), b = of_mean[1] / (SIDE * SIDE);
+  }
   float first0 = 0, first1 = 0, second0 = 0, second1 = 0;
   for (int q = threadIdx.x / (C / 2); q < SIDE * SIDE; q += 512 / C) {
     int here = (blockIdx.x * SIDE * SIDE + q) * C + c;
     unsigned o = *(const unsigned*)(out + here), raw = *(const unsigned*)(y + here);
+    if constexpr (MAP) {
+      unsigned of_pixel = *(const unsigned*)((const bf16*)grad + here);
+      a = low(of_pixel), b = high(of_pixel);
+    }
     unsigned pair = pack(low(o) > 0.f ? a : 0.f, high(o) > 0.f ? b : 0.f);
     *(unsigned*)(g + here) = pair;
     first0 += low(pair), second0 += low(pair) * (low(raw) - s0.mean) * s0.rstd;
