@@ -46,14 +46,18 @@ def test_balanced_accuracy_weighs_classes_alike():
 
 def test_latency_and_memory():
     method = methods.make(tiny("ce"), DATA.train.counts)
-    assert 0 < latency(method, 8, CPU, repeats=3) < 10_000 and peak_memory(CPU) > 10**7
+    assert (
+        0 < latency(method, DATA.test, Views(tiny().views, 8), CPU, repeats=3) < 10_000
+        and method.training
+        and peak_memory(CPU) > 10**7
+    )
 
 
 def test_what_is_measured_is_not_compiled_anew():
     method, seen = methods.make(tiny("ce"), DATA.train.counts), []
     method.net.trunk.body.compile(backend=lambda graph, _: seen.append(graph) or graph)
     balanced_accuracy(method, DATA.train, Views(tiny().views, 8), CPU, 50)
-    latency(method, 8, CPU, repeats=1)
+    latency(method, DATA.test, Views(tiny().views, 8), CPU, repeats=1)
     assert not seen
     method.features(torch.zeros(2, 3, 8, 8))
     assert seen  # what a step does

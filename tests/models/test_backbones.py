@@ -7,7 +7,7 @@ from torch import nn
 
 from longtail.errors import UserError
 from longtail.models.backbones import Block, make_trunk
-from longtail.models.heads import Classifier, projection
+from longtail.models.heads import Classifier, linear_head, projection
 
 
 def parameters(module: nn.Module) -> int:
@@ -29,7 +29,8 @@ def parameters(module: nn.Module) -> int:
 def test_parameter_counts(name, classes, count):
     """0.27, 0.46, 0.66 and 0.85 million are He et al.'s own figures for CIFAR-10; 464,154 and 470,004 the field's."""
     assert parameters(timm.create_model(name, num_classes=classes)) == count
-    assert parameters(Classifier(make_trunk(name), classes)) == count
+    trunk = make_trunk(name)
+    assert parameters(Classifier(trunk, linear_head(trunk.width, classes))) == count
 
 
 def test_resnet32_has_the_published_shape():

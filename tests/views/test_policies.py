@@ -499,3 +499,41 @@ def test_view_is_captured_in_a_cuda_graph(view: ViewConfig) -> None:
     graph.replay()
     eager = make_view(x, view, 32, torch.Generator("cuda").manual_seed(3), *statistics)
     assert torch.equal(captured, eager)
+
+
+# Turns.
+
+
+def turned_by_pil(x: Tensor, angle: Tensor) -> Tensor:
+    """Counter-clockwise, to the nearest pixel, black where nothing was: torchvision's RandomRotation of a PIL image."""
+    rows = zip(x, angle.flatten().tolist(), strict=True)
+    return torch.stack([TF.to_tensor(TF.to_pil_image(image).rotate(degrees)) for image, degrees in rows])
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_a_turned_view_is_pils_rotation_of_the_mirrored_image(flip: bool) -> None:
+    x, view = patches(32), ViewConfig(crop="none", flip=flip, rotate=15, fill=FILL)
+    rng = seeded()
+    mirrored = ops.flip(x, (torch.rand(16, generator=rng) < 0.5) & flip)
+    angle = 30 * torch.rand(16, 1, generator=rng) - 15
+    theirs = turned_by_pil(mirrored, angle)
+    off = (raw(x, view, 32) - theirs).abs().amax(1) > 1e-6
+    assert off.double().mean() < 0.002  # PIL has 16-bit fixed-point positions: ties fall on either side
+    assert ((ops.to_float(mirrored) - theirs).abs().amax(1) > 1e-6).double().mean() > 0.3
+    assert (theirs.amax(1) == 0).double().mean() > 0.02  # corners that were uncovered
+
+
+def test_angles_are_uniform_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[policies.Draw] = []
+    monkeypatch.setattr(policies, "apply_draw", lambda x, draw, fill, **_: drawn.append(draw) or x)
+    raw(torch.zeros(DRAWS, 3, 4, 4, dtype=torch.uint8), ViewConfig(crop="none", rotate=15), 4)
+    assert (drawn[0].op == Op.ROTATE).all() and len(drawn) == 1
+    assert_uniform(drawn[0].value.flatten(), -15, 15)
+
+
+def test_a_view_turns_before_its_policy_and_its_cutout() -> None:
+    x, view = patches(32), ViewConfig(crop="none", flip=False, rotate=45, policy="auto", cutout=8)
+    turned = ops.to_uint8(255 * raw(x, ViewConfig(crop="none", flip=False, rotate=45), 32))
+    rng = after_flip(16)
+    torch.rand(16, 1, generator=rng)  # the angles
+    assert torch.equal(raw(x, view, 32), policies._cut(policies._auto(turned, view, rng, False), 8, rng))

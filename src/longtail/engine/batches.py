@@ -108,7 +108,7 @@ class Batches:
         if room.mixed is None:
             return batch
         other, share = room.mixed
-        return batch._replace(mixed=Mixed(other[rows], share[at]))
+        return batch._replace(mixed=Mixed(other[rows], share.take(at)))
 
     def _take(self, views: Tensor, rows: Tensor) -> Tensor:
         return views[rows].to(memory_format=self.layout)

@@ -1,8 +1,10 @@
 """What a trained network is worth: predictions on the test set, metrics, k-NN on features, latency; and the files of them."""
 
+import contextlib
 import resource
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,24 +31,30 @@ LATENCY_BATCH = 64
 COST = ("seconds", "setup_seconds", "together", "peak_memory")  # of training
 
 
-@torch.no_grad()
-@torch.compiler.set_stance("force_eager")  # compiling once more for this mode takes longer than it saves
-def features_of(method: methods.Method, source: Source, views: Views, device: torch.device, batch: int) -> Tensor:
-    """Trunk features of every image, without augmentation."""
+@contextlib.contextmanager
+def in_test_mode(method: methods.Method) -> Iterator[None]:
+    """Batch norm by its averages, and heads as they deploy; without gradients. Compiling for it takes longer than it saves."""
     was_training = method.training
     method.eval()
-    parts = []
-    for start in range(0, len(source.labels), batch):
-        images = torch.from_numpy(source.images[start : start + batch]).permute(0, 3, 1, 2).to(device)
-        parts.append(method.features(views.plain(images)))
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        yield
     method.train(was_training)
+
+
+def features_of(method: methods.Method, source: Source, views: Views, device: torch.device, batch: int) -> Tensor:
+    """Trunk features of every image, without augmentation."""
+    parts = []
+    with in_test_mode(method):
+        for start in range(0, len(source.labels), batch):
+            images = torch.from_numpy(source.images[start : start + batch]).permute(0, 3, 1, 2).to(device)
+            parts.append(method.features(views.plain(images)))
     return torch.cat(parts)
 
 
-@torch.no_grad()
 def balanced_accuracy(method: methods.Method, source: Source, views: Views, device: torch.device, batch: int) -> float:
     """Mean over classes of the share of images recognised, in percent: validation splits are as long-tailed as the rest."""
-    logits = method.classify(features_of(method, source, views, device, batch))
+    with in_test_mode(method):
+        logits = method.classify(features_of(method, source, views, device, batch))
     right = (logits.argmax(1).cpu().numpy() == source.labels).astype(np.float64)
     return float(np.mean([100 * right[source.labels == c].mean() for c in np.unique(source.labels)]))
 
@@ -64,25 +72,24 @@ def knn_top1(train_ND: Tensor, y_N: Tensor, test_MD: Tensor, y_M: Tensor, k: int
     return 100 * right / len(y_M)
 
 
-@torch.no_grad()
-@torch.compiler.set_stance("force_eager")  # the same for every method, however it was trained
 def latency(method: methods.Method, source: Source, views: Views, device: torch.device, repeats: int = 20) -> float:
     """Median milliseconds of the deployable network on 64 images already on the device.
 
-    They are real ones, spread over the set: how long a router takes depends on what it sees.
+    They are real ones, spread over the set: how long a router takes depends on what it sees. Nothing is compiled, however the
+    method was trained.
     """
-    method.eval()
     some = np.linspace(0, len(source.labels) - 1, LATENCY_BATCH).round().astype(int)
     x = views.plain(torch.from_numpy(source.images[some]).permute(0, 3, 1, 2).to(device))
     if any(p.is_contiguous(memory_format=torch.channels_last) for p in method.parameters() if p.dim() == 4):
         x = x.to(memory_format=torch.channels_last)
     times = []
-    for _ in range(repeats + 3):
-        start = time.perf_counter()
-        method(x)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        times.append(1000 * (time.perf_counter() - start))
+    with in_test_mode(method):
+        for _ in range(repeats + 3):
+            start = time.perf_counter()
+            method(x)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            times.append(1000 * (time.perf_counter() - start))
     return statistics.median(times[3:])  # the first three choose kernels and fill caches
 
 
@@ -93,18 +100,18 @@ def peak_memory(device: torch.device) -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-@torch.no_grad()
 def measure(
     method: methods.Method, data: DataSet, views: Views, device: torch.device, batch: int
 ) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
     """The metrics, and the logits and features of the test set they come from."""
     train_ND, test_MD = (features_of(method, s, views, device, batch) for s in (data.train, data.test))
-    logits = method.classify(test_MD).float().cpu().numpy()
+    with in_test_mode(method):
+        logits, figures = method.classify(test_MD).float().cpu().numpy(), method.figures(test_MD)
     y_N, y_M = (torch.from_numpy(s.labels).to(device) for s in (data.train, data.test))
     metrics = evaluate_predictions(logits, data.test.labels, data.train.counts, data.train.class_names)
     metrics["knn_top1"] = knn_top1(train_ND, y_N, test_MD, y_M)
     metrics["latency_b64"] = latency(method, data.test, views, device)
-    metrics |= method.figures(test_MD)
+    metrics |= figures
     return metrics, logits, test_MD.cpu().numpy()
 
 

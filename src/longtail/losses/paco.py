@@ -81,14 +81,26 @@ def log_psi(
     return torch.cat([log_psi_BC, log_psi_BM], 1)
 
 
-def weights(y_B: Tensor, y_M: Tensor, drop_BM: Tensor, alpha: float, smoothing: float, like_BK: Tensor) -> Tensor:
-    """(B, K), the w of each pair."""
+def weights(
+    y_B: Tensor, y_M: Tensor, drop_BM: Tensor, alpha: float, spread_C: Tensor | None, like_BK: Tensor
+) -> Tensor:
+    """(B, K), the w of each pair; `spread_C` is what label smoothing gives to every centre."""
     w_BK, C = torch.zeros_like(like_BK), like_BK.shape[1] - len(y_M)
     w_BK[:, C:].masked_fill_(y_B[:, None] == y_M, alpha).masked_fill_(drop_BM, 0)
-    if smoothing:
-        w_BK[:, :C] = smoothing / C
-    w_BK.scatter_(1, y_B[:, None], 1 - smoothing + smoothing / C)  # the anchor's own centre
+    own_B1 = torch.ones_like(w_BK[:, :1])  # the anchor's own centre
+    if spread_C is not None:
+        w_BK[:, :C] = spread_C
+        own_B1 = 1 - spread_C.sum() + spread_C[y_B, None]
+    w_BK.scatter_(1, y_B[:, None], own_B1)
     return w_BK.div_(w_BK.sum(1, keepdim=True))
+
+
+def spread(smoothing: float, log_q_C: Tensor) -> Tensor | None:
+    """The share of each centre in label smoothing: alike for all classes that occur."""
+    if not smoothing:
+        return None
+    there_C = (log_q_C > torch.finfo(log_q_C.dtype).min).to(log_q_C.dtype)
+    return smoothing * there_C / there_C.sum()
 
 
 class Terms(torch.autograd.Function):
@@ -103,7 +115,7 @@ class Terms(torch.autograd.Function):
         loss_B, P_sup_B = (torch.empty_like(y_B, dtype=log_q_C.dtype) for _ in range(2))
         for i in blocks(centre_BC, contrast_BM):
             log_p_BK = log_psi(centre_BC[i], contrast_BM[i], drop_BM[i], log_q_C, tau, centre_tau).log_softmax(1)
-            w_BK = weights(y_B[i], y_M, drop_BM[i], alpha, smoothing, log_p_BK)
+            w_BK = weights(y_B[i], y_M, drop_BM[i], alpha, spread(smoothing, log_q_C), log_p_BK)
             torch.sum(w_BK.mul_(log_p_BK), 1, out=loss_B[i])
             torch.sum(log_p_BK[:, : len(log_q_C)].exp_(), 1, out=P_sup_B[i])
             del log_p_BK, w_BK  # before the next block needs the room
@@ -111,7 +123,9 @@ class Terms(torch.autograd.Function):
         return -loss_B, P_sup_B  # not neg_(): compiled by torch 2.11, an output changed in place has no gradient
 
     @staticmethod
-    def backward(ctx: Any, grad_B: Tensor, _: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_B: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        if grad_B is None:
+            return (None,) * 10
         centre_BC, contrast_BM, y_B, y_M, drop_BM, log_q_C = ctx.saved_tensors
         alpha, tau, centre_tau, smoothing = ctx.numbers
         C = len(log_q_C)
@@ -119,7 +133,9 @@ class Terms(torch.autograd.Function):
         log_q_grad_C = torch.zeros_like(log_q_C) if ctx.needs_input_grad[5] else None
         for i in blocks(centre_BC, contrast_BM):
             p_BK = log_psi(centre_BC[i], contrast_BM[i], drop_BM[i], log_q_C, tau, centre_tau).softmax(1)
-            grad_BK = p_BK.sub_(weights(y_B[i], y_M, drop_BM[i], alpha, smoothing, p_BK)).mul_(grad_B[i, None])
+            grad_BK = p_BK.sub_(weights(y_B[i], y_M, drop_BM[i], alpha, spread(smoothing, log_q_C), p_BK)).mul_(
+                grad_B[i, None]
+            )
             torch.div(grad_BK[:, :C], centre_tau, out=centre_grad_BC[i])
             torch.div(grad_BK[:, C:], tau, out=contrast_grad_BM[i])
             if log_q_grad_C is not None:

@@ -9,7 +9,8 @@ from longtail.losses.numerics import at_least_float32
 
 def cross_entropy_loss(logits_BC: Tensor, y_B: Tensor, weight_C: Tensor | None = None) -> Tensor:
     """Mean over the batch of -log softmax(logits)_y (Eq. 2), or the mean weighted by the weight of each image's class."""
-    return F.cross_entropy(at_least_float32(logits_BC), y_B, weight_C)
+    logits_BC = at_least_float32(logits_BC)
+    return F.cross_entropy(logits_BC, y_B, None if weight_C is None else weight_C.to(logits_BC.dtype))
 
 
 def balanced_softmax_loss(logits_BC: Tensor, y_B: Tensor, log_prior_C: Tensor) -> Tensor:
@@ -40,9 +41,9 @@ def _rest(log_p: Tensor) -> Tensor:
 
 
 def ldam_margins(counts_C: Tensor, largest: float = 0.5) -> Tensor:
-    """m_c proportional to n_c^(-1/4); the rarest class has the largest."""
+    """m_c proportional to n_c^(-1/4); the rarest class that has images has the largest, and so has one without."""
     m_C = counts_C.double().clamp(min=1) ** -0.25
-    return (largest * m_C / m_C.max()).float()
+    return (largest * m_C / m_C[counts_C > 0].max()).clamp(max=largest).float()
 
 
 def ldam_loss(

@@ -45,4 +45,4 @@ class BBN(Method, settings=cfg.BBN):
 
 def twin_trunk(config: cfg.Config, pretrained: bool) -> Trunk:
     name = config.model.name
-    return wrap(TwinBlock(make_body(name, pretrained), name), name, config.data.image_size)
+    return wrap(TwinBlock(make_body(name, pretrained), name, pretrained), name, config.data.image_size)

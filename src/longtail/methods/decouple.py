@@ -31,7 +31,7 @@ class LWS(CrossEntropy, settings=cfg.LWS):
 
     def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
         super().__init__(net, counts_C, config)
-        self.stages = (*self.stages, linear_stage(config, weight_decay=0.0, sampler="balanced"))
+        self.stages = (*self.stages, linear_stage(config, sampler="balanced"))
 
     @classmethod
     def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
@@ -94,11 +94,12 @@ class NCM(CrossEntropy, settings=cfg.NCM):
         if self.config.distance == "cosine":  # the length of x is the same for all classes
             mean_CF = F.normalize(mean_CF)
         self.linear.weight.copy_(mean_CF)  # |x - m|² is smallest where m·x - |m|²/2 is largest
-        self.linear.bias.copy_(-(mean_CF**2).sum(1) / 2)
+        known_C = self.log_prior_C.isfinite()  # a class without training images is nobody's nearest
+        self.linear.bias.copy_(torch.where(known_C, -(mean_CF**2).sum(1) / 2, torch.finfo(torch.float32).min))
 
 
 def redraw(head: nn.Linear, rng: torch.Generator) -> None:
-    """New weights, as a fresh head has them; drawn on the CPU, so that all devices agree."""
+    """New weights, as a fresh head has them, and no bias; drawn on the CPU, so that all devices agree."""
     fresh = nn.init.kaiming_normal_(torch.empty(head.weight.shape), generator=rng)
     with torch.no_grad():
         head.weight.copy_(fresh)

@@ -117,7 +117,7 @@ class RIDE(Deferred, settings=cfg.RIDE):
 
     def start_epoch(self, epoch: int, epochs: int) -> None:
         super().start_epoch(epoch, epochs)
-        if epoch >= self.config.drw_from * epochs:
+        if self.is_late(epoch, epochs):
             self.temperature_C.copy_(self.late_temperature_C)
         else:
             self.temperature_C.fill_(self.config.temperature)

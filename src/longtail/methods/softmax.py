@@ -63,12 +63,16 @@ class LogitAdjustment(Softmax, settings=cfg.LogitAdjustment):
     def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
         if self.config.post_hoc:
             return cross_entropy_loss(logits_BC, y_B)
-        return balanced_softmax_loss(logits_BC, y_B, self.config.strength * self.log_prior_C)
+        return balanced_softmax_loss(logits_BC, y_B, self.adjustment())
 
     @torch.no_grad()
     def begin(self, start: Start) -> None:
         if self.stage.name == "adjust":
-            self.linear.bias.sub_(self.config.strength * self.log_prior_C)
+            self.linear.bias.sub_(self.adjustment())
+
+    def adjustment(self) -> Tensor:
+        """strength · log q(y); nothing for a class without training images, of which nothing is known."""
+        return torch.where(self.log_prior_C.isfinite(), self.config.strength * self.log_prior_C, 0.0)
 
 
 class Deferred(Softmax):
@@ -85,8 +89,11 @@ class Deferred(Softmax):
         self.register_buffer("late_weight_C", late_C, persistent=False)
 
     def start_epoch(self, epoch: int, epochs: int) -> None:
-        late = epoch >= self.config.drw_from * epochs
+        late = self.is_late(epoch, epochs)
         self.weight_C.copy_(self.late_weight_C if late else torch.ones_like(self.weight_C))
+
+    def is_late(self, epoch: int, epochs: int) -> bool:
+        return epoch >= self.config.drw_from * epochs - 1e-6  # 0.55 · 100 is a little more than 55
 
 
 class Focal(Deferred, settings=cfg.Focal):

@@ -7,10 +7,9 @@ from longtail.config import Config, LinearStage
 from longtail.methods.base import Stage
 
 
-def linear_stage(config: Config, weight_decay: float | None = None, **changes: Any) -> Stage:
+def linear_stage(config: Config, **changes: Any) -> Stage:
     """The trunk is frozen and what stands on it learns, at a rate that falls along a cosine from the first step on."""
     c = config.method
     assert isinstance(c, LinearStage)
-    decay = config.optim.weight_decay if weight_decay is None else weight_decay
-    optim = replace(config.optim, lr=c.linear_lr, schedule="cosine", warmup_epochs=0, weight_decay=decay)
+    optim = replace(config.optim, lr=c.linear_lr, schedule="cosine", warmup_epochs=0, weight_decay=c.linear_decay)
     return Stage("linear", c.linear_epochs, optim, rate="--method.linear_lr", frozen=True, **changes)

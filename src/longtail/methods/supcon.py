@@ -18,7 +18,7 @@ class SupCon(MomentumContrast, settings=cfg.SupCon):
     def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
         super().__init__(net, counts_C, config)
         contrast = Stage("contrast", config.train.epochs, config.optim, two_views=True, sampler=config.train.sampler)
-        self.stages = contrast, linear_stage(config, weight_decay=0.0)
+        self.stages = contrast, linear_stage(config)
 
     def enter(self, stage: Stage) -> None:
         super().enter(stage)

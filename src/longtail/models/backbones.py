@@ -30,7 +30,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        if self.extra:
+        if self.extra or self.stride > 1:
             half = self.extra // 2
             x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, half, self.extra - half))
         return F.relu(out + x)

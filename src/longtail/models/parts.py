@@ -47,13 +47,18 @@ def pooled(x: Tensor) -> Tensor:
 
 
 class TwinBlock(nn.Module):
-    """The last block doubled (BBN): both see what the shared part leaves; "left" and "right" are one's features alone."""
+    """The last block doubled (BBN): both see what the shared part leaves; "left" and "right" are one's features alone.
 
-    def __init__(self, body: nn.Module, name: str) -> None:
+    The second begins as a copy of the first where that is `pretrained`, and else with weights of its own.
+    """
+
+    def __init__(self, body: nn.Module, name: str, pretrained: bool = False) -> None:
         super().__init__()
         last = len(stages_of(body, name)) - 1
         (self.left,) = cut(body, last, len(stages_of(body, name)[last]) - 1, name)
-        self.right = copy.deepcopy(self.left).apply(kaiming_normal)
+        self.right = copy.deepcopy(self.left)
+        if not pretrained:
+            self.right.apply(kaiming_normal)
         self.shared = Maps(body)
 
     def forward(self, x: Tensor, part: str = "") -> Tensor:
@@ -103,14 +108,9 @@ class Experts(nn.Module):
 
 def last_stages(name: str, width: float) -> list[nn.Sequential]:
     """The last two stages of a network, narrower by the factor `width`."""
-    planes = [first_convolution(stage).out_channels for stage in stages_of(make_body(name), name)]
+    planes = [width_of(stage) // getattr(stage[-1], "expansion", 1) for stage in stages_of(make_body(name), name)]
     narrow = tuple(p if i < len(planes) - 2 else max(round(p * width), 1) for i, p in enumerate(planes))
     return stages_of(make_body(name, channels=narrow), name)[-2:]
-
-
-def first_convolution(stage: nn.Sequential) -> nn.Conv2d:
-    """Of a stage's first block: as wide as the stage is called, also where the block's end is wider (bottlenecks)."""
-    return next(m for m in stage.modules() if isinstance(m, nn.Conv2d))
 
 
 class Attention(nn.Module):

@@ -127,6 +127,7 @@ METHODS: dict[str, Entry] = {
         f"ride-{experts}": Entry(
             cfg.RIDE,
             {"experts": experts},
+            rates_at_512={"router_lr": 0.01},
             authors=Authors(
                 _steps(weight_decay=5e-4, nesterov=True), view=ViewConfig(crop="pad", rotate=15), values={}
             ),

@@ -69,8 +69,11 @@ class LinearStage(MethodConfig):
     """Epochs of the second stage."""
     linear_lr: float = 0.1
     """Learning rate of the second stage (cosine to zero)."""
+    linear_decay: float = 5e-4
+    """L2 penalty in the second stage."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(self.linear_decay >= 0, "method.linear_decay", self.linear_decay, "0 or more: try 5e-4")
         require(self.linear_epochs >= 1, "method.linear_epochs", self.linear_epochs, "at least 1")
         require(self.linear_lr > 0, "method.linear_lr", self.linear_lr, "above 0")

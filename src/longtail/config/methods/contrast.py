@@ -55,6 +55,8 @@ class SupCon(MomentumContrast, LinearStage):
     """Epochs of the second stage: a linear classifier on the frozen trunk."""
     linear_lr: float = 1.25
     """Learning rate of the second stage (cosine to zero); its authors' 5 at 512 images is 1.25 at 128."""
+    linear_decay: float = 0.0
+    """L2 penalty in the second stage."""
 
 
 @dataclass(frozen=True, kw_only=True)

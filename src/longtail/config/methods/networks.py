@@ -29,7 +29,7 @@ class CausalNorm(MethodConfig):
     gamma: float = 1 / 32
     """Added to the length of a class's weights."""
     drift: float = 0.9
-    """The moving direction keeps this share of itself at each step."""
+    """The moving direction keeps this share of itself at each batch."""
     strength: float = 1.5
     """Of the removal at test: 0 removes nothing."""
     twin_block: bool = False
@@ -79,7 +79,7 @@ class OLTR(MethodConfig):
     memory_lr: float = 0.1
     """Its learning rate (cosine to zero)."""
     trunk_lr: float = 0.1
-    """In the second stage, the trunk's rate as a share of it; 0 freezes the trunk."""
+    """In the second stage, the trunk's rate as a share of it; at 0 its weights stay."""
     scale: float = 16.0
     """Of the cosine classifier."""
     weight: float = 0.01
@@ -91,7 +91,7 @@ class OLTR(MethodConfig):
         super().__post_init__()
         require(self.memory_epochs >= 1, "method.memory_epochs", self.memory_epochs, "at least 1")
         require(self.memory_lr > 0, "method.memory_lr", self.memory_lr, "above 0: try 0.1")
-        require(self.trunk_lr >= 0, "method.trunk_lr", self.trunk_lr, "0 (frozen) or more: try 0.1")
+        require(self.trunk_lr >= 0, "method.trunk_lr", self.trunk_lr, "0 or more: try 0.1")
         require(self.scale > 0, "method.scale", self.scale, "above 0: try 16")
         for field in ("weight", "margin"):
             require(getattr(self, field) >= 0, f"method.{field}", getattr(self, field), "0 or more")

@@ -1,0 +1,167 @@
+"""How often classes and images are drawn, against the shares written out; and what an order depends on."""
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+from longtail.data.loader import ResidentLoader
+from longtail.data.samplers import class_shares, epoch_order
+from longtail.data.sources import Source
+
+COUNTS = torch.tensor([240, 0, 60, 31, 9, 3, 1])  # 344 images; a class without any among them
+C, THERE, N = len(COUNTS), COUNTS > 0, int(COUNTS.sum())
+LABELS = torch.arange(C).repeat_interleave(COUNTS)[torch.randperm(N, generator=torch.Generator().manual_seed(8))]
+EPOCHS = 100
+SAMPLERS = ["uniform", "balanced", "sqrt", "reversed", "progressive"]
+
+
+def wanted_shares(sampler: str, done: float = 0.0) -> torch.Tensor:
+    """The weight of one class after the other, then all divided by their sum."""
+    weight = {
+        "uniform": lambda n: n,
+        "balanced": lambda n: 1,
+        "sqrt": lambda n: math.sqrt(n),
+        "reversed": lambda n: 1 / n,
+        "progressive": lambda n: (1 - done) * n / N + done / int(THERE.sum()),
+    }[sampler]
+    weights = torch.tensor([weight(n) if n else 0.0 for n in COUNTS.tolist()], dtype=torch.float64)
+    return weights / weights.sum()
+
+
+def drawn(sampler: str, done: float = 0.0) -> torch.Tensor:
+    """The images of many epochs."""
+    return torch.cat([epoch_order(sampler, LABELS, 0, epoch, done) for epoch in range(EPOCHS)])
+
+
+def too_far(found: torch.Tensor, share: torch.Tensor) -> bool:
+    """Pearson's chi-square of counts against shares, beyond its mean by six standard deviations."""
+    expected, free = share * found.sum(), len(found) - 1
+    return float(((found - expected) ** 2 / expected).sum()) > free + 6 * math.sqrt(2 * free)
+
+
+DRAWS = [("balanced", 0.0), ("sqrt", 0.0), ("reversed", 0.0), *(("progressive", done) for done in (0.0, 0.5, 1.0))]
+
+
+@pytest.mark.parametrize(("sampler", "done"), DRAWS)
+def test_classes_are_drawn_by_their_shares(sampler, done):
+    found = torch.bincount(LABELS[drawn(sampler, done)], minlength=C).double()
+    assert found.sum() == EPOCHS * N and (found[~THERE] == 0).all()
+    assert not too_far(found[THERE], wanted_shares(sampler, done)[THERE])
+    # the measure tells them apart: `progressive` ends as `balanced`, and no other two are alike
+    others = [wanted_shares(s, d)[THERE] for s, d in DRAWS]
+    alike = [other for other in others if torch.allclose(other, wanted_shares(sampler, done)[THERE])]
+    assert sum(not too_far(found[THERE], other) for other in others) == len(alike) <= 2
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_shares_are_those_of_the_formula(sampler):
+    for done in (0.0, 0.3, 1.0):
+        torch.testing.assert_close(class_shares(sampler, COUNTS, done), wanted_shares(sampler, done))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS[1:])
+def test_images_of_a_class_are_equally_likely(sampler):
+    found = torch.bincount(drawn(sampler, 0.5), minlength=N).double()
+    for c in (0, 2, 3, 4, 5):
+        mine = found[LABELS.eq(c)]
+        assert not too_far(mine, torch.full_like(mine, 1 / len(mine)))
+
+
+def test_uniform_is_every_image_once():
+    orders = [epoch_order("uniform", LABELS, 0, epoch) for epoch in range(20)]
+    assert all(torch.equal(order.sort().values, torch.arange(N)) for order in orders)
+    first = torch.stack([epoch_order("uniform", LABELS, seed, 0)[:50] for seed in range(40)])
+    assert not too_far(torch.histc(first.double(), 10, 0, N), torch.full((10,), 0.1))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_an_order_is_a_function_of_seed_epoch_and_purpose(sampler):
+    def order(seed=0, epoch=3, purpose="order"):
+        torch.manual_seed(17)  # what others draw is nothing to it
+        torch.rand(epoch)
+        return epoch_order(sampler, LABELS, seed, epoch, 0.5, purpose)
+
+    assert torch.equal(order(), epoch_order(sampler, LABELS, 0, 3, 0.5, "order"))
+    before = torch.get_rng_state()
+    epoch_order(sampler, LABELS, 0, 3)
+    assert torch.equal(torch.get_rng_state(), before)
+    several = [order(), order(seed=1), order(epoch=4), order(purpose="partner"), order(seed=3, epoch=0)]
+    for one, other in combinations(several, 2):
+        assert (one == other).double().mean() < 0.6  # `reversed` meets at its one image of a class 4 times of 9
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_processes_share_one_order_out(sampler, world):
+    labels = LABELS[: N - 1]  # 343 is no multiple of 2 or 3
+    whole = epoch_order(sampler, labels, 0, 5)
+    parts = [epoch_order(sampler, labels, 0, 5, rank=rank, world=world) for rank in range(world)]
+    each = len(whole) // world
+    assert [len(part) for part in parts] == [each] * world
+    assert torch.equal(torch.stack(parts, 1).flatten(), whole[: each * world])
+    if sampler == "uniform":
+        assert len(torch.cat(parts).unique()) == each * world  # no image twice
+
+
+# The loader
+
+
+def loader(batch: int = 32) -> ResidentLoader:
+    """Of images that show their own number."""
+    images = np.zeros((N, 4, 4, 3), np.uint8)
+    images[..., 0], images[..., 1] = (np.arange(N)[:, None, None] // k % 256 for k in (256, 1))
+    source = Source(images, LABELS.numpy(), tuple("abcdefg"), np.arange(N))
+    return ResidentLoader(source, batch, 0, torch.device("cpu"))
+
+
+def numbers(images: torch.Tensor) -> torch.Tensor:
+    return 256 * images[:, 0, 0, 0].long() + images[:, 1, 0, 0]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_the_loader_takes_the_stages_draw_in_its_order(sampler):
+    ours = loader()
+    ours.enter(sampler, 2, 5)
+    order = epoch_order(sampler, LABELS, 0, 4, 0.5)  # the third of five epochs
+    ours.seek(4, 3)
+    images, y = ours.take(2)
+    assert torch.equal(numbers(images), order[3 * 32 : 5 * 32]) and torch.equal(y, LABELS[order[3 * 32 : 5 * 32]])
+    ours.seek(4, 10)
+    assert torch.equal(numbers(ours.take(1)[0]), torch.cat([order[320:], order[: 352 - N]]))
+
+
+def test_a_stage_that_begins_draws_anew():
+    """Also where its first epoch is the one that the loader stands in."""
+    ours = loader()
+    ours.seek(0, 0)
+    before = ours.take(10)[1]
+    ours.enter("balanced", 0, 3)
+    ours.seek(0, 0)
+    after = ours.take(10)[1]
+    assert torch.equal(after, LABELS[epoch_order("balanced", LABELS, 0, 0)][:320])
+    assert (before == 0).double().mean() > 0.6 and (after == 0).double().mean() < 0.3
+
+
+def test_progressive_goes_by_the_epochs_of_its_stage():
+    ours = loader()
+    for first, epochs in ((0, 5), (7, 5), (7, 2)):
+        ours.enter("progressive", first, epochs)
+        for i in range(epochs):
+            wanted = epoch_order("progressive", LABELS, 0, first + i, i / (epochs - 1))
+            assert torch.equal(ours.order(first + i), wanted)
+    ours.enter("progressive", 7, 1)
+    assert torch.equal(ours.order(7), epoch_order("progressive", LABELS, 0, 7, 0.0))
+
+
+def test_a_loader_beside_shares_the_images_and_draws_on_its_own():
+    ours = loader()
+    other = ours.beside("partner")
+    assert other.images_N.data_ptr() == ours.images_N.data_ptr() and other.batch_size == ours.batch_size
+    assert torch.equal(other.order(1), epoch_order("uniform", LABELS, 0, 1, purpose="partner"))
+    other.enter("reversed", 0, 5)
+    ours.seek(1, 0), other.seek(1, 0)
+    assert torch.equal(ours.take(1)[1], LABELS[epoch_order("uniform", LABELS, 0, 1)[:32]])
+    assert torch.equal(other.take(1)[1], LABELS[epoch_order("reversed", LABELS, 0, 1, purpose="partner")[:32]])

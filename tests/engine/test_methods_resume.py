@@ -1,0 +1,90 @@
+"""Every method by its name, end to end on the digits: it learns; stopped and resumed it is the same run bit for bit, in
+either stage and between them; and what it stores is the whole network that deploys."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from longtail import methods, recipes, runs
+from longtail.config import Config
+from longtail.engine.evaluate import balanced_accuracy, evaluate
+from longtail.engine.train import train
+from longtail.views import Views
+from tests.conftest import tiny
+from tests.engine.test_train import load_once, log_of, run_until, state_of
+
+EPOCHS, SECOND, BATCH = 3, 2, 32  # epochs of the first stage and of the second; images a step
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_stopwatch():
+    """How long a forward pass takes is told elsewhere, and takes long to find out."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("longtail.engine.evaluate.latency", lambda *_: 1.0)
+        yield
+
+
+@pytest.fixture(scope="module", params=recipes.METHODS)
+def finished(request, tmp_path_factory) -> tuple[Config, Path]:
+    """An unbroken run: its configuration and its folder."""
+    config = tiny(request.param, epochs=EPOCHS, batch_size=BATCH, checkpoint_every=100)
+    config = replace(config, optim=replace(config.optim, warmup_epochs=0))
+    if config.method.second:
+        config = replace(config, method=replace(config.method, **{config.method.second: SECOND}))
+    (folder,) = train(config, tmp_path_factory.mktemp(request.param), data=load_once(config.data))
+    return config, folder
+
+
+def test_it_stops_and_resumes_bit_for_bit(finished, tmp_path):
+    """In the middle of an epoch of either stage, and where one stage ends and the next begins."""
+    config, folder = finished
+    epoch = len(load_once(config.data).train.labels) // BATCH
+    boundary, end = EPOCHS * epoch, (EPOCHS + (SECOND if config.method.second else 0)) * epoch
+    for stop in (4, boundary, boundary + epoch + 3):
+        if stop < end or stop == boundary:
+            assert run_until(config, tmp_path, stop).steps_done() == stop
+    parts = run_until(config, tmp_path)
+    assert parts.steps_done() == end and parts.stage_index == len(parts.method.stages) - 1
+    stored, found = load_file(folder / runs.MODEL), parts.method.net.state_dict()
+    assert stored.keys() == found.keys() and all(torch.equal(stored[k], found[k]) for k in stored)
+    one, two = state_of(run_until(config, folder)), state_of(parts)  # momenta, key networks and queues too
+    assert one.keys() == two.keys() and len(one) > 20 and all(torch.equal(one[k], two[k]) for k in one)
+    assert log_of(folder) == log_of(tmp_path) and len(log_of(folder)) == end // epoch
+
+
+def test_it_learns(finished):
+    """Ten classes: chance is 10 %."""
+    metrics = json.loads((finished[1] / runs.METRICS).read_text())
+    assert metrics["top1"] > 30 and metrics["knn_top1"] > 45
+
+
+def test_what_is_stored_is_the_network_that_deploys(finished):
+    """Measured anew from its folder alone."""
+    _, folder = finished
+    metrics, logits = json.loads((folder / runs.METRICS).read_text()), np.load(folder / "predictions.npz")["logits"]
+    torch.manual_seed(99)
+    again = evaluate(folder, device="cpu")[folder]
+    assert again["top1"] == metrics["top1"] and again["per_class"] == metrics["per_class"]
+    assert again == metrics and np.array_equal(np.load(folder / "predictions.npz")["logits"], logits)
+
+
+def test_what_is_measured_is_the_network_in_test_mode(finished):
+    """Made from the folder and asked for logits at once, without stored features; Causal Norm's head knows the mode."""
+    config, folder = finished
+    data, views = load_once(config.data), Views(config.views, config.data.image_size)
+    method = methods.make(config, data.train.counts, stored=True)
+    method.enter(method.stages[-1])
+    method.net.load_state_dict(load_file(folder / runs.MODEL))
+    method.eval()
+    with torch.no_grad():
+        wanted = method(views.plain(torch.from_numpy(data.test.images).permute(0, 3, 1, 2)))
+    logits = torch.from_numpy(np.load(folder / "predictions.npz")["logits"])
+    torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
+    by_class = [(wanted.argmax(1).numpy() == data.test.labels)[data.test.labels == c].mean() for c in range(10)]
+    measured = balanced_accuracy(method.train(), data.test, views, torch.device("cpu"), 64)
+    assert measured == pytest.approx(100 * np.mean(by_class))

@@ -1,0 +1,196 @@
+"""mixup against a loop; and batches whose images show their label, so that a label that is not theirs is seen."""
+
+import copy
+import math
+from collections import Counter
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from longtail.config import OptimConfig, ViewConfig, ViewsConfig
+from longtail.data.loader import ResidentLoader
+from longtail.data.samplers import epoch_order
+from longtail.data.sources import Source
+from longtail.engine.batches import Batches
+from longtail.methods import Batch, Stage
+from longtail.views import Views
+from longtail.views.mixup import mixup
+
+
+def mixed(batches: int, batch: int, alpha: float = 1.0, seed: int = 0) -> tuple[Tensor, ...]:
+    """Images, and what mixup makes of them; an image's label is its number, so that who was mixed in is known."""
+    n = batches * batch
+    images = torch.randn(n, 3, 2, 2, generator=torch.Generator().manual_seed(5))
+    return images, *mixup(images, torch.arange(n), batch, alpha, torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("batches", "batch"), [(1, 8), (6, 5), (3, 1)])
+def test_an_image_is_its_share_and_the_rest_of_its_partner(batches, batch):
+    images, made, partner, share = mixed(batches, batch)
+    assert share.shape == (batches,) and partner.shape == (batches * batch,)
+    for i in range(batches * batch):
+        part = share[i // batch].item()
+        wanted = part * images[i].double() + (1 - part) * images[partner[i]].double()
+        torch.testing.assert_close(made[i].double(), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_partners_are_a_permutation_of_the_batch():
+    _, _, partner, _ = mixed(50, 7)
+    rows = torch.arange(350).view(50, 7)
+    assert torch.equal(partner.view(50, 7).sort(1).values, rows)
+    found = Counter(tuple(row) for row in (mixed(6000, 3)[2].view(-1, 3) % 3).tolist())
+    assert set(found) == set(permutations(range(3)))
+    slack = 5 * math.sqrt(6000 / 6 * 5 / 6)
+    assert all(abs(n - 1000) < slack for n in found.values())
+
+
+@pytest.mark.parametrize("alpha", [0.2, 1.0, 4.0])
+def test_shares_follow_the_beta_distribution(alpha):
+    """By mean and variance: 1/2 and 1/(4 (2 alpha + 1)); the fourth moment tells how far a variance may be off."""
+    n = 20_000
+    share = mixed(n, 1, alpha)[3].double()
+    assert share.min() >= 0 and share.max() <= 1
+    variance = 1 / (4 * (2 * alpha + 1))
+    fourth = variance**2 * (3 - 6 / (2 * alpha + 3))
+    assert share.mean().item() == pytest.approx(0.5, abs=5 * math.sqrt(variance / n))
+    assert share.var().item() == pytest.approx(variance, abs=5 * math.sqrt((fourth - variance**2) / n))
+
+
+def test_mixup_is_a_function_of_the_generator():
+    one, two, other = mixed(4, 6)[1:], mixed(4, 6)[1:], mixed(4, 6, seed=1)[1:]
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_nothing_waits_for_the_host():
+    """On fake tensors, which have shapes and no data, an `.item()` or a shape that depends on data raises."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        images, labels = torch.zeros(12, 3, 2, 2), torch.zeros(12, dtype=torch.int64)
+        made, other, share = mixup(images, labels, 4, 1.0, torch.Generator())
+    assert made.shape == (12, 3, 2, 2) and other.shape == (12,) and share.shape == (3,)
+
+
+# Batches
+
+LABELS = np.random.RandomState(0).permutation(np.repeat(np.arange(6), [60, 30, 20, 12, 6, 2]))  # 130 images
+B = 16
+LEVEL = 40  # grey levels from one label to the next
+
+
+def batches(stage: Stage, accumulate: int = 1, first_epoch: int = 0) -> Batches:
+    images = np.broadcast_to((LEVEL * LABELS).astype(np.uint8)[:, None, None, None], (130, 4, 4, 3)).copy()
+    source = Source(images, LABELS, tuple("abcdef"), np.arange(130))
+    loader = ResidentLoader(source, B, 3, torch.device("cpu"))
+    plain = ViewConfig(crop="none", flip=False)
+    views = Views(ViewsConfig(query=plain, key=plain, normalise="half"), 4)
+    made = Batches(loader, views, accumulate, torch.channels_last, torch.float32)
+    made.enter(1, stage, first_epoch, captured=False)
+    return made
+
+
+def stage(**changes) -> Stage:
+    return Stage("some", 3, OptimConfig(), **changes)
+
+
+def shown(images: Tensor) -> Tensor:
+    """The label that each image shows, or the mean of two labels by their shares."""
+    flat = images.double().flatten(1)
+    assert (flat.amax(1) - flat.amin(1)).max() < 1e-5
+    return (flat.mean(1) * 0.5 + 0.5) * 255 / LEVEL
+
+
+def steps(made: Batches, first_epoch: int = 0, epochs: int = 2) -> list[list[Batch]]:
+    """The batches of each step; copies, as a batch is its step's and the next may take its place."""
+    found = []
+    for step in range(epochs * made.steps_per_epoch):
+        made.prepare(first_epoch + step // made.steps_per_epoch, step)
+        found.append([copy.deepcopy(made.next()) for _ in range(made.accumulate)])
+    return found
+
+
+def labels_of(sampler: str, epoch: int, done: float, purpose: str = "order") -> Tensor:
+    y = torch.from_numpy(LABELS)
+    return y[epoch_order(sampler, y, 3, epoch, done, purpose)]
+
+
+@pytest.fixture(params=[1, 3], ids=["one step ahead", "three steps ahead"])
+def ahead(request, monkeypatch):
+    """As on a CPU, and as on a GPU."""
+    monkeypatch.setattr(Batches, "_ahead", lambda self: request.param)
+
+
+def test_taking_a_batch_does_not_wait_for_the_host():
+    """As above: on a GPU the step is recorded, and a value that the host asks for would end that."""
+    made = batches(stage(mixup=1.0, partner="reversed", two_views=True))
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        for name in ("cursor", "rows_B"):
+            setattr(made, name, fake.from_tensor(getattr(made, name)))
+        for room in ("views_of", "partners"):
+            views = getattr(made, room)
+            there = {k: v for k, v in views._asdict().items() if isinstance(v, Tensor)}
+            mixed = views.mixed and tuple(map(fake.from_tensor, views.mixed))
+            setattr(made, room, views._replace(**{k: fake.from_tensor(v) for k, v in there.items()}, mixed=mixed))
+        batch = made.next()
+    assert batch.mixed.share.shape == () and batch.partner.query.shape == batch.query.shape
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_mixed_batches_have_the_labels_and_shares_of_their_images(ahead, accumulate):
+    made = batches(stage(mixup=1.0, two_views=True), accumulate)
+    every = [batch for step in steps(made) for batch in step]
+    for batch in every:
+        share, other = batch.mixed.share, batch.mixed.y_B
+        assert share.shape == () and sorted(other.tolist()) == sorted(batch.y_B.tolist())
+        torch.testing.assert_close(
+            shown(batch.query), share * batch.y_B.double() + (1 - share) * other, rtol=1e-4, atol=1e-4
+        )
+        torch.testing.assert_close(shown(batch.key), batch.y_B.double(), rtol=1e-4, atol=1e-4)  # not mixed
+    assert len({batch.mixed.share.item() for batch in every}) == len(every) == 16
+    taken = torch.cat([batch.y_B for batch in every])
+    assert torch.equal(taken, torch.cat([labels_of("uniform", epoch, 0)[: 8 * B] for epoch in (0, 1)]))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_partner_batches_have_the_labels_of_their_images_and_draws_of_their_own(ahead, accumulate):
+    made = batches(stage(partner="reversed", mixup=0.5), accumulate)
+    every = [batch for step in steps(made) for batch in step]
+    for batch in every:
+        assert batch.partner.mixed is None and batch.partner.partner is None and batch.partner.key is None
+        torch.testing.assert_close(shown(batch.partner.query), batch.partner.y_B.double(), rtol=1e-4, atol=1e-4)
+    first = torch.cat([batch.y_B for batch in every])
+    second = torch.cat([batch.partner.y_B for batch in every])
+    for found, sampler, purpose in ((first, "uniform", "order"), (second, "reversed", "partner")):
+        wanted = [labels_of(sampler, epoch, epoch / 2, purpose)[: 8 * B] for epoch in (0, 1)]
+        assert torch.equal(found, torch.cat(wanted))
+
+
+def test_without_mixup_and_partner_there_are_none(ahead):
+    (batch,) = steps(batches(stage()))[0]
+    assert batch.mixed is None and batch.partner is None and batch.key is None
+    torch.testing.assert_close(shown(batch.query), batch.y_B.double(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_later_stage_draws_by_its_own_epochs(ahead):
+    """Its sampler and its partner's go from their first epoch to their last, wherever in the run that is."""
+    made = batches(stage(sampler="progressive", partner="progressive"), first_epoch=7)
+    every = steps(made, first_epoch=7, epochs=3)
+    for i in range(3):
+        mine = [step[0] for step in every[8 * i : 8 * i + 8]]
+        for of, purpose in ((mine, "order"), ([batch.partner for batch in mine], "partner")):
+            wanted = labels_of("progressive", 7 + i, i / 2, purpose)[: 8 * B]
+            assert torch.equal(torch.cat([batch.y_B for batch in of]), wanted)
+
+
+def test_what_is_mixed_depends_on_the_step_alone(ahead):
+    one, other = (batches(stage(mixup=1.0, partner="balanced"), accumulate=2) for _ in range(2))
+    in_order = steps(one)
+    for step in (5, 1, 6, 2):  # as resumes would come in
+        other.prepare(step // 4, step)
+        for batch in in_order[step]:
+            again = other.next()
+            assert torch.equal(again.query, batch.query) and torch.equal(again.partner.query, batch.partner.query)
+            assert all(torch.equal(a, b) for a, b in zip(again.mixed, batch.mixed, strict=True))
