@@ -122,8 +122,8 @@ def test_bbn_s_partners_are_drawn_by_the_inverse_of_their_class_s_size(tmp_path)
 # Causal Norm
 
 
-def causal_by_hand(head: nn.Module, x: Tensor, heads: int, scale: float, gamma: float, strength: float) -> Tensor:
-    """strength 0: the training's logits."""
+def causal_by_hand(head: nn.Module, x: Tensor, heads: int, scale: float, gamma: float, removal: float) -> Tensor:
+    """removal 0: the training's logits."""
     logits, size = torch.zeros(len(x), C).double(), x.shape[1] // heads
     for b in range(len(x)):
         for c in range(C):
@@ -131,7 +131,7 @@ def causal_by_hand(head: nn.Module, x: Tensor, heads: int, scale: float, gamma: 
                 part = slice(h * size, (h + 1) * size)
                 w, d = head.weight[c, part], head.drift_F[part]
                 unit, d = x[b, part] / dot(x[b, part], x[b, part]).sqrt(), d / dot(d, d).sqrt().clamp(min=1e-12)
-                rest = unit - strength * dot(unit, d) * d
+                rest = unit - removal * dot(unit, d) * d
                 logits[b, c] += scale / heads * dot(rest, w) / (dot(w, w).sqrt() + gamma)
     return logits
 
@@ -139,7 +139,7 @@ def causal_by_hand(head: nn.Module, x: Tensor, heads: int, scale: float, gamma: 
 @pytest.mark.parametrize("heads", [1, 2, 4])
 @torch.no_grad()
 def test_causal_norm_agrees_with_a_loop_over_heads_in_training_and_at_test(heads):
-    method = make("causal-norm", heads=heads, scale=16, gamma=1 / 32, strength=1.5).double()
+    method = make("causal-norm", heads=heads, scale=16, gamma=1 / 32, removal=1.5).double()
     x, head = features(method)[:4, :], method.net.head
     head.drift_F.copy_(torch.randn(x.shape[1], generator=torch.Generator().manual_seed(3)))
     given = (head, x, heads, 16, 1 / 32)
@@ -151,13 +151,13 @@ def test_causal_norm_agrees_with_a_loop_over_heads_in_training_and_at_test(heads
 
 
 @torch.no_grad()
-def test_causal_norm_removes_nothing_where_nothing_drifted_or_strength_is_zero():
-    for changes, drift in (({"strength": 0}, 1.0), ({}, 0.0)):
+def test_causal_norm_removes_nothing_where_nothing_drifted_or_removal_is_zero():
+    for changes, drift in (({"removal": 0}, 1.0), ({}, 0.0)):
         method = make("causal-norm", **changes).double()
         method.net.head.drift_F.fill_(drift)
         x = features(method)
         torch.testing.assert_close(method.eval().classify(x), method.train().classify(x))
-    method = make("causal-norm", strength=1).double().eval()
+    method = make("causal-norm", removal=1).double().eval()
     method.net.head.drift_F.copy_(features(method)[0])
     assert method.classify(3 * features(method)[:1]).abs().max() < 1e-12  # along the drift, and at 1 all of it goes
 

@@ -34,7 +34,7 @@ class CausalHead(nn.Module):
         x_BHP = F.normalize(x_BHP, dim=2)
         if not self.training:
             d_HP = F.normalize(heads(self.drift_F[None], c.heads), dim=2)[0]
-            x_BHP = x_BHP - c.strength * (x_BHP * d_HP).sum(2, keepdim=True) * d_HP
+            x_BHP = x_BHP - c.removal * (x_BHP * d_HP).sum(2, keepdim=True) * d_HP
         w_CHP = w_CHP / (w_CHP.norm(dim=2, keepdim=True) + c.gamma)
         return c.scale / c.heads * x_BHP.flatten(1) @ w_CHP.flatten(1).T
 

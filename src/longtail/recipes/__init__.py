@@ -163,17 +163,17 @@ def with_strategy(config: Config, strategy: int) -> Config:
 def _cifar_lt(data: Any, method: str, imbalance: float, setting: str) -> Config:
     _only(f"{data}-lt", "setting", setting, SETTINGS)
     chosen, released = entry(method), setting == "released"
-    contrast: dict[str, Any] = {"tau": 0.05, "alpha": 0.01, "queue": 1024, "projection_dim": 32}
+    known: dict[str, Any] = {"tau": 0.05, "alpha": 0.01, "queue": 1024, "projection_dim": 32, "removal": 1.5}
     if setting == "paper":
-        contrast |= {"alpha": 0.02, "centre_tau": 0.05, "projection_norm": False, "linear_epochs": 400}
+        known |= {"alpha": 0.02, "centre_tau": 0.05, "projection_norm": False, "linear_epochs": 400}
     elif issubclass(chosen.kind, Contrast):
-        contrast |= {"linear_epochs": 100}
+        known |= {"linear_epochs": 100}
     config = Config(
         recipe=f"{data}-lt/{setting}",
         data=DataConfig(name=data, imbalance=imbalance, **chosen.data),
         views=ViewsConfig(query=AUTO_CUTOUT, key=SIM),
         model=ModelConfig(name="resnet32_cifar"),
-        method=chosen.settings(512 if setting == "paper" else 128, imbalance, released, **contrast),
+        method=chosen.settings(512 if setting == "paper" else 128, imbalance, released, **known),
         optim=PACO_SGD,
         train=TrainConfig(epochs=400, batch_size=128),
     )
