@@ -63,5 +63,5 @@ def verdict(rows: list[Row], out: Path) -> list[str]:
         "Next:",
         f"  {command} recipes                                            what else can be run, with published figures",
         f"  {command} train cifar100-lt --method paco --imbalance 100    the paper's benchmark (one GPU)",
-        f"  {command} train PATH/TO/IMAGES --method paco                 your own: train/CLASS/*.jpg, val/CLASS/*.jpg",
+        f"  {command} compare PATH/TO/IMAGES                             your own: train/CLASS/*.jpg, val/CLASS/*.jpg",
     ]

@@ -31,8 +31,8 @@ class CausalNorm(MethodConfig):
     drift: float = 0.9
     """The moving direction keeps this share of itself at each batch."""
     removal: float = 1.0
-    """How much of a feature's part along the drift is removed at test: 0 nothing, 1 all; its authors found 1.5 on CIFAR and 3 on
-    ImageNet-LT."""
+    """How much of a feature's part along the drift is removed at test: 0 nothing, 1 all; its authors have 1.5 on CIFAR and 3
+    on ImageNet-LT."""
     twin_block: bool = False
     """Double the last block, as the authors' CIFAR network does: features twice as wide."""
 
