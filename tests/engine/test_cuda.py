@@ -7,12 +7,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from longtail import runs
+from longtail import recipes, runs
+from longtail.engine.device import is_fused
 from longtail.engine.run import Run
 from longtail.engine.train import train
 from longtail.errors import RunError
 from tests.conftest import tiny
-from tests.engine.test_train import DATA, log_of, run_until, state_of
+from tests.engine.test_train import load_once, log_of, run_until, state_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 METHODS = ["ce", "balanced-softmax", "supcon", "paco"]
@@ -37,14 +38,22 @@ def test_resume_equals_the_unbroken_run_within_tolerance(method, precision, tole
     assert found < tolerance
 
 
-@pytest.mark.parametrize("method", METHODS)
+def moved(batch, device):
+    """A batch with all it has, also what is mixed in and its partner."""
+    if isinstance(batch, tuple):
+        return type(batch)(*(moved(part, device) for part in batch))
+    return batch if batch is None else batch.to(device)
+
+
+@pytest.mark.parametrize("method", recipes.METHODS)
 def test_cpu_and_cuda_give_the_same_loss_and_gradients(method, tmp_path):
     config = tiny(method, precision="fp32")
-    pair = [Run(config, 0, DATA, tmp_path, torch.device(d)) for d in ("cpu", "cuda")]
+    pair = [Run(config, 0, load_once(config.data), tmp_path, torch.device(d)) for d in ("cpu", "cuda")]
     pair[0].prepare(0)
     batch = pair[0].batches.next()
     for run in pair:
-        run.method.loss(type(batch)(*(t if t is None else t.to(run.device) for t in batch)))["loss"].backward()
+        run.method.start_epoch(0, 3)
+        run.method.loss(moved(batch, run.device))["loss"].backward()
     for a, b in zip(*(r.method.parameters() for r in pair), strict=True):
         if a.grad is not None:
             torch.testing.assert_close(b.grad.cpu(), a.grad, rtol=1e-2, atol=1e-4)
@@ -86,7 +95,19 @@ def test_captured_and_compiled_steps_give_the_losses_of_eager_ones(method, tmp_p
     assert rows["compiled"] == pytest.approx(rows["eager"], rel=1e-3)
 
 
-@pytest.mark.parametrize("method", ["ce", "supcon", "paco"])
+@pytest.mark.parametrize("method", recipes.METHODS)
+def test_every_method_captured_leaves_the_very_state_of_the_eager_one(method, tmp_path):
+    """Both stages, where there are two; what changes with the epoch (class weights, BBN's weight, temperatures) does so."""
+    states = {}
+    for step in ("eager", "captured"):
+        config = tiny(method, device="cuda", precision="fp32", step=step)
+        if hasattr(config.method, "drw_from"):
+            config = replace(config, method=replace(config.method, drw_from=0.5))
+        states[step] = state_of(run_until(config, tmp_path / step, device=torch.device("cuda")))
+    assert all(torch.equal(states["eager"][k], states["captured"][k]) for k in states["eager"])
+
+
+@pytest.mark.parametrize("method", ["ce", "supcon", "paco", "mislas", "bbn", "ride-2", "gpaco"])
 def test_seeds_side_by_side_are_the_runs_alone(method, tmp_path):
     """Fifty steps in fp32, relative 1e-3 asked; each branch of the graph leaves the very state of the run alone."""
     config = tiny(method, device="cuda", precision="fp32", epochs=9, seeds=(0, 1, 2))
@@ -101,7 +122,7 @@ def test_seeds_side_by_side_are_the_runs_alone(method, tmp_path):
         assert [m["together"] for m in metrics] == [3, 1] and all(m["setup_seconds"] > 0 for m in metrics)
 
 
-@pytest.mark.parametrize("method", ["ce", "supcon", "paco"])
+@pytest.mark.parametrize("method", ["ce", "supcon", "paco", "gpaco", "mislas", "bbn", "reslt", "oltr", "ride-2"])
 def test_fused_steps_learn_as_captured_ones_do(method, tmp_path):
     """Fifty steps on 32-pixel images in bf16: the losses agree as far as two bf16 runs can."""
     rows = {}
@@ -109,9 +130,11 @@ def test_fused_steps_learn_as_captured_ones_do(method, tmp_path):
         config = tiny(method, device="cuda", precision="bf16", epochs=9, step=step)
         data = replace(config.data, image_size=32)
         config = replace(config, data=data, optim=replace(config.optim, lr=0.02))
+        if hasattr(config.method, "linear_lr"):
+            config = replace(config, method=replace(config.method, linear_lr=0.02))
         folder = tmp_path / step
         run = run_until(config, folder, device=torch.device("cuda"))
-        assert run.method.net.trunk.fused == (step == "fused") and run.steps_done() > 50
+        assert is_fused(run.method) == (step == "fused") and run.steps_done() > 50
         rows[step] = [row["loss"] for row in log_of(folder)]
     print(method, rows)
     assert rows["fused"] == pytest.approx(rows["captured"], rel=0.05)
