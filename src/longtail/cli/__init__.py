@@ -1,0 +1,72 @@
+"""The verbs. tyro lives here and nowhere else; torch is imported only once a verb has understood its arguments."""
+
+import io
+import sys
+from collections.abc import Callable, Sequence
+
+from longtail import __version__
+from longtail.cli import arguments, verbs
+from longtail.errors import UserError, unknown
+
+VERBS: dict[str, tuple[type, Callable[[list[str]], None]]] = {
+    "demo": (arguments.Demo, verbs.run_demo),
+    "recipes": (arguments.Recipes, verbs.run_recipes),
+    "train": (arguments.Train, verbs.run_train),
+    "eval": (arguments.Eval, verbs.run_eval),
+    "table": (arguments.TableArgs, verbs.run_table),
+    "compare": (arguments.Compare, verbs.run_compare),
+    "reproduce": (arguments.Reproduce, verbs.run_reproduce),
+}
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """The command; every error of the user's is one line and an exit code."""
+    args = list(sys.argv[1:] if args is None else args)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show ± shows ?
+    try:
+        return dispatch(args)
+    except UserError as error:
+        print("longtail: " + " ".join(str(error).split()), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("longtail: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `longtail recipes | head`
+        sys.stderr.close()
+        return 141
+
+
+def dispatch(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help"):
+        print(overview())
+        return 0
+    if args[0] == "--version":
+        print(f"longtail {__version__}")
+        return 0
+    if args[0] not in VERBS:
+        raise unknown("command", args[0], VERBS)
+    VERBS[args[0]][1](args[1:])
+    return 0
+
+
+def overview() -> str:
+    lines = [f"  {verb:9} {first_line(kind)}" for verb, (kind, _) in VERBS.items()]
+    return "\n".join(
+        [
+            "longtail: image recognition where a few classes have most of the images",
+            "",
+            *lines,
+            "",
+            "Start with `longtail demo`; each command explains itself with --help.",
+        ]
+    )
+
+
+def first_line(kind: type) -> str:
+    return (kind.__doc__ or "").splitlines()[0]
+
+
+def console_script() -> None:
+    sys.exit(main())

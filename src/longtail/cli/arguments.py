@@ -1,0 +1,190 @@
+"""What each verb can be told, as a dataclass that tyro reads; and how what it says about mistakes becomes one line."""
+
+import argparse
+import contextlib
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import tyro
+from tyro.conf import Positional, arg
+
+from longtail.config import (
+    DataConfig,
+    LogConfig,
+    MethodConfig,
+    ModelConfig,
+    OptimConfig,
+    TrainConfig,
+    ViewsConfig,
+)
+from longtail.errors import UserError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """Train a recipe, or a folder of images: one run per seed, each in OUT/seedN, evaluated when it ends."""
+
+    recipe: Positional[str]
+    """A recipe (`longtail recipes` lists them) or a folder of images; the defaults below are its own."""
+    method_name: Annotated[str | None, arg(name="method", metavar="NAME")] = None
+    """A method (`longtail recipes` lists them)."""
+    imbalance: float | None = None
+    """Largest over smallest class."""
+    setting: str | None = None
+    """released, paper or equal."""
+    strategy: int | None = None
+    """The paper's augmentation: 1 sim/sim, 2 rand/rand, 3 rand for the query and sim for the key."""
+    out: Path | None = None
+    """Where the runs go (default: runs/RECIPE-METHOD-IMBALANCE, and the setting where it is not the recipe's own)."""
+    resume: bool = False
+    """Continue what OUT holds."""
+    data: DataConfig
+    views: ViewsConfig
+    model: ModelConfig
+    method: MethodConfig
+    optim: OptimConfig
+    train: TrainConfig
+    log: LogConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eval:
+    """Measure the stored network of each finished run again."""
+
+    run: Positional[Path]
+    """A run folder, or a folder that holds runs."""
+    data_root: Path | None = None
+    """Where the data are now, if they moved."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableArgs:
+    """One table of finished runs: mean and standard deviation over seeds."""
+
+    runs: Positional[tuple[Path, ...]]
+    """Run folders, or folders that hold runs."""
+    out: Path | None = None
+    """Where table.md and table.json go (default: the first of RUNS)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo:
+    """Cross-entropy, Balanced Softmax, SupCon and PaCo on the embedded digits: minutes, no download."""
+
+    out: Path = Path("runs/demo")
+    """Where the runs go."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """One run of each method per seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare:
+    """Train several methods on the same images under one budget, and say which to trust: a table with ties marked."""
+
+    images: Annotated[Positional[str], arg(name="data", metavar="DATA")]
+    """A data set (`longtail recipes` lists them) or a folder of images; the defaults below are its own."""
+    methods: tuple[str, ...] = ("ce", "balanced-softmax", "paco")
+    """Names (`longtail recipes` lists them), or all."""
+    seeds: tuple[int, ...] | None = None
+    """One run of each method per seed; ties need three (default: 0 1 2, or --train.seeds)."""
+    imbalance: float | None = None
+    """Largest over smallest class."""
+    epochs: int | None = None
+    """Of every method (default: the recipe's, or --train.epochs); second stages keep their proportion."""
+    out: Path | None = None
+    """Where the runs go (default: runs/compare-DATA-IMBALANCE); what has finished there is not trained again."""
+    data: DataConfig
+    views: ViewsConfig
+    model: ModelConfig
+    optim: OptimConfig
+    train: TrainConfig
+    log: LogConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduce:
+    """Train a table, what is missing of it, and write our figures beside the published ones."""
+
+    table: Positional[str]
+    """cifar100-lt (Table 6: five methods, three imbalance factors), published (every method as its authors ran it), methods
+    (every method under one budget), ablations (the paper's), cifar100 (Table 8: balanced, ResNet-50)."""
+    out: Path | None = None
+    """Where the runs go (default: runs/reproduce-TABLE); what has finished there is not trained again."""
+    results: Path = Path("results")
+    """Folder of the JSON and its page; what the JSON has is not trained again, even where the runs are gone."""
+    seeds: tuple[int, ...] | None = None
+    """One run of each cell per seed (default: the table's)."""
+    methods: tuple[str, ...] | None = None
+    """Some of its methods."""
+    imbalance: tuple[float, ...] | None = None
+    """Some of its imbalance factors."""
+    epochs: int | None = None
+    """Another length than the recipe's; lengths never share a row."""
+    data_root: Path | None = None
+    """Where the archives lie (else $LONGTAIL_DATA, else ./data)."""
+    minutes: float = 0
+    """End before a cell that would likely not fit into so many minutes; 0: no limit."""
+    again: bool = False
+    """Train once more what is recorded; the older run folders are renamed."""
+
+
+@dataclass(frozen=True)
+class Recipes:
+    """List the recipes, with the figures published for them."""
+
+
+def name_first(verb: str, args: list[str]) -> str:
+    """What is trained comes first, as the other arguments' defaults are its own."""
+    if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help")):
+        advice = f"as in `longtail {verb} cifar100-lt`; `longtail recipes` lists them"
+        raise UserError(f"name a recipe or a folder first, {advice}")
+    return args[0] if args[0] not in ("-h", "--help") else "cifar100-lt"
+
+
+def scanned(args: list[str], **kinds: Callable[[str], Any]) -> dict[str, Any]:
+    """The values of some flags, before the rest is understood."""
+    scan = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for flag, kind in kinds.items():
+        scan.add_argument(f"--{flag}", type=kind)
+    try:
+        return vars(scan.parse_known_args(args)[0])
+    except (argparse.ArgumentError, SystemExit) as error:
+        raise UserError(str(error)) from error
+
+
+def parse(kind: type[T], verb: str, args: list[str], default: T | None = None) -> T:
+    """tyro's reading of the arguments; what it would print in a box becomes one line."""
+    errors = io.StringIO()
+    given: dict[str, Any] = {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(kind, prog=f"longtail {verb}", args=args, use_underscores=True, **given)
+    except SystemExit as stop:
+        if stop.code in (None, 0):  # --help
+            raise
+        raise UserError(f"{in_one_line(errors.getvalue())} (longtail {verb} --help lists the flags)") from None
+
+
+def in_one_line(box: str) -> str:
+    """The message of tyro's box, up to its first blank line, with the flag it suggests; the box may be drawn in ASCII."""
+    lines = [line.strip("│ ") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
+    parts: list[list[str]] = [[]]
+    for line in lines:
+        if line and not line.strip("-─"):
+            parts.append([])
+        else:
+            parts[-1].append(line)
+    message = parts[0] if "╭" in box else parts[1]  # an ASCII box has its title first
+    message = message[: message.index("")] if "" in message else message
+    meant = [part[1].split()[0] for part in parts if part and part[0].startswith("Perhaps you meant")]
+    hint = f": did you mean {meant[0]}?" if meant else ""
+    if message[0].endswith((" True", " False")):
+        hint = ": a switch takes no value, write --x or --no_x"
+    return " ".join(message) + hint

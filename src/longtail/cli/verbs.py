@@ -1,0 +1,166 @@
+"""What each verb does: it understands its arguments first, and imports torch only then."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from longtail import recipes
+from longtail.cli.arguments import Compare, Demo, Eval, Recipes, Reproduce, TableArgs, Train, name_first, parse, scanned
+from longtail.config import Config
+from longtail.errors import UserError
+
+SHARED = ("data", "views", "model", "optim", "train", "log")  # sections that all methods have alike
+
+
+def run_train(args: list[str]) -> None:
+    name = name_first("train", args)
+    config = chosen_recipe(name, args[1:])
+    sections = sections_of(config, "method", *SHARED)
+    given = parse(Train, "train", args, Train(recipe=name, **sections))
+    config = replace(config, **{s: getattr(given, s) for s in sections})
+
+    from longtail.engine.train import train
+    from longtail.report.table import table
+
+    out = given.out or default_out(name, config, given.setting)
+    show_tables(table(train(config, out, given.resume)))
+    print(f"written to {out}")
+
+
+def sections_of(config: Config, *names: str) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in names}
+
+
+def default_out(name: str, config: Config, setting: str | None) -> Path:
+    parts = [
+        Path(name).resolve().name,
+        config.method.name,
+        f"{config.data.imbalance:g}",
+        *([setting] if setting else []),
+    ]
+    return Path("runs") / "-".join(parts)
+
+
+def chosen_recipe(name: str, args: list[str]) -> Config:
+    """The recipe with its own arguments; section flags are applied after it, so that nothing derived from these is stale."""
+    choices = scanned(args, method=str, imbalance=float, setting=str, strategy=int)
+    strategy = choices.pop("strategy")
+    config = recipes.make(name, **choices)
+    return config if strategy is None else recipes.with_strategy(config, strategy)
+
+
+def run_eval(args: list[str]) -> None:
+    given = parse(Eval, "eval", args)
+
+    from longtail.engine.evaluate import evaluate
+    from longtail.report.table import table
+
+    folders = list(evaluate(given.run, given.data_root, given.device))
+    show_tables(table(folders))
+
+
+def run_table(args: list[str]) -> None:
+    given = parse(TableArgs, "table", args)
+    if not given.runs:
+        raise UserError("name the runs, as in `longtail table runs`")
+
+    from longtail.report.table import table, to_rich
+
+    out = given.out or given.runs[0]
+    screen = console()
+    screen.print(to_rich(table(given.runs, out), screen.width))
+    print(f"written to {out}/table.md and {out}/table.json")
+
+
+def run_demo(args: list[str]) -> None:
+    given = parse(Demo, "demo", args)
+
+    from longtail.quickstart import demo, verdict
+    from longtail.report.table import to_rich
+
+    rows = demo(given.out, given.seeds)
+    screen = console()
+    screen.print(to_rich(rows, screen.width))
+    print(*verdict(rows, given.out), sep="\n")
+
+
+def run_compare(args: list[str]) -> None:
+    name = name_first("compare", args)
+    config = recipes.one_budget(name, imbalance=scanned(args[1:], imbalance=float)["imbalance"])
+    config = replace(config, train=replace(config.train, seeds=(0, 1, 2)))
+    given = parse(Compare, "compare", args, Compare(images=name, **sections_of(config, *SHARED)))
+
+    from longtail.comparison import compare
+    from longtail.report.table import to_rich
+
+    def change(config: Config) -> Config:
+        return replace(config, **{s: getattr(given, s) for s in SHARED})
+
+    rows = compare(name, given.methods, given.out, given.seeds, given.imbalance, given.epochs, change)
+    screen, out = console(), rows[0].runs[0].folder.parents[1]
+    screen.print(to_rich(rows, screen.width))
+    print(f"written to {out}/table.md, {out}/table.json and {out}/comparison.png")
+
+
+def run_reproduce(args: list[str]) -> None:
+    given = dict(vars(parse(Reproduce, "reproduce", args)))
+
+    from longtail.report.cells import lengths, pictures
+    from longtail.report.page import to_rich
+    from longtail.reproduction import reproduce
+
+    tree = reproduce(given.pop("table"), **given)
+    screen, place = console(), given["results"] / tree["name"].replace("-", "_")
+    for headline in to_rich(tree, screen.width):
+        screen.print(headline)
+    drawn = [given["results"] / p.name for epochs in lengths(tree) for p in pictures(tree, epochs).values()]
+    print("written to", " and ".join(map(str, [f"{place}.json", f"{place}.md", *drawn])))
+
+
+def run_recipes(args: list[str]) -> None:
+    parse(Recipes, "recipes", args)
+    data, methods = Table(title="Data", title_justify="left"), Table(title="Methods", title_justify="left")
+    for heading in ("recipe", "settings", "what"):
+        data.add_column(heading)
+    for name, recipe in recipes.RECIPES.items():
+        what = (recipe.build.__doc__ or "").split(":")[0]
+        data.add_row(name, " ".join(recipe.settings), " ".join(what.split()))
+    methods.caption = "Published: top-1 percentages, most of the PaCo paper. Ours stand in results/."
+    methods.caption_justify = "left"
+    shown = [name for name, recipe in recipes.RECIPES.items() if recipe.published]
+    for heading in ("method", "what", *(f"published, {name}" for name in shown)):
+        methods.add_column(heading)
+    for method in recipes.METHODS:
+        figures = [published_line(recipes.RECIPES[name], method) for name in shown]
+        methods.add_row(method, recipes.digits_lt(method).method.label, *figures)
+    for table in (data, methods):
+        console().print(table)
+    print("longtail train RECIPE --method METHOD [--imbalance 100] [--setting released]")
+    print("longtail train FOLDER --method METHOD       a folder of images: train/CLASS/*.jpg, val/CLASS/*.jpg")
+    print("longtail compare RECIPE|FOLDER              several methods under one budget")
+
+
+def published_line(recipe: recipes.Recipe, method: str) -> str:
+    """The figures of a method, by imbalance where there are several."""
+    figures = {imbalance: figure for (name, imbalance), figure in recipe.published.items() if name == method}
+    if list(figures) == [1]:
+        return f"{figures[1]}"
+    return "   ".join(f"{imbalance:g}: {figure}" for imbalance, figure in figures.items()) or "–"
+
+
+def show_tables(rows: Any) -> None:
+    from longtail.report.table import shifted_table, to_rich
+
+    screen = console()
+    screen.print(to_rich(rows, screen.width))
+    screen.print(shifted_table(rows, screen.width))
+
+
+def console() -> Console:
+    """Tables keep their width where nobody's terminal limits it."""
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    return Console(width=None if terminal else 150)
