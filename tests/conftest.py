@@ -14,7 +14,7 @@ def tiny(method: str = "paco", **train) -> Config:
     """Digits at 8 pixels with a ResNet-8: three epochs of a few steps."""
     config = recipes.digits_lt(method)
     values = {"epochs": 3, "batch_size": 64, "device": "cpu", "checkpoint_every": 1} | train
-    chosen = replace(config.method, **{config.method.second: 2}) if config.method.second else config.method
+    chosen = replace(config.method, **{config.method.second_field: 2}) if config.method.second_field else config.method
     return replace(
         config, method=chosen, train=replace(config.train, **values), log=replace(config.log, progress="none")
     )

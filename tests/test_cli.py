@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from longtail import recipes
 from longtail.cli import main
 
 FAST = ["--train.epochs", "1", "--train.device", "cpu", "--log.progress", "none"]
@@ -194,6 +195,13 @@ def test_help_is_fast_and_without_torch():
         shown = subprocess.run([sys.executable, "-m", "longtail", "--help"], check=True, capture_output=True, text=True)
         times.append(time.perf_counter() - start)
     assert min(times) < 1 and "demo" in shown.stdout
+
+
+def test_runs_of_methods_that_share_a_class_do_not_share_a_folder(monkeypatch):
+    from longtail.cli import verbs
+
+    config = recipes.digits_lt("ride-3")
+    assert verbs.default_out("digits-lt", "ride-3", config, None) == Path("runs/digits-lt-ride-3-40")
 
 
 @pytest.mark.parametrize("verb", ["train", "eval", "table", "demo", "recipes", "compare", "reproduce"])

@@ -10,7 +10,7 @@ from PIL import Image
 from longtail import comparison, recipes, runs
 from longtail.cli import main
 from longtail.comparison import chosen, compare, configure
-from longtail.errors import UserError
+from longtail.errors import RunError, UserError
 from longtail.report.ties import compare_seeds, standings
 
 
@@ -20,12 +20,13 @@ def quiet(config):
 
 def test_three_methods_three_seeds(tmp_path, capsys, monkeypatch):
     rows = compare("digits-lt", ("ce", "tau-norm", "ride-2"), tmp_path, epochs=2, change=quiet)
-    assert {row.label for row in rows} == {"Cross-entropy", "tau-norm", "RIDE, 2 experts"}
+    assert {row.label for row in rows} == {"Cross-entropy", "tau-norm, 10 % held out", "RIDE, 2 experts"}
     assert all(len(row.runs) == 3 and row.runs[0].config.train.epochs == 2 for row in rows)
     budgets = {(r.config.optim, r.config.views, r.config.model, r.config.train) for row in rows for r in row.runs}
     assert len(budgets) == 1
     held_out = {row.label: row.runs[0].config.data.val_fraction for row in rows}
-    assert held_out == {"Cross-entropy": 0, "tau-norm": 0.1, "RIDE, 2 experts": 0}
+    assert held_out == {"Cross-entropy": 0, "tau-norm, 10 % held out": 0.1, "RIDE, 2 experts": 0}
+    assert len({tuple(r.metrics["counts"]) for row in rows for r in row.runs}) == 1  # the same classes are rare
     for row in rows:  # cost stands beside accuracy
         assert min(row.values("latency_b64")) > 0 and min(row.values("parameters")) > 70_000
     table = (tmp_path / "table.md").read_text()
@@ -38,6 +39,52 @@ def test_three_methods_three_seeds(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("longtail.engine.train.train_seeds", never)
     again = compare("digits-lt", ("ce", "tau-norm", "ride-2"), tmp_path, epochs=2, change=quiet)
     assert [row.cell("top1") for row in again] == [row.cell("top1") for row in rows]
+    (alone,) = compare("digits-lt", "ce", tmp_path, seeds=[1], epochs=2, change=quiet)
+    assert [run.seed for run in alone.runs] == [1]  # those asked for, though there are three
+
+
+def test_what_cannot_be_trained_is_known_before_the_first_method_is(tmp_path, capsys, monkeypatch):
+    """A network that is no ResNet: an error where the method was named, and left out of all."""
+
+    def other(config):
+        model = replace(config.model, name="mobilenetv3_small_050")
+        return replace(quiet(config), model=model, data=replace(config.data, image_size=32))
+
+    with pytest.raises(UserError, match="bbn: this method takes a ResNet apart"):
+        compare("digits-lt", ("ce", "bbn"), tmp_path / "named", epochs=1, change=other)
+    assert not (tmp_path / "named/ce").exists()
+    monkeypatch.setattr(comparison, "train_one", lambda name, *_: UserError(name))
+    with pytest.raises(UserError):  # nothing was trained here
+        compare("digits-lt", "all", tmp_path / "all", epochs=1, change=other)
+    said = capsys.readouterr().err
+    left_out = {name for name in recipes.METHODS if f"{name} is left out" in said}
+    assert left_out == {"bbn", "reslt", "oltr", "ride-1", "ride-2", "ride-3", "ride-4"}
+
+
+def test_one_that_fails_does_not_take_the_others_with_it(tmp_path, capsys, monkeypatch):
+    def train(config, *args, **kwargs):
+        if config.method.name == "ce":
+            raise RunError("diverged")
+        return trained(config, *args, **kwargs)
+
+    trained = comparison.train
+    monkeypatch.setattr(comparison, "train", train)
+    (row,) = compare("digits-lt", ("ce", "focal"), tmp_path, seeds=[0], epochs=1, change=quiet)
+    assert row.label == "Focal" and "ce failed: diverged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--epochs", "2", "--train.epochs", "3"], "--epochs and --train.epochs say the same thing"),
+        (["--seeds", "1", "--train.seeds", "2"], "--seeds and --train.seeds say the same thing"),
+        (["--epochs", "0"], "--epochs 0: it must be at least 1"),
+        (["--methods", "all", "foo"], "unknown method 'foo'"),
+    ],
+)
+def test_contradictions_are_told(flags, words, capsys):
+    assert main(["compare", "digits-lt", *flags]) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_a_folder_by_the_command(tmp_path, capsys):
@@ -103,5 +150,6 @@ def test_ties_by_pairs_of_seeds():
     assert compare_seeds(a, b).outcome == "tied" and compare_seeds(a, c).outcome == "ahead"
     assert compare_seeds(c, a).outcome == "behind" and compare_seeds(a, {0: 1.0, 1: 2.0}).outcome is None
     assert standings([c, a, b]) == ["", "best", "tied"]
+    assert standings([c, a, b, {0: 99.0}]) == ["", "best", "tied", "no verdict"]  # one seed decides nothing
     assert standings([a, {0: 1.0}]) == ["", ""] and standings([]) == [] and standings([a]) == [""]
     assert runs.seeds_named(compare_seeds(a, b).seeds) == "seeds 0 1 2"

@@ -323,7 +323,19 @@ def test_a_table_takes_over_the_runs_of_another_with_the_same_configuration(plac
     assert [row["label"] for row in tree["rows"]] == ["PaCo", "PaCo, alpha 0.2"]
     assert [r["identity"]["method"]["alpha"] for r in tree["runs"] if r["method"] == "alpha"] == [0.2, 0.2]
     page = (place / "results/other.md").read_text()
-    assert "(33.0)" in page and "Mind this." in page
+    assert "(33.0)" in page and "Mind this." in page and "In brackets the paper's figure" not in page
+    assert [row["difference"] for row in tree["rows"]][1] is None  # the paper's figure is for other data
+
+
+def test_a_method_that_holds_images_out_has_its_own(tmp_path, monkeypatch):
+    """tau-norm chooses on a validation split that its neighbours in the table do not have."""
+    methods = ("ce", "balanced-softmax", "tau-norm", "ncm")
+    monkeypatch.setitem(TABLES, "held", replace(STAND_IN, methods=methods, imbalance=(40,), seeds=(0,)))
+    tree = reproduce("held", tmp_path / "runs", tmp_path / "results", epochs=1)
+    assert [row["method"] for row in tree["rows"]] == list(methods)
+    held_out = {r["method"]: r["identity"]["data"]["val_fraction"] for r in tree["runs"]}
+    assert held_out == {"ce": 0, "balanced-softmax": 0, "tau-norm": 0.1, "ncm": 0}
+    assert len({json.dumps(r["counts"]) for r in tree["runs"]}) == 1  # frequent and rare are the same for all
 
 
 def test_lengths_of_their_own_share_a_table(place, monkeypatch):
@@ -335,7 +347,7 @@ def test_lengths_of_their_own_share_a_table(place, monkeypatch):
     table = tree["table"] | {"mixed": True}
     mixed = files.write(place / "results/mixed.json", tree | {"table": table, "name": "mixed"})
     page = to_markdown(mixed)
-    assert page.count("## each in its own setting") == 1 and "## 7 epochs" not in page
+    assert page.count("## Each in its own setting") == 1 and "## 7 epochs" not in page
     assert [v["seeds"] for v in mixed["verdicts"]] == [[0, 1]]  # PaCo of 7 epochs against Balanced Softmax of 1
     with pytest.raises(UserError, match="its authors' setting, whose length is part of it"):
         reproduce("published", place / "runs", place / "results", epochs=3)

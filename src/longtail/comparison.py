@@ -1,64 +1,94 @@
 """`longtail compare`: the chosen methods on one set of images under one budget, and a table that says which to trust."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from longtail import recipes
-from longtail.config import Config
-from longtail.data.sources import load
+from longtail import recipes, runs
+from longtail.config import Config, DataConfig
+from longtail.data.sources import DataSet, load
+from longtail.engine.folder import check_folder
 from longtail.engine.train import train
 from longtail.errors import Interrupted, UserError
+from longtail.methods import make
 from longtail.report.plots import compared
-from longtail.report.table import Row, make_dots, table
+from longtail.report.table import Row, make_dots, make_rows, write_table
 
 USUAL = ("ce", "balanced-softmax", "paco")
 SEEDS = (0, 1, 2)  # as many as a verdict needs
+ALL = "all"
 
 
 def compare(
     data: str | Path,
-    methods: Sequence[str] = USUAL,
+    methods: Sequence[str] | str = USUAL,
     out: Path | str | None = None,
     seeds: Sequence[int] | None = None,
     imbalance: float | None = None,
     epochs: int | None = None,
     change: Callable[[Config], Config] | None = None,
 ) -> list[Row]:
-    """Train `methods` ("all": every one) on a data set's recipe or a folder of images; the rows of their table, best last.
+    """Train `methods` ("all": every one) on a recipe's data or a folder of images; the rows of their table, best last.
 
     The twin of `longtail compare`. Backbone, epochs, augmentation and seeds (0 1 2, if not said) are the same for all;
     `change` may make them others. What OUT has is not trained again. Writes OUT/table.md, OUT/table.json and
-    OUT/comparison.png.
+    OUT/comparison.png. A method that fails is named, and the others go on.
     """
     configs = {name: configure(data, name, seeds, imbalance, epochs, change) for name in chosen(methods)}
     where = Path(out) if out else default_out(data, next(iter(configs.values())))
-    shown = False
+    images: dict[DataConfig, DataSet] = {}
+    for name, error in check(configs, where, images).items():
+        if ALL not in methods:
+            raise UserError(f"{name}: {error}")
+        print(f"{name} is left out: {error}", file=sys.stderr, flush=True)
+        del configs[name]
+    failures = {}
     for number, (name, config) in enumerate(configs.items(), 1):
-        images = load(config.data)
-        if not shown:
-            print(*images.describe(), sep="\n", flush=True)
-            shown = True
         print(f"method {number} of {len(configs)}: {config.method.label}", flush=True)
-        try:
-            train(config, where / name, resume=True, data=images)
-        except Interrupted as stop:  # its message speaks of --resume, which this verb needs not
-            raise Interrupted(
-                f"stopped in {name}, and saved: the same command continues", stop.exit_code - 128
-            ) from stop
-    rows = table([where / name for name in configs], where)
-    compared(make_dots(rows), where / "comparison.png")
+        if failure := train_one(name, config, where / name, images):
+            failures[name] = failure
+            print(f"{name} failed: {failure}", file=sys.stderr, flush=True)
+    if len(failures) == len(configs):
+        raise next(iter(failures.values()))
+    return tabulate([where / name for name in configs if name not in failures], configs, where)
+
+
+def train_one(name: str, config: Config, folder: Path, images: dict[DataConfig, DataSet]) -> UserError | None:
+    """What is left of a method, if anything; why it failed, if it did."""
+    if not unfinished(config, folder):
+        print(f"{folder} has finished already", flush=True)
+        return None
+    try:
+        train(config, folder, resume=True, data=load_once(config, images))
+    except Interrupted as stop:  # its message speaks of --resume, which this verb needs not
+        raise Interrupted(f"stopped in {name}, and saved: the same command continues", stop.exit_code - 128) from stop
+    except UserError as error:
+        return error
+    return None
+
+
+def tabulate(folders: Sequence[Path], configs: dict[str, Config], out: Path) -> list[Row]:
+    """Of the seeds that were asked for, whatever else the folders hold."""
+    (seeds,) = {config.train.seeds for config in configs.values()}
+    rows = make_rows([run for run in runs.finished(folders) if run.seed in seeds])
+    write_table(rows, out)
+    compared(make_dots(rows), out / "comparison.png")
     return rows
 
 
-def chosen(methods: Sequence[str]) -> list[str]:
-    """Their names, each once; "all" is all."""
-    names = list(recipes.METHODS) if "all" in methods else list(dict.fromkeys(methods))
+# What is asked for, and whether it can be
+
+
+def chosen(names: Sequence[str] | str) -> list[str]:
+    """Methods, each once; "all" is all. An unknown one is an error before the first is trained."""
+    names = [names] if isinstance(names, str) else list(dict.fromkeys(names))
     if not names:
         raise UserError("--methods without a value: name some, or all")
     for name in names:
-        recipes.entry(name)  # an unknown one is an error before the first is trained
-    return names
+        if name != ALL:
+            recipes.entry(name)
+    return list(recipes.METHODS) if ALL in names else names
 
 
 def configure(
@@ -77,8 +107,36 @@ def configure(
     config = replace(config, data=replace(config.data, val_fraction=held_out))
     if seeds is not None:
         config = replace(config, train=replace(config.train, seeds=tuple(seeds)))
-    return recipes.with_epochs(config, epochs or config.train.epochs, usual.train.epochs)
+    return recipes.with_epochs(config, config.train.epochs if epochs is None else epochs, usual.train.epochs)
+
+
+def check(configs: dict[str, Config], where: Path, images: dict[DataConfig, DataSet]) -> dict[str, UserError]:
+    """The methods that cannot be trained on these images with this network, and why: known now, not after hours."""
+    found = {}
+    for name, config in configs.items():
+        try:
+            for seed in config.train.seeds:
+                check_folder(where / name / f"seed{seed}", config, resume=True)
+            if unfinished(config, where / name):
+                data = load_once(config, images)
+                make(config, data.train.counts, stored=True).check(data.val is not None)
+        except UserError as error:
+            found[name] = error
+    return found
+
+
+def unfinished(config: Config, folder: Path) -> bool:
+    return not all((folder / f"seed{seed}" / runs.METRICS).exists() for seed in config.train.seeds)
+
+
+def load_once(config: Config, images: dict[DataConfig, DataSet]) -> DataSet:
+    """Methods share the images, but for those that hold some out."""
+    if config.data not in images:
+        images[config.data] = load(config.data)
+        print(*images[config.data].describe(), sep="\n", flush=True)
+    return images[config.data]
 
 
 def default_out(data: str | Path, config: Config) -> Path:
-    return Path("runs") / f"compare-{Path(data).resolve().name}-{config.data.imbalance:g}"
+    factor = f"-{config.data.imbalance:g}" if config.data.imbalance > 1 else ""
+    return Path("runs") / f"compare-{Path(data).resolve().name}{factor}"

@@ -34,8 +34,8 @@ def finished(request, tmp_path_factory) -> tuple[Config, Path]:
     """An unbroken run: its configuration and its folder."""
     config = tiny(request.param, epochs=EPOCHS, batch_size=BATCH, checkpoint_every=100)
     config = replace(config, optim=replace(config.optim, warmup_epochs=0))
-    if config.method.second:
-        config = replace(config, method=replace(config.method, **{config.method.second: SECOND}))
+    if config.method.second_field:
+        config = replace(config, method=replace(config.method, **{config.method.second_field: SECOND}))
     (folder,) = train(config, tmp_path_factory.mktemp(request.param), data=load_once(config.data))
     return config, folder
 
@@ -44,7 +44,7 @@ def test_it_stops_and_resumes_bit_for_bit(finished, tmp_path):
     """In the middle of an epoch of either stage, and where one stage ends and the next begins."""
     config, folder = finished
     epoch = len(load_once(config.data).train.labels) // BATCH
-    boundary, end = EPOCHS * epoch, (EPOCHS + (SECOND if config.method.second else 0)) * epoch
+    boundary, end = EPOCHS * epoch, (EPOCHS + (SECOND if config.method.second_field else 0)) * epoch
     for stop in (4, boundary, boundary + epoch + 3):
         if stop < end or stop == boundary:
             assert run_until(config, tmp_path, stop).steps_done() == stop

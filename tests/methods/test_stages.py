@@ -38,8 +38,8 @@ HEAD, SCALE = {"net.head.weight", "net.head.bias"}, {"net.head.scale_C"}
 def short(name: str, epochs: int = 1, **changes) -> Config:
     """An epoch of six steps, and so many in the second stage, where there is one."""
     config = tiny(name, epochs=1)
-    if config.method.second:
-        changes = {config.method.second: epochs} | changes
+    if config.method.second_field:
+        changes = {config.method.second_field: epochs} | changes
     return replace(config, method=replace(config.method, **changes))
 
 

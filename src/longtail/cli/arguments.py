@@ -148,6 +148,14 @@ def name_first(verb: str, args: list[str]) -> str:
     return args[0] if args[0] not in ("-h", "--help") else "cifar100-lt"
 
 
+def not_both(args: list[str], *pairs: tuple[str, str]) -> None:
+    """Two flags that mean the same must not both be given."""
+    given = {arg.split("=")[0] for arg in args}
+    for short, long in pairs:
+        if {short, long} <= given:
+            raise UserError(f"{short} and {long} say the same thing: give one of them")
+
+
 def scanned(args: list[str], **kinds: Callable[[str], Any]) -> dict[str, Any]:
     """The values of some flags, before the rest is understood."""
     scan = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)

@@ -9,7 +9,19 @@ from rich.console import Console
 from rich.table import Table
 
 from longtail import recipes
-from longtail.cli.arguments import Compare, Demo, Eval, Recipes, Reproduce, TableArgs, Train, name_first, parse, scanned
+from longtail.cli.arguments import (
+    Compare,
+    Demo,
+    Eval,
+    Recipes,
+    Reproduce,
+    TableArgs,
+    Train,
+    name_first,
+    not_both,
+    parse,
+    scanned,
+)
 from longtail.config import Config
 from longtail.errors import UserError
 
@@ -26,7 +38,7 @@ def run_train(args: list[str]) -> None:
     from longtail.engine.train import train
     from longtail.report.table import table
 
-    out = given.out or default_out(name, config, given.setting)
+    out = given.out or default_out(name, given.method_name or config.method.name, config, given.setting)
     show_tables(table(train(config, out, given.resume)))
     print(f"written to {out}")
 
@@ -35,10 +47,10 @@ def sections_of(config: Config, *names: str) -> dict[str, Any]:
     return {name: getattr(config, name) for name in names}
 
 
-def default_out(name: str, config: Config, setting: str | None) -> Path:
+def default_out(name: str, method: str, config: Config, setting: str | None) -> Path:
     parts = [
         Path(name).resolve().name,
-        config.method.name,
+        method,
         f"{config.data.imbalance:g}",
         *([setting] if setting else []),
     ]
@@ -90,19 +102,22 @@ def run_demo(args: list[str]) -> None:
 
 def run_compare(args: list[str]) -> None:
     name = name_first("compare", args)
+    not_both(args, ("--epochs", "--train.epochs"), ("--seeds", "--train.seeds"), ("--imbalance", "--data.imbalance"))
     config = recipes.one_budget(name, imbalance=scanned(args[1:], imbalance=float)["imbalance"])
     config = replace(config, train=replace(config.train, seeds=(0, 1, 2)))
     given = parse(Compare, "compare", args, Compare(images=name, **sections_of(config, *SHARED)))
 
-    from longtail.comparison import compare
-    from longtail.report.table import to_rich
+    from longtail.comparison import compare, default_out
+    from longtail.report.table import cost_table, to_rich
 
     def change(config: Config) -> Config:
         return replace(config, **{s: getattr(given, s) for s in SHARED})
 
-    rows = compare(name, given.methods, given.out, given.seeds, given.imbalance, given.epochs, change)
-    screen, out = console(), rows[0].runs[0].folder.parents[1]
+    out, screen = given.out or default_out(name, change(config)), console()
+    rows = compare(name, given.methods, out, given.seeds, given.imbalance, given.epochs, change)
     screen.print(to_rich(rows, screen.width))
+    if cost := cost_table(rows, screen.width):
+        screen.print(cost)
     print(f"written to {out}/table.md, {out}/table.json and {out}/comparison.png")
 
 
@@ -123,33 +138,36 @@ def run_reproduce(args: list[str]) -> None:
 
 def run_recipes(args: list[str]) -> None:
     parse(Recipes, "recipes", args)
-    data, methods = Table(title="Data", title_justify="left"), Table(title="Methods", title_justify="left")
+    screen = console()
+    data = Table(title="Data", title_justify="left")
     for heading in ("recipe", "settings", "what"):
         data.add_column(heading)
     for name, recipe in recipes.RECIPES.items():
         what = (recipe.build.__doc__ or "").split(":")[0]
         data.add_row(name, " ".join(recipe.settings), " ".join(what.split()))
-    methods.caption = "Published: top-1 percentages, most of the PaCo paper. Ours stand in results/."
-    methods.caption_justify = "left"
-    shown = [name for name, recipe in recipes.RECIPES.items() if recipe.published]
-    for heading in ("method", "what", *(f"published, {name}" for name in shown)):
-        methods.add_column(heading)
-    for method in recipes.METHODS:
-        figures = [published_line(recipes.RECIPES[name], method) for name in shown]
-        methods.add_row(method, recipes.digits_lt(method).method.label, *figures)
-    for table in (data, methods):
-        console().print(table)
+    screen.print(data)
+    screen.print(methods_table(wide=screen.width >= 120))
     print("longtail train RECIPE --method METHOD [--imbalance 100] [--setting released]")
     print("longtail train FOLDER --method METHOD       a folder of images: train/CLASS/*.jpg, val/CLASS/*.jpg")
     print("longtail compare RECIPE|FOLDER              several methods under one budget")
 
 
-def published_line(recipe: recipes.Recipe, method: str) -> str:
-    """The figures of a method, by imbalance where there are several."""
-    figures = {imbalance: figure for (name, imbalance), figure in recipe.published.items() if name == method}
-    if list(figures) == [1]:
-        return f"{figures[1]}"
-    return "   ".join(f"{imbalance:g}: {figure}" for imbalance, figure in figures.items()) or "–"
+def methods_table(wide: bool) -> Table:
+    """Names, and what was published for them, by recipe and imbalance."""
+    shown = {"cifar100-lt": (100, 50, 10)} | ({"cifar100": (1,)} if wide else {})
+    words = "top-1 percentages, most from the PaCo paper. Ours stand in results/; docs/methods.md says what each does."
+    table = Table(title="Methods", title_justify="left", caption=f"Published {words}", caption_justify="left")
+    table.add_column("method", no_wrap=True)
+    if wide:
+        table.add_column("in tables")
+    for name, factors in shown.items():
+        for factor in factors:
+            table.add_column(f"{name}, {factor}" if factor > 1 else name, justify="right")
+    for method in recipes.METHODS:
+        figures = [recipes.RECIPES[name].published.get((method, f)) for name, factors in shown.items() for f in factors]
+        label = [recipes.digits_lt(method).method.label] if wide else []
+        table.add_row(method, *label, *("–" if figure is None else f"{figure:.1f}" for figure in figures))
+    return table
 
 
 def show_tables(rows: Any) -> None:

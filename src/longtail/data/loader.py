@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from longtail.config import Sampler
-from longtail.data.samplers import epoch_order
+from longtail.data.samplers import epoch_order, place
 from longtail.data.sources import Source
 
 
@@ -32,12 +32,14 @@ class ResidentLoader:
     ) -> None:
         self.images_N, self.y_N = twin.resident if twin else put(source, device)
         self.source, self.purpose = source, purpose
+        self.rank, self.world = place()  # each process has its part of an epoch
+        images = len(source.labels) // self.world
         # A smaller last batch is left out, so that every step has one shape; a set below one batch is one batch.
-        self.batch_size = min(batch_size, len(source.labels))
-        self.batches = len(source.labels) // self.batch_size
+        self.batch_size = min(batch_size, images)
+        self.batches = images // self.batch_size
         self.seed = seed
         # Where the next images lie is known to the device, so that captured work finds them without the host.
-        self.order_N = torch.zeros_like(self.y_N)
+        self.order_N = torch.zeros_like(self.y_N[:images])
         self.cursor = torch.zeros((), dtype=torch.int64, device=device)
         self.enter("uniform", 0, 1)
 
@@ -64,10 +66,10 @@ class ResidentLoader:
     def take(self, batches: int) -> tuple[Tensor, Tensor]:
         """The next images, uint8 N,3,H,W, and their labels; past the end of the epoch come those of its beginning."""
         ahead = torch.arange(batches * self.batch_size, device=self.y_N.device)
-        rows = self.order_N[(self.cursor + ahead) % len(self.y_N)]
+        rows = self.order_N[(self.cursor + ahead) % len(self.order_N)]
         return self.images_N[rows], self.y_N[rows]
 
     def order(self, epoch: int) -> Tensor:
         done = (epoch - self.first_epoch) / max(self.epochs - 1, 1)  # 0 in a stage's first epoch, 1 in its last
         labels = torch.from_numpy(self.source.labels)
-        return epoch_order(self.sampler, labels, self.seed, epoch, done, self.purpose)
+        return epoch_order(self.sampler, labels, self.seed, epoch, done, self.purpose, self.rank, self.world)

@@ -4,6 +4,7 @@ devices agree. N images, C classes."""
 import hashlib
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from longtail.config import Sampler
@@ -37,6 +38,12 @@ def draw(shares_C: Tensor, y_N: Tensor, rng: torch.Generator) -> Tensor:
     which_N = (torch.rand(len(y_N), generator=rng, dtype=torch.float64) * n_C[c_N]).long()
     by_class_N, first_C = y_N.argsort(stable=True), n_C.cumsum(0) - n_C
     return by_class_N[first_C[c_N] + which_N]
+
+
+def place() -> tuple[int, int]:
+    """Which of how many processes this one is."""
+    together = dist.is_available() and dist.is_initialized()
+    return (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
 
 
 def epoch_order(

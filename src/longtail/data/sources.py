@@ -41,12 +41,19 @@ class DataSet:
     test: Source
     checksum: str  # of the drawn training images, before the validation split
     notes: tuple[str, ...] = ()
+    drawn: IntArray | None = None
+    """Images of each class before some were held out; the training images', if not said."""
+
+    @property
+    def counts(self) -> IntArray:
+        """By which classes are called frequent or rare: the same for methods that hold images out and for those that do not."""
+        return self.train.counts if self.drawn is None else self.drawn
 
     def describe(self) -> list[str]:
         """The lines that every run prints on start."""
         counts = self.train.counts
         pixels = "x".join(str(side) for side in self.train.images.shape[1:3])
-        many, medium, few = (int(mask.sum()) for mask in shot_groups(counts).values())
+        many, medium, few = (int(mask.sum()) for mask in shot_groups(self.counts).values())
         held = f"{len(self.val.labels):,} images" if self.val else "none"
         return [
             f"{self.name}: {counts.sum():,} training images of {len(counts)} classes, {pixels} pixels",
@@ -75,6 +82,7 @@ def load(config: DataConfig) -> DataSet:
         test=opened.test.take(np.arange(len(opened.test.labels))),
         checksum=_checksum(pool, drawn, opened.test),
         notes=(*opened.notes, *notes),
+        drawn=class_counts(pool.labels[drawn], names),
     )
 
 

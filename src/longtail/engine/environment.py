@@ -34,7 +34,7 @@ def describe_environment(run: "Run") -> dict[str, Any]:
             "images": len(run.data.train.labels),
             "classes": len(run.data.train.class_names),
             "counts": run.data.train.counts.tolist(),
-            "shot_groups": {name: int(mask.sum()) for name, mask in shot_groups(run.data.train.counts).items()},
+            "shot_groups": {name: int(mask.sum()) for name, mask in shot_groups(run.data.counts).items()},
             "notes": list(run.data.notes),
         },
         "model": run.config.model.name,

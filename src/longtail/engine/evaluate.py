@@ -28,6 +28,7 @@ KNN = 20  # neighbours
 KNN_TAU = 0.07  # a neighbour votes with exp(cosine similarity / KNN_TAU)
 FEATURES_KEPT = 10_000
 LATENCY_BATCH = 64
+LATENCY_SECONDS = 2.0  # after so long fewer passes must do
 COST = ("seconds", "setup_seconds", "together", "peak_memory")  # of training
 
 
@@ -36,9 +37,11 @@ def in_test_mode(method: methods.Method) -> Iterator[None]:
     """Batch norm by its averages, and heads as they deploy; without gradients. Compiling for it takes longer than it saves."""
     was_training = method.training
     method.eval()
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        yield
-    method.train(was_training)
+    try:
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        method.train(was_training)
 
 
 def features_of(method: methods.Method, source: Source, views: Views, device: torch.device, batch: int) -> Tensor:
@@ -82,15 +85,15 @@ def latency(method: methods.Method, source: Source, views: Views, device: torch.
     x = views.plain(torch.from_numpy(source.images[some]).permute(0, 3, 1, 2).to(device))
     if any(p.is_contiguous(memory_format=torch.channels_last) for p in method.parameters() if p.dim() == 4):
         x = x.to(memory_format=torch.channels_last)
-    times = []
+    times: list[float] = []
     with in_test_mode(method):
-        for _ in range(repeats + 3):
+        while len(times) < repeats + 3 and (sum(times) < LATENCY_SECONDS or len(times) < 6):
             start = time.perf_counter()
             method(x)
             if device.type == "cuda":
                 torch.cuda.synchronize()
-            times.append(1000 * (time.perf_counter() - start))
-    return statistics.median(times[3:])  # the first three choose kernels and fill caches
+            times.append(time.perf_counter() - start)
+    return 1000 * statistics.median(times[3:])  # the first three choose kernels and fill caches
 
 
 def peak_memory(device: torch.device) -> int:
@@ -108,7 +111,7 @@ def measure(
     with in_test_mode(method):
         logits, figures = method.classify(test_MD).float().cpu().numpy(), method.figures(test_MD)
     y_N, y_M = (torch.from_numpy(s.labels).to(device) for s in (data.train, data.test))
-    metrics = evaluate_predictions(logits, data.test.labels, data.train.counts, data.train.class_names)
+    metrics = evaluate_predictions(logits, data.test.labels, data.counts, data.train.class_names)
     metrics["knn_top1"] = knn_top1(train_ND, y_N, test_MD, y_M)
     metrics["latency_b64"] = latency(method, data.test, views, device)
     metrics |= figures

@@ -51,6 +51,7 @@ class Run:
         torch.manual_seed(seed)  # initial weights, and what a network draws itself (dropout)
         stored = (folder / runs.CHECKPOINT).exists()
         self.method: methods.Method = place(methods.make(config, data.train.counts, stored), config, device)
+        self.method.check(data.val is not None)
         self.views = Views(config.views, config.data.image_size, uses_kernels(config.train, device))
         self.loader: ResidentLoader = ResidentLoader(
             data.train, config.train.batch_size, seed, device, twin.loader if twin else None

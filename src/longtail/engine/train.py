@@ -32,6 +32,7 @@ from longtail.models.beside import Beside
 def fit(group: Sequence[Run], logs: Sequence[Log], stop: StopSignals) -> None:
     """Every step that is left, from wherever the runs stand: all at the same step."""
     for _ in zip(*(run.stages_left() for run in group), strict=True):
+        stop_if_asked(group, logs, stop)  # while the stage began
         step_on = make_step(group)
         for run in group:
             run.start_clock()
@@ -45,10 +46,17 @@ def fit(group: Sequence[Run], logs: Sequence[Log], stop: StopSignals) -> None:
                 end_epoch(group, logs)
             else:
                 for_each(group, logs, show)
-            if stop.signum is not None:
-                for_each(group, logs, lambda run, _: run.save())
-                where = f"step {group[0].steps_done()} and saved in {', '.join(str(run.folder) for run in group)}"
-                raise Interrupted(f"stopped at {where}: --resume continues", stop.signum)
+            stop_if_asked(group, logs, stop)
+
+
+def stop_if_asked(group: Sequence[Run], logs: Sequence[Log], stop: StopSignals) -> None:
+    """Save and end, at a signal. A stage that has only begun is not saved: it begins anew from the end of the one before."""
+    if stop.signum is None:
+        return
+    if group[0].step:
+        for_each(group, logs, lambda run, _: run.save())
+    where = f"step {group[0].steps_done()} and saved in {', '.join(str(run.folder) for run in group)}"
+    raise Interrupted(f"stopped at {where}: --resume continues", stop.signum)
 
 
 def end_epoch(group: Sequence[Run], logs: Sequence[Log]) -> None:

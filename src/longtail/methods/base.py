@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from longtail.config import Config, MethodConfig, OptimConfig, Sampler
-from longtail.models.backbones import Trunk, make_trunk
+from longtail.models.backbones import Trunk, make_body, wrap
 from longtail.models.beside import Beside
 from longtail.models.heads import Classifier, linear_head
 
@@ -81,7 +81,7 @@ class Method(nn.Module):
     def __init__(self, net: Classifier, counts_C: Tensor, config: Config) -> None:
         super().__init__()
         self.net, self.config = net, config.method
-        self.stages: tuple[Stage, ...] = (self.first_stage(config),)
+        self.stages = self.make_stages(config)
         self.stage = self.stages[0]
         # log q(y), the class frequencies of the training data; derived from them, so not part of a checkpoint
         self.register_buffer("log_prior_C", (counts_C.double() / counts_C.sum()).log().float(), persistent=False)
@@ -96,7 +96,13 @@ class Method(nn.Module):
 
     @classmethod
     def trunk(cls, config: Config, pretrained: bool) -> Trunk:
-        return make_trunk(config.model.name, pretrained, config.data.image_size)
+        body = cls.body(make_body(config.model.name, pretrained), config)
+        return wrap(body, config.model.name, config.data.image_size)
+
+    @classmethod
+    def body(cls, net: nn.Module, config: Config) -> nn.Module:
+        """What the trunk has inside: the network of that name, or one put together from it."""
+        return net
 
     @classmethod
     def head(cls, width: int, classes: int, config: Config) -> nn.Module:
@@ -104,10 +110,17 @@ class Method(nn.Module):
 
     # Stages
 
+    def make_stages(self, config: Config) -> tuple[Stage, ...]:
+        return (self.first_stage(config),)
+
     def first_stage(self, config: Config, **changes: Any) -> Stage:
         """What most methods have alone."""
-        asked: dict[str, Any] = {"two_views": self.two_views, "sampler": config.train.sampler}
-        return Stage("train", config.train.epochs, config.optim, **asked | changes)
+        usual = {"name": "train", "two_views": self.two_views, "sampler": config.train.sampler}
+        asked: dict[str, Any] = usual | changes
+        return Stage(epochs=config.train.epochs, optim=config.optim, **asked)
+
+    def check(self, validated: bool) -> None:
+        """A UserError if it cannot be trained so; `validated` is whether there are validation images."""
 
     def enter(self, stage: Stage) -> None:
         """Choose what learns in this stage."""

@@ -1,12 +1,11 @@
 """BBN (Zhou et al., 2020): one branch for images as they come, one for images drawn by the inverse of their class's size."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from longtail import config as cfg
 from longtail.losses import cross_entropy_loss
-from longtail.methods.base import Batch, Method, accuracy
-from longtail.models.backbones import Trunk, make_body, wrap
+from longtail.methods.base import Batch, Method, Stage, accuracy
 from longtail.models.heads import Classifier
 from longtail.models.parts import TwinBlock
 
@@ -18,13 +17,14 @@ class BBN(Method, settings=cfg.BBN):
 
     def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
         super().__init__(net, counts_C, config)
-        self.stages = (self.first_stage(config, partner="reversed"),)
-        self.stage = self.stages[0]
         self.register_buffer("a", torch.ones(()), persistent=False)
 
     @classmethod
-    def trunk(cls, config: cfg.Config, pretrained: bool) -> Trunk:
-        return twin_trunk(config, pretrained)
+    def body(cls, net: nn.Module, config: cfg.Config) -> nn.Module:
+        return TwinBlock(net, config.model.name, config.model.pretrained)
+
+    def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
+        return (self.first_stage(config, partner="reversed"),)
 
     def start_epoch(self, epoch: int, epochs: int) -> None:
         self.a.fill_(1 - (epoch / epochs) ** 2)
@@ -41,8 +41,3 @@ class BBN(Method, settings=cfg.BBN):
         loss = a * cross_entropy_loss(logits_BC, y_B) + (1 - a) * cross_entropy_loss(logits_BC, other_B)
         right = a * accuracy(logits_BC, y_B) + (1 - a) * accuracy(logits_BC, other_B)
         return {"loss": loss, "accuracy": right}
-
-
-def twin_trunk(config: cfg.Config, pretrained: bool) -> Trunk:
-    name = config.model.name
-    return wrap(TwinBlock(make_body(name, pretrained), name, pretrained), name, config.data.image_size)

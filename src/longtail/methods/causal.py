@@ -6,12 +6,11 @@ from torch import Tensor, nn
 
 from longtail import config as cfg
 from longtail.errors import UserError
-from longtail.losses import cross_entropy_loss
-from longtail.methods.base import Batch, Method, accuracy
-from longtail.methods.bbn import twin_trunk
-from longtail.models.backbones import Trunk
+from longtail.methods.base import Batch
+from longtail.methods.softmax import CrossEntropy
 from longtail.models.beside import Beside
 from longtail.models.heads import Classifier
+from longtail.models.parts import TwinBlock
 
 
 class CausalHead(nn.Module):
@@ -44,7 +43,7 @@ def heads(x: Tensor, number: int) -> Tensor:
     return x.view(len(x), number, -1)
 
 
-class CausalNorm(Method, settings=cfg.CausalNorm):
+class CausalNorm(CrossEntropy, settings=cfg.CausalNorm):
     config: cfg.CausalNorm
 
     def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
@@ -52,9 +51,9 @@ class CausalNorm(Method, settings=cfg.CausalNorm):
         self.means: list[Tensor] = []  # of the features of the step under way
 
     @classmethod
-    def trunk(cls, config: cfg.Config, pretrained: bool) -> Trunk:
+    def body(cls, net: nn.Module, config: cfg.Config) -> nn.Module:
         assert isinstance(config.method, cfg.CausalNorm)
-        return twin_trunk(config, pretrained) if config.method.twin_block else super().trunk(config, pretrained)
+        return TwinBlock(net, config.model.name, config.model.pretrained) if config.method.twin_block else net
 
     @classmethod
     def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
@@ -67,10 +66,6 @@ class CausalNorm(Method, settings=cfg.CausalNorm):
         x_BF = self.features(batch.query)
         self.means.append(x_BF.detach().mean(0))
         return self.after_trunk(x_BF, batch.y_B)
-
-    def after_trunk(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
-        logits_BC = self.classify(x_BF)
-        return {"loss": cross_entropy_loss(logits_BC, y_B), "accuracy": accuracy(logits_BC, y_B)}
 
     def after_backward(self, beside: Beside) -> None:
         drift_F = self.net.get_buffer("head.drift_F")

@@ -9,7 +9,7 @@ from longtail.errors import UserError
 from longtail.methods.base import Stage, Start
 from longtail.methods.softmax import CrossEntropy
 from longtail.methods.stages import linear_stage
-from longtail.models.heads import Classifier, ScaledHead, linear_head
+from longtail.models.heads import ScaledHead, linear_head
 
 POWERS = [p / 10 for p in range(21)]
 
@@ -17,9 +17,8 @@ POWERS = [p / 10 for p in range(21)]
 class CRT(CrossEntropy, settings=cfg.CRT):
     """Classifier re-training: a new linear classifier on the frozen trunk, its images drawn class-balanced."""
 
-    def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
-        super().__init__(net, counts_C, config)
-        self.stages = (*self.stages, linear_stage(config, sampler="balanced"))
+    def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
+        return self.first_stage(config), linear_stage(config, sampler="balanced")
 
     def begin(self, start: Start) -> None:
         if self.stage.frozen:
@@ -29,9 +28,8 @@ class CRT(CrossEntropy, settings=cfg.CRT):
 class LWS(CrossEntropy, settings=cfg.LWS):
     """Learnable weight scaling: a factor per class on the frozen network, images drawn class-balanced."""
 
-    def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
-        super().__init__(net, counts_C, config)
-        self.stages = (*self.stages, linear_stage(config, sampler="balanced"))
+    def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
+        return self.first_stage(config), linear_stage(config, sampler="balanced")
 
     @classmethod
     def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
@@ -48,12 +46,13 @@ class TauNorm(CrossEntropy, settings=cfg.TauNorm):
 
     config: cfg.TauNorm
 
-    def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
-        super().__init__(net, counts_C, config)
-        self.stages = (*self.stages, Stage("normalise", 0, config.optim))
-        if self.config.power is None and not config.data.val_fraction:
-            advice = "hold some images out with --data.val_fraction 0.1, or give --method.power"
-            raise UserError(f"tau-norm chooses its power on a validation split: {advice}")
+    def check(self, validated: bool) -> None:
+        if self.config.power is None and not validated:
+            advice = "hold images out with --data.val_fraction 0.1 (classes of five give one), or give --method.power"
+            raise UserError(f"tau-norm chooses its power on a validation split, which is empty: {advice}")
+
+    def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
+        return self.first_stage(config), Stage("normalise", 0, config.optim)
 
     @torch.no_grad()
     def begin(self, start: Start) -> None:
@@ -66,8 +65,7 @@ class TauNorm(CrossEntropy, settings=cfg.TauNorm):
 
     def best_power(self, start: Start) -> float:
         """By the mean over classes of their accuracy; of equals the smallest."""
-        if start.val is None:
-            raise UserError("the validation split is empty: give --method.power, or more images")
+        assert start.val is not None  # or `check` would have said so
         x_NF, y_N = start.val()
         scores = [class_accuracy(x_NF @ normalised(self.linear.weight, p).T, y_N) for p in POWERS]
         return POWERS[int(torch.stack(scores).argmax())]
@@ -78,9 +76,8 @@ class NCM(CrossEntropy, settings=cfg.NCM):
 
     config: cfg.NCM
 
-    def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
-        super().__init__(net, counts_C, config)
-        self.stages = (*self.stages, Stage("means", 0, config.optim))
+    def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
+        return self.first_stage(config), Stage("means", 0, config.optim)
 
     @classmethod
     def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:

@@ -19,12 +19,12 @@ class MiSLAS(Softmax, settings=cfg.MiSLAS):
     def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
         super().__init__(net, counts_C, config)
         c = self.config
-        self.register_buffer(
-            "smooth_C", label_aware_smoothing(counts_C, c.smooth_head, c.smooth_tail), persistent=False
-        )
+        smooth_C = label_aware_smoothing(counts_C, c.smooth_head, c.smooth_tail)
+        self.register_buffer("smooth_C", smooth_C, persistent=False)
+
+    def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
         second = linear_stage(config, sampler="balanced", shift_norm=True)
-        self.stages = self.first_stage(config, mixup=c.mixup), second
-        self.stage = self.stages[0]
+        return self.first_stage(config, mixup=self.config.mixup), second
 
     @classmethod
     def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:

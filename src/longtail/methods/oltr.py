@@ -1,6 +1,5 @@
 """OLTR (Liu et al., 2019): features enhanced by a memory of class centroids, and damped far from all of these."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,8 +10,8 @@ from longtail import config as cfg
 from longtail.losses import cross_entropy_loss
 from longtail.methods.base import Method, Stage, Start, accuracy
 from longtail.methods.decouple import class_means
-from longtail.models.backbones import Trunk, make_body, wrap
-from longtail.models.heads import Classifier, linear_head
+from longtail.methods.stages import second_stage
+from longtail.models.heads import linear_head
 from longtail.models.parts import Attended
 
 REACH = 10.0  # the reachability of a feature at distance 1 from its nearest centroid
@@ -52,18 +51,12 @@ class OLTR(Method, settings=cfg.OLTR):
 
     config: cfg.OLTR
 
-    def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
-        super().__init__(net, counts_C, config)
-        c = self.config
-        optim = replace(config.optim, lr=c.memory_lr, schedule="cosine", warmup_epochs=0)
-        memory = Stage("memory", c.memory_epochs, optim, rate="--method.memory_lr", sampler="balanced")
-        self.stages = self.first_stage(config), memory
-        self.stage = self.stages[0]
+    def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
+        return self.first_stage(config), second_stage(config, "memory", "memory_lr", sampler="balanced")
 
     @classmethod
-    def trunk(cls, config: cfg.Config, pretrained: bool) -> Trunk:
-        name, size = config.model.name, config.data.image_size
-        return wrap(Attended(make_body(name, pretrained), name, size), name, size)
+    def body(cls, net: nn.Module, config: cfg.Config) -> nn.Module:
+        return Attended(net, config.model.name, config.data.image_size)
 
     @classmethod
     def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:

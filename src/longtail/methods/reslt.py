@@ -6,7 +6,6 @@ from torch import Tensor, nn
 from longtail import config as cfg
 from longtail.losses import cross_entropy_loss
 from longtail.methods.base import Method, accuracy
-from longtail.models.backbones import Trunk, make_body, wrap
 from longtail.models.heads import Classifier, linear_head
 from longtail.models.parts import LightBranches
 
@@ -40,9 +39,8 @@ class ResLT(Method, settings=cfg.ResLT):
         self.register_buffer("learns_RC", rank_C >= first_R[:, None], persistent=False)
 
     @classmethod
-    def trunk(cls, config: cfg.Config, pretrained: bool) -> Trunk:
-        name = config.model.name
-        return wrap(LightBranches(make_body(name, pretrained), name, BRANCHES), name, config.data.image_size)
+    def body(cls, net: nn.Module, config: cfg.Config) -> nn.Module:
+        return LightBranches(net, config.model.name, BRANCHES)
 
     @classmethod
     def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:

@@ -3,8 +3,6 @@
 B images, E experts, F features of one, C classes.
 """
 
-from dataclasses import replace
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,7 +11,7 @@ from longtail import config as cfg
 from longtail.losses import ldam_loss, ldam_margins
 from longtail.methods.base import Stage, accuracy
 from longtail.methods.softmax import Deferred
-from longtail.models.backbones import Trunk, make_body, wrap
+from longtail.methods.stages import second_stage
 from longtail.models.heads import Classifier
 from longtail.models.parts import Experts
 
@@ -87,17 +85,17 @@ class RIDE(Deferred, settings=cfg.RIDE):
         flat_C = len(counts_C) * counts_C.double() / counts_C.sum() * FLATTER + 1 - FLATTER
         self.register_buffer("late_temperature_C", (c.temperature * flat_C / flat_C.max()).float(), persistent=False)
         self.register_buffer("temperature_C", torch.full((len(counts_C),), c.temperature), persistent=False)
-        if c.router_epochs and c.experts > 1:
-            optim = replace(config.optim, lr=c.router_lr, schedule="cosine", warmup_epochs=0)
-            flag = "--method.router_lr"
-            router = Stage("router", c.router_epochs, optim, rate=flag, sampler="balanced", frozen=True)
-            self.stages = (*self.stages, router)
+
+    def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
+        if not self.config.second_epochs:
+            return (self.first_stage(config),)
+        router = second_stage(config, "router", "router_lr", sampler="balanced", frozen=True)
+        return self.first_stage(config), router
 
     @classmethod
-    def trunk(cls, config: cfg.Config, pretrained: bool) -> Trunk:
-        c, name = config.method, config.model.name
-        assert isinstance(c, cfg.RIDE)
-        return wrap(Experts(make_body(name, pretrained), name, c.experts, c.width), name, config.data.image_size)
+    def body(cls, net: nn.Module, config: cfg.Config) -> nn.Module:
+        assert isinstance(config.method, cfg.RIDE)
+        return Experts(net, config.model.name, config.method.experts, config.method.width)
 
     @classmethod
     def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
@@ -105,14 +103,14 @@ class RIDE(Deferred, settings=cfg.RIDE):
         return ExpertHead(width, classes, config.method.experts, config.method.scale)
 
     @property
-    def experts(self) -> ExpertHead:
+    def heads(self) -> ExpertHead:
         assert isinstance(self.net.head, ExpertHead)
         return self.net.head
 
     def enter(self, stage: Stage) -> None:
         super().enter(stage)
-        self.experts.routes = stage.frozen
-        for name, parameter in self.experts.named_parameters():
+        self.heads.routes = stage.frozen
+        for name, parameter in self.heads.named_parameters():
             parameter.requires_grad_((name != "weight") == stage.frozen)
 
     def start_epoch(self, epoch: int, epochs: int) -> None:
@@ -123,16 +121,16 @@ class RIDE(Deferred, settings=cfg.RIDE):
             self.temperature_C.fill_(self.config.temperature)
 
     def after_trunk(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
-        x_BEF, logits_BEC = self.experts.each(x_BF)
+        x_BEF, logits_BEC = self.heads.each(x_BF)
         if self.stage.frozen:
             return self.router_terms(x_BEF, logits_BEC, y_B)
-        scale, loss, apart = self.config.scale, logits_BEC.new_zeros(()), self.divergence(logits_BEC)
+        scale, loss, divergence = self.config.scale, logits_BEC.new_zeros(()), self.divergence(logits_BEC)
         for logits_BC in logits_BEC.unbind(1):
             loss = loss + ldam_loss(logits_BC / scale, y_B, self.margin_C, scale, self.weight_C)
         return {
-            "loss": loss - self.config.diversity * apart,
+            "loss": loss - self.config.diversity * divergence,
             "accuracy": accuracy(logits_BEC.mean(1), y_B),
-            "divergence": apart,
+            "divergence": divergence,
         }
 
     def divergence(self, logits_BEC: Tensor) -> Tensor:
@@ -146,24 +144,24 @@ class RIDE(Deferred, settings=cfg.RIDE):
     def router_terms(self, x_BEF: Tensor, logits_BEC: Tensor, y_B: Tensor) -> dict[str, Tensor]:
         """A further expert is needed where the mean so far is wrong and one of those to come is right."""
         means_BEC, right_BE = running_means(logits_BEC), logits_BEC.argmax(2) == y_B[:, None]
-        loss, positive = logits_BEC.new_zeros(()), logits_BEC.new_tensor(POSITIVE)
-        for e in range(self.experts.experts - 1):
+        loss, positive = logits_BEC.new_zeros(()), logits_BEC.new_full((), POSITIVE)
+        for e in range(self.heads.experts - 1):
             needed_B = (means_BEC[:, e].argmax(1) != y_B) & right_BE[:, e + 1 :].any(1)
-            wants_B = self.experts.wants_more(x_BEF[:, e], means_BEC[:, e], e)
+            wants_B = self.heads.wants_more(x_BEF[:, e], means_BEC[:, e], e)
             loss = loss + F.binary_cross_entropy_with_logits(wants_B, needed_B.float(), pos_weight=positive)
-        logits_BC, asked_B = self.experts.routed(x_BEF, logits_BEC)
+        logits_BC, asked_B = self.heads.routed(x_BEF, logits_BEC)
         return {"loss": loss, "accuracy": accuracy(logits_BC, y_B), "experts_asked": asked_B.float().mean()}
 
     def figures(self, x_BF: Tensor) -> dict[str, float]:
-        if not self.experts.routes:
+        if not self.heads.routes:
             return {"experts_asked": float(self.config.experts)}
-        return {"experts_asked": float(self.experts.routed(*self.experts.each(x_BF))[1].float().mean())}
+        return {"experts_asked": float(self.heads.routed(*self.heads.each(x_BF))[1].float().mean())}
 
     def forward(self, x: Tensor) -> Tensor:
         """Expert after expert, each on those images alone that still need one; the same logits as `classify(features(x))`."""
-        if not self.experts.routes or self.training:
+        if not self.heads.routes or self.training:
             return super().forward(x)
-        shared, head = self.net.trunk(x, "shared"), self.experts
+        shared, head = self.net.trunk(x, "shared"), self.heads
         out_BC = sums_BC = torch.empty(0)
         left = torch.arange(len(x), device=x.device)
         for e in range(head.experts):

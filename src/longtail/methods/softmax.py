@@ -50,10 +50,9 @@ class LogitAdjustment(Softmax, settings=cfg.LogitAdjustment):
 
     config: cfg.LogitAdjustment
 
-    def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
-        super().__init__(net, counts_C, config)
-        if self.config.post_hoc:
-            self.stages = (*self.stages, Stage("adjust", 0, config.optim))
+    def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
+        adjust = Stage("adjust", 0, config.optim)
+        return (self.first_stage(config), adjust) if self.config.post_hoc else (self.first_stage(config),)
 
     @classmethod
     def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:

@@ -7,9 +7,16 @@ from longtail.config import Config, LinearStage
 from longtail.methods.base import Stage
 
 
+def second_stage(config: Config, name: str, rate_field: str, decay: float | None = None, **changes: Any) -> Stage:
+    """A stage at a rate that falls along a cosine from its first step on; the method's settings hold rate and length."""
+    c, weight_decay = config.method, config.optim.weight_decay if decay is None else decay
+    optim = replace(
+        config.optim, lr=getattr(c, rate_field), schedule="cosine", warmup_epochs=0, weight_decay=weight_decay
+    )
+    return Stage(name, c.second_epochs, optim, rate=f"--method.{rate_field}", **changes)
+
+
 def linear_stage(config: Config, **changes: Any) -> Stage:
-    """The trunk is frozen and what stands on it learns, at a rate that falls along a cosine from the first step on."""
-    c = config.method
-    assert isinstance(c, LinearStage)
-    optim = replace(config.optim, lr=c.linear_lr, schedule="cosine", warmup_epochs=0, weight_decay=c.linear_decay)
-    return Stage("linear", c.linear_epochs, optim, rate="--method.linear_lr", frozen=True, **changes)
+    """The trunk is frozen and what stands on it learns."""
+    assert isinstance(config.method, LinearStage)
+    return second_stage(config, "linear", "linear_lr", config.method.linear_decay, frozen=True, **changes)

@@ -7,7 +7,6 @@ from longtail.losses import cross_entropy_loss, supcon_loss
 from longtail.methods.base import Batch, Stage, accuracy, largest
 from longtail.methods.contrast import MomentumContrast
 from longtail.methods.stages import linear_stage
-from longtail.models.heads import Classifier
 
 
 class SupCon(MomentumContrast, settings=cfg.SupCon):
@@ -15,10 +14,8 @@ class SupCon(MomentumContrast, settings=cfg.SupCon):
 
     config: cfg.SupCon
 
-    def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
-        super().__init__(net, counts_C, config)
-        contrast = Stage("contrast", config.train.epochs, config.optim, two_views=True, sampler=config.train.sampler)
-        self.stages = contrast, linear_stage(config)
+    def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
+        return self.first_stage(config, name="contrast"), linear_stage(config)
 
     def enter(self, stage: Stage) -> None:
         super().enter(stage)

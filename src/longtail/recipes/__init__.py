@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 from longtail.config import (
     Config,
-    Contrast,
     DataConfig,
     MethodConfig,
     ModelConfig,
     OptimConfig,
     PaCo,
+    SupCon,
     TrainConfig,
     ViewConfig,
     ViewsConfig,
@@ -55,7 +55,7 @@ def cifar100(method: str = "paco-no-rebalance", imbalance: float = 1, setting: s
     decay 5e-4, tau 0.07, alpha 0.008. The queue's length is not published: 1,024 is our choice, and so is the cosine.
     """
     _only("cifar100", "setting", setting, ("paper",))
-    chosen = _method(method, 256, tau=0.07, alpha=0.008, queue=1024, projection_dim=128, linear_epochs=400)
+    chosen = _method(method, 256, 400, tau=0.07, alpha=0.008, queue=1024, projection_dim=128)
     return Config(
         recipe=f"cifar100/{setting}",
         data=DataConfig(name="cifar100", imbalance=imbalance, **entry(method).data),
@@ -76,7 +76,9 @@ def digits_lt(method: str = "paco", imbalance: float = 40, setting: str = "equal
         data=DataConfig(name="digits", imbalance=imbalance, image_size=8, **entry(method).data),
         views=ViewsConfig(query=soft, key=soft, normalise="half"),
         model=ModelConfig(name="resnet8_cifar"),
-        method=_method(method, 64, tau=0.1, alpha=0.05, queue=256, projection_dim=32, momentum=0.99, linear_epochs=20),
+        method=_method(
+            method, 64, 20, tau=0.1, alpha=0.05, queue=256, projection_dim=32, momentum=0.99, memory_epochs=10
+        ),
         optim=OptimConfig(lr=0.1, weight_decay=5e-4, warmup_epochs=2),
         train=TrainConfig(epochs=40, batch_size=64),
     )
@@ -91,7 +93,7 @@ def folder(root: Path, method: str = "paco", imbalance: float = 1, setting: str 
         data=DataConfig(name="folder", root=root, imbalance=imbalance, image_size=64, **entry(method).data),
         views=ViewsConfig(query=query, key=SIM, normalise="imagenet"),
         model=ModelConfig(name="resnet18_cifar"),
-        method=_method(method, 128, tau=0.1, alpha=0.02, queue=1024, projection_dim=128, linear_epochs=50),
+        method=_method(method, 128, 50, tau=0.1, alpha=0.02, queue=1024, projection_dim=128),
         optim=OptimConfig(lr=0.05, weight_decay=5e-4, warmup_epochs=5),
         train=TrainConfig(epochs=100, batch_size=128),
     )
@@ -143,9 +145,11 @@ def with_epochs(config: Config, epochs: int, usual: int | None = None) -> Config
 
     `usual` is the length that its second stage was meant for; the recipe's own, if not said.
     """
+    if epochs < 1:
+        raise UserError(f"--epochs {epochs}: it must be at least 1")
     method, before = config.method, usual or config.train.epochs
     if method.second_epochs and epochs != before:
-        scaled: Any = {method.second: max(round(method.second_epochs * epochs / before), 1)}
+        scaled: Any = {method.second_field: max(round(method.second_epochs * epochs / before), 1)}
         method = replace(method, **scaled)
     return replace(config, method=method, train=replace(config.train, epochs=epochs))
 
@@ -165,9 +169,9 @@ def _cifar_lt(data: Any, method: str, imbalance: float, setting: str) -> Config:
     chosen, released = entry(method), setting == "released"
     known: dict[str, Any] = {"tau": 0.05, "alpha": 0.01, "queue": 1024, "projection_dim": 32, "removal": 1.5}
     if setting == "paper":
-        known |= {"alpha": 0.02, "centre_tau": 0.05, "projection_norm": False, "linear_epochs": 400}
-    elif issubclass(chosen.kind, Contrast):
-        known |= {"linear_epochs": 100}
+        known |= {"alpha": 0.02, "centre_tau": 0.05, "projection_norm": False}
+    if chosen.kind is SupCon:
+        known |= {"linear_epochs": 400 if setting == "paper" else 100}
     config = Config(
         recipe=f"{data}-lt/{setting}",
         data=DataConfig(name=data, imbalance=imbalance, **chosen.data),
@@ -214,8 +218,11 @@ def _images(data: str, imbalance: float) -> int:
     return sum(int(largest * imbalance ** (-c / (classes - 1))) for c in range(classes))
 
 
-def _method(name: str, batch_size: int, **values: Any) -> MethodConfig:
-    return entry(name).settings(batch_size, **values)
+def _method(name: str, batch_size: int, supcon_epochs: int, **values: Any) -> MethodConfig:
+    """`supcon_epochs`: of SupCon's linear stage; other second stages are as short as their authors have them."""
+    chosen = entry(name)
+    linear: dict[str, Any] = {"linear_epochs": supcon_epochs} if chosen.kind is SupCon else {}
+    return chosen.settings(batch_size, **values, **linear)
 
 
 def _only(recipe: str, kind: str, given: str, known: tuple[str, ...]) -> None:

@@ -133,7 +133,7 @@ METHODS: dict[str, Entry] = {
             ),
             published={100: 48.6} if experts == 3 else {},  # its README, without distillation
         )
-        for experts in (2, 3, 4)
+        for experts in (1, 2, 3, 4)
     },
     "supcon": Entry(cfg.SupCon, rates_at_512={"linear_lr": 5.0}),  # its authors' README, for CIFAR
     "ce-supcon": Entry(cfg.MultiTask),

@@ -29,13 +29,14 @@ def make_dots(tree: Tree, epochs: int) -> dict[str, list[Dot]]:
         rows = [row for row in of_length(tree["rows"], epochs) if row["imbalance"] == factor]
         rows.sort(key=lambda row: row["metrics"]["top1"]["mean"])
         words = standings([_top1(row) for row in rows])
-        dots = [Dot(row["label"], word, _values(row), row["paper"]) for row, word in zip(rows, words, strict=True)]
+        dots = [_dot(row, word) for row, word in zip(rows, words, strict=True)]
         panels |= {factor_name(factor): dots} if dots else {}
     return panels
 
 
-def _values(row: Tree) -> dict[str, list[float]]:
-    return {name: metric["values"] for name, metric in row["metrics"].items()}
+def _dot(row: Tree, word: str) -> Dot:
+    values = {name: metric["values"] for name, metric in row["metrics"].items()}
+    return Dot(row["label"], word, values, None if row["difference"] is None else row["paper"])
 
 
 class Picture(NamedTuple):
@@ -121,6 +122,7 @@ def _row(label: str, runs: list[Tree], table: Tree) -> Tree:
         mean, std = mean_std(values) if values else (None, None)
         metrics[name] = {"mean": mean, "std": std, "values": values}
     paper = published(table, first["method"], first["imbalance"])
+    elsewhere = first["method"] in table.get("elsewhere", [])  # the paper's figure is for other data
     return {
         "method": first["method"],
         "label": label,
@@ -130,7 +132,7 @@ def _row(label: str, runs: list[Tree], table: Tree) -> Tree:
         "checksum": first["data"]["checksum"],
         "seeds": [r["seed"] for r in runs],
         "paper": paper,
-        "difference": None if paper is None else metrics["top1"]["mean"] - paper,
+        "difference": None if paper is None or elsewhere else metrics["top1"]["mean"] - paper,
         "metrics": metrics,
     }
 

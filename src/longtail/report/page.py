@@ -9,15 +9,13 @@ from rich.table import Table
 
 from longtail.config import Config, from_dict
 from longtail.report.cells import MIXED, Tree, factor_name, label_of, lengths, of_length, pictures, published
-from longtail.report.table import COLUMNS, markdown, spread
+from longtail.report.table import COLUMNS, figure, markdown, spread
 from longtail.report.ties import ENOUGH
 from longtail.runs import seeds_named
 
 DETAILS = ("top1", "many", "medium", "few", "ece", "knn_top1", "seconds", "latency_b64", "parameters")
-HEADLINE = (
-    "Top-1 accuracy in percent, last epoch, mean ± standard deviation over seeds; in brackets the paper's figure; "
-    "– is not run yet."
-)
+HEADLINE = "Top-1 accuracy in percent, last epoch, mean ± standard deviation over seeds; – is not run yet."
+BRACKETS = "In brackets the paper's figure."
 DETAIL = (
     "Percent, last epoch, test set: accuracy of all images and of classes with many (>100), medium (20-100) and few (<20) "
     "training images; expected calibration error (lower is better); k-NN accuracy of the features; seconds of training; "
@@ -40,10 +38,10 @@ def section(tree: Tree, epochs: int) -> list[str]:
     head, body = headline(table, rows)
     labels = list(table["methods"].values())
     return [
-        f"## {length_name(epochs)}",
+        f"## {length_name(epochs).capitalize()}",
         "\n".join(provenance(tree, epochs)),
         markdown(head, body),
-        " ".join(filter(None, [HEADLINE, table.get("note")])),
+        caption(table),
         missing(table, rows),
         *(f"![{picture.shows}]({picture.name})" for picture in pictures(tree, epochs).values()),
         f"### {labels[0]} against {labels[1]}",
@@ -52,6 +50,10 @@ def section(tree: Tree, epochs: int) -> list[str]:
         *(part for factor in table["imbalance"] for part in details(rows, factor)),
         DETAIL + side_by_side(tree, epochs),
     ]
+
+
+def caption(table: Tree) -> str:
+    return f"{HEADLINE} {table.get('note') or BRACKETS}"
 
 
 def length_name(epochs: int) -> str:
@@ -128,7 +130,7 @@ def details(rows: Sequence[Tree], factor: float) -> list[str]:
 
 
 def _figure(row: Tree, column: str) -> str:
-    return spread(row["metrics"][column]["values"], COLUMNS[column][1])
+    return figure(column, row["metrics"][column]["values"])
 
 
 def provenance(tree: Tree, epochs: int) -> list[str]:
@@ -170,7 +172,8 @@ def to_rich(tree: Tree, width: int = 150) -> list[Table]:
     for epochs in lengths(tree):
         head, body = headline(tree["table"], of_length(tree["rows"], epochs))
         title = f"{tree['title']}, {length_name(epochs)}"
-        table = Table(title=title, caption=HEADLINE, title_justify="left", caption_justify="left")
+        words = caption(tree["table"])
+        table = Table(title=title, caption=words, title_justify="left", caption_justify="left")
         for i, heading in enumerate(head):
             table.add_column(heading, justify="right" if i else "left", no_wrap=i > 0)
         for row in body:

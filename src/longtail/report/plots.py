@@ -76,7 +76,7 @@ def compared(panels: Mapping[str, Sequence[Dot]], path: Path) -> None:
         if known := [(dot.paper, y) for y, dot in enumerate(dots) if dot.paper is not None]:
             axis.plot(*zip(*known, strict=True), "x", color="black", markersize=7, label="all, as published")
         axis.set_yticks(heights, [dot.label + (f"  ({dot.word})" if dot.word else "") for dot in dots])
-        axis.set_xlim(left=0)
+        axis.set_xlim(left=-1)
         axis.set_xlabel("test accuracy, %, last epoch")
         axis.set_title(title, loc="left", fontsize=10)
         axis.grid(axis="x", alpha=0.3)
@@ -116,7 +116,7 @@ def name_beside(axis: Axes, labels: Sequence[str], places: Sequence[tuple[float,
     heights = [h - excess * i / max(len(heights) - 1, 1) for i, h in enumerate(heights)]
     for label, (x, y), height in zip(labels, places, heights, strict=True):
         at = (1.03, (height - low) / (high - low))
-        line = {"arrowstyle": "-", "color": "0.7", "linewidth": 0.6}
+        line = {"arrowstyle": "-", "color": "0.7", "linewidth": 0.6, "relpos": (0, 0.5)}
         axis.annotate(label, (x, y), at, textcoords="axes fraction", fontsize=8, va="center", arrowprops=line)
 
 

@@ -29,11 +29,24 @@ COLUMNS = {
 }
 WIDE = {"ece": 100, "seconds": 130, "latency_b64": 130, "parameters": 130, "macro_f1": 170, "knn_top1": 170}
 """Columns of a terminal that a column is shown from; what there is no room for stands in table.md."""
-CAPTION = (
-    "Last epoch, test set, in percent: accuracy of all images and of classes with many (>100), medium (20-100) and few (<20) "
-    "training images; macro F1; expected calibration error (lower is better); k-NN accuracy of the features. Seconds of "
-    "training; milliseconds for a batch of 64. Mean ± standard deviation over seeds; – where there is nothing."
-)
+SAYS = {
+    "top1": "accuracy of all images",
+    "many": "and of classes with many (>100), medium (20-100) and few (<20) training images",
+    "macro_f1": "macro F1",
+    "ece": "expected calibration error (lower is better)",
+    "knn_top1": "k-NN accuracy of the features",
+    "seconds": "seconds of training",
+    "latency_b64": "milliseconds for a batch of 64",
+}
+
+
+def caption(shown: Iterable[str]) -> str:
+    """What the columns say."""
+    words = "; ".join(SAYS[c] for c in shown if c in SAYS)
+    spreads = "Mean ± standard deviation over seeds; – where there is nothing."
+    return f"Last epoch, test set, in percent: {words}. {spreads}"
+
+
 TIES = (
     "best: the highest mean; tied: the 95 % interval of its seed-paired difference from the best contains zero "
     "(three common seeds at least)."
@@ -53,13 +66,20 @@ class Row:
         found = [r.metrics.get(metric, r.environment.get(metric)) for r in self.runs]
         return [value for value in found if value is not None]
 
+    @property
+    def held_out(self) -> float:
+        return self.runs[0].config.data.val_fraction
+
+    def note(self, others: set[float]) -> str:
+        """A method that learnt from fewer images than others did says so."""
+        return f", {100 * self.held_out:g} % held out" if self.held_out and len(others) > 1 else ""
+
     def top1(self) -> dict[int, float]:
         """By seed."""
         return {r.seed: r.metrics["top1"] for r in self.runs}
 
     def cell(self, metric: str) -> str:
-        values = self.values(metric)
-        return spread(values[:1] if metric == "parameters" else values, COLUMNS[metric][1])
+        return figure(metric, self.values(metric))
 
     def to_dict(self) -> dict[str, Any]:
         stats = {m: mean_std(self.values(m)) if self.values(m) else (None, None) for m in COLUMNS}
@@ -73,6 +93,11 @@ class Row:
             "folders": [str(r.folder) for r in self.runs],
             "metrics": {m: {"mean": mean, "std": std, "values": self.values(m)} for m, (mean, std) in stats.items()},
         }
+
+
+def figure(metric: str, values: Sequence[float]) -> str:
+    """A metric over seeds; all of them have the same number of parameters."""
+    return spread(values[:1] if metric == "parameters" else values, COLUMNS[metric][1])
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
@@ -93,7 +118,11 @@ def make_rows(records: Sequence[runs.Run]) -> list[Row]:
     alike: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         alike.setdefault((row.data, row.label), []).append(row)
-    named = [Row(row.data, row.label + _apart(row, alike[row.data, row.label]), row.runs) for row in rows]
+    held = {row.data: {other.held_out for other in rows if other.data == row.data} for row in rows}
+    named = [
+        Row(row.data, row.label + row.note(held[row.data]) + _apart(row, alike[row.data, row.label]), row.runs)
+        for row in rows
+    ]
     return sorted(named, key=lambda row: (row.data, sum(row.values("top1")) / len(row.runs)))
 
 
@@ -126,13 +155,18 @@ def data_name(run: runs.Run) -> str:
 
 
 def standing(rows: Sequence[Row]) -> list[str]:
-    """Of each row, among those on the same data."""
-    words = [""] * len(rows)
-    for data in {row.data for row in rows}:
-        here = [i for i, row in enumerate(rows) if row.data == data]
+    """Of each row, among those on the same images and of the same length."""
+    words, places = [""] * len(rows), [_place(row) for row in rows]
+    for place in set(places):
+        here = [i for i, other in enumerate(places) if other == place]
         for i, word in zip(here, standings([rows[i].top1() for i in here]), strict=True):
             words[i] = word
     return words
+
+
+def _place(row: Row) -> tuple[Any, ...]:
+    first = row.runs[0]
+    return row.data, first.environment["data"]["checksum"], first.config.train.epochs
 
 
 class Dot(NamedTuple):
@@ -158,11 +192,11 @@ def to_markdown(rows: Sequence[Row]) -> str:
     body = [[row.data, row.label, str(len(row.runs)), *map(row.cell, COLUMNS)] for row in rows]
     words = standing(rows)
     if not any(words):
-        return markdown(head, body, 2) + f"\n\n{CAPTION}\n"
+        return markdown(head, body, 2) + f"\n\n{caption(COLUMNS)}\n"
     head.insert(2, "")
     for line, word in zip(body, words, strict=True):
         line.insert(2, word)
-    return markdown(head, body, 3) + f"\n\n{CAPTION} {TIES}\n"
+    return markdown(head, body, 3) + f"\n\n{caption(COLUMNS)} {TIES}\n"
 
 
 def markdown(head: list[str], body: list[list[str]], words: int = 1) -> str:
@@ -179,14 +213,28 @@ def to_rich(rows: Sequence[Row], width: int = 150) -> Table:
     one = len({row.data for row in rows}) == 1  # then it stands above, and leaves the width to the numbers
     words = standing(rows)
     said = [word for word in words if word]
-    caption = f"{CAPTION} {TIES}" if said else CAPTION
-    table = Table(title=rows[0].data if one else None, caption=caption, title_justify="left", caption_justify="left")
+    below = caption(shown) + (f" {TIES}" if said else "") + ("" if len(shown) == len(COLUMNS) else " More in table.md.")
+    table = Table(title=rows[0].data if one else None, caption=below, title_justify="left", caption_justify="left")
     for heading in [*([] if one else ["data"]), "method", *([""] if said else []), "seeds"]:
         table.add_column(heading, min_width=5 if heading else 4)
     for column in shown:
         table.add_column(COLUMNS[column][0], justify="right", no_wrap=True)
     for row, word, values in zip(rows, words, cells, strict=True):
         table.add_row(*([] if one else [row.data]), row.label, *([word] if said else []), str(len(row.runs)), *values)
+    return table
+
+
+def cost_table(rows: Sequence[Row], width: int = 150) -> Table | None:
+    """What the methods cost, where the terminal is too narrow to have it beside their accuracy."""
+    columns = [c for c in ("ece", "seconds", "latency_b64", "parameters") if width < WIDE[c]]
+    if not columns:
+        return None
+    table = Table(caption=caption(columns), caption_justify="left")
+    table.add_column("method")
+    for column in columns:
+        table.add_column(COLUMNS[column][0], justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(row.label, *(row.cell(c).replace(" ", "") for c in columns))
     return table
 
 

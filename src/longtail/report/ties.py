@@ -28,12 +28,14 @@ def compare_seeds(first: Mapping[int, float], second: Mapping[int, float]) -> Ve
 
 
 def standings(accuracies: Sequence[Mapping[int, float]]) -> list[str]:
-    """Of each of several methods: "best", "tied" with it, or nothing; no words at all without a verdict on any."""
-    if not accuracies:
-        return []
-    means = [sum(by_seed.values()) / len(by_seed) for by_seed in accuracies]
-    best = means.index(max(means))
-    outcomes = [compare_seeds(by_seed, accuracies[best]).outcome for by_seed in accuracies]
-    if not any(outcome for i, outcome in enumerate(outcomes) if i != best):
-        return [""] * len(means)
-    return ["best" if i == best else "tied" if outcome == "tied" else "" for i, outcome in enumerate(outcomes)]
+    """Of each of several methods: "best", "tied" with it, nothing for one behind, or "no verdict" for one of too few seeds.
+
+    The best is sought among those that can be compared; without a second one there are no words at all.
+    """
+    enough = [i for i, by_seed in enumerate(accuracies) if len(by_seed) >= ENOUGH]
+    if len(enough) < 2:
+        return [""] * len(accuracies)
+    best = max(enough, key=lambda i: sum(accuracies[i].values()) / len(accuracies[i]))
+    words = {"ahead": "", "tied": "tied", "behind": "", None: "no verdict"}
+    found = [words[compare_seeds(by_seed, accuracies[best]).outcome] for by_seed in accuracies]
+    return ["best" if i == best else word for i, word in enumerate(found)]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from longtail import runs
+from longtail.config import DataConfig
 from longtail.data.sources import DataSet, load
 from longtail.engine.train import train
 from longtail.errors import Interrupted, UserError, unknown
@@ -51,7 +52,7 @@ def reproduce(
 
 def work_through(cells: Sequence[Cell], wanted: Sequence[int], book: Book, left: Budget, again: bool) -> None:
     """Train and record cell after cell, as far as the time goes."""
-    images: dict[float, DataSet] = {}
+    images: dict[DataConfig, DataSet] = {}
     for number, cell in enumerate(cells, 1):
         if not again:
             book.borrow(cell, wanted)
@@ -126,12 +127,13 @@ def open_folder(results: Path) -> Path:
 # The work
 
 
-def load_images(cell: Cell, loaded: dict[float, DataSet]) -> DataSet:
-    """The methods share a factor's images."""
-    if cell.imbalance not in loaded:
-        loaded[cell.imbalance] = load(cell.config.data)
-        print(*loaded[cell.imbalance].describe(), sep="\n", flush=True)
-    return loaded[cell.imbalance]
+def load_images(cell: Cell, loaded: dict[DataConfig, DataSet]) -> DataSet:
+    """The methods share a factor's images, but for those that hold some of them out."""
+    data = cell.config.data
+    if data not in loaded:
+        loaded[data] = load(data)
+        print(*loaded[data].describe(), sep="\n", flush=True)
+    return loaded[data]
 
 
 def train_cell(cell: Cell, seeds: Sequence[int], data: DataSet) -> list[Path]:

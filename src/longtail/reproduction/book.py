@@ -40,7 +40,7 @@ class Book:
             found = [r for r in tree["runs"] if r["identity"] == cell.config.identity() and r["seed"] in wanted]
             missing = [r | {"method": cell.method} for r in found if r["seed"] not in self.recorded(cell)]
             if missing:
-                self.add(missing)
+                self.add(missing, trained_here=False)
 
     def seeds_left(self, cell: Cell, wanted: Sequence[int], again: bool) -> list[int]:
         return [s for s in wanted if again or s not in self.recorded(cell)]
@@ -63,12 +63,12 @@ class Book:
         images, running = max(left) * len(data.train.labels), sum(n > 0 for n in left)
         return max((MARGIN * images * seconds_per_image(r, running) for r in done), default=None)
 
-    def add(self, records: list[dict[str, Any]]) -> None:
+    def add(self, records: list[dict[str, Any]], trained_here: bool = True) -> None:
         """Record a cell; the file is read once more, since another process may have added to it."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self.tree = files.add(files.read(self.path, self.table), records)
         self.tree |= {"command": self.command, "updated": now}
-        self.device = records[-1]["device"]
+        self.device = records[-1]["device"] if trained_here else self.device
         self.write()
 
     def write(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Book:
 def seconds_per_image(record: dict[str, Any], seeds: int) -> float:
     """Of a run like this one with so many seeds: as many as trained side by side cost the same, more cost more.
 
-    Per image seen, which steps are proportional to: batches are alike within a table.
+    Per image seen, which steps are proportional to where batches are alike.
     """
     metrics, epochs = record["metrics"], all_epochs(from_dict(Config, record["identity"]))
     seconds = metrics["seconds"] + (metrics.get("setup_seconds") or 0)

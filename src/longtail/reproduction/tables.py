@@ -22,7 +22,7 @@ class Variant:
     label: str
     change: Callable[[Config], Config]
     paper: float | None = None
-    """What the paper has for it, on its own data where these are others."""
+    """What the paper has for it, on other data: shown, and neither drawn nor subtracted."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class PaperTable:
             paper |= {name: {f"{f:g}": variant.paper for f in self.imbalance}} if variant.paper is not None else {}
         labels = {method: self.label(method) for method in self.methods}
         plain = {"imbalance": list(self.imbalance), "seeds": list(self.seeds), "published": paper}
-        words = {"mixed": self.mixed, "note": self.note}
+        words = {"mixed": self.mixed, "note": self.note, "elsewhere": list(self.variants)}
         return {"recipe": self.recipe, "setting": self.setting, "methods": labels} | plain | words
 
 

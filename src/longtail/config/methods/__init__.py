@@ -1,4 +1,10 @@
-"""The settings of each method; its equations are in `longtail.methods` and `longtail.losses`."""
+"""The settings of each method; its equations are in `longtail.methods` and `longtail.losses`.
+
+A file beside this one is found by itself, and its settings by the name they have in JSON; `cfg.NAME` is for those listed here.
+"""
+
+import importlib
+import pkgutil
 
 from longtail.config.methods.base import METHODS, Deferred, LinearStage, MethodConfig
 from longtail.config.methods.contrast import Centres, Contrast, GPaCo, MomentumContrast, MultiTask, PaCo, SupCon
@@ -12,6 +18,9 @@ from longtail.config.methods.softmax import (
     LogitAdjustment,
 )
 from longtail.config.methods.stages import CRT, LWS, NCM, MiSLAS, TauNorm
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
 
 __all__ = [
     "BBN",

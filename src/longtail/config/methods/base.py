@@ -17,7 +17,7 @@ class MethodConfig(Section):
     section: ClassVar[str] = "method"
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""
-    second: ClassVar[str] = ""
+    second_field: ClassVar[str] = ""
     """The field that holds the epochs of its second stage, where it has one."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -31,7 +31,7 @@ class MethodConfig(Section):
 
     @property
     def second_epochs(self) -> int:
-        return getattr(self, self.second) if self.second else 0
+        return getattr(self, self.second_field) if self.second_field else 0
 
     @classmethod
     def chosen_by(cls, tree: dict[str, Any]) -> type[Section]:
@@ -63,7 +63,7 @@ class Deferred(MethodConfig):
 class LinearStage(MethodConfig):
     """A second stage, in which the trunk is frozen and what stands on it learns."""
 
-    second: ClassVar[str] = "linear_epochs"
+    second_field: ClassVar[str] = "linear_epochs"
 
     linear_epochs: int = 10
     """Epochs of the second stage."""

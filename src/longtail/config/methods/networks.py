@@ -73,7 +73,7 @@ class OLTR(MethodConfig):
 
     name: ClassVar[str] = "oltr"
     title: ClassVar[str] = "OLTR"
-    second: ClassVar[str] = "memory_epochs"
+    second_field: ClassVar[str] = "memory_epochs"
 
     memory_epochs: int = 30
     """Epochs of the second stage, which learns attention, memory and classifier on images drawn class-balanced."""
@@ -104,7 +104,7 @@ class RIDE(Deferred):
 
     name: ClassVar[str] = "ride"
     title: ClassVar[str] = "RIDE"
-    second: ClassVar[str] = "router_epochs"
+    second_field: ClassVar[str] = "router_epochs"
 
     experts: int = 3
     """How many; each owns the last two stages of the network."""
@@ -127,7 +127,12 @@ class RIDE(Deferred):
 
     @property
     def label(self) -> str:
-        return f"{self.title}, {self.experts} experts"
+        return f"{self.title}, {self.experts} expert{'s' * (self.experts > 1)}"
+
+    @property
+    def second_epochs(self) -> int:
+        """One expert needs no router."""
+        return self.router_epochs if self.experts > 1 else 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
