@@ -44,7 +44,7 @@ def test_it_stops_and_resumes_bit_for_bit(finished, tmp_path):
     """In the middle of an epoch of either stage, and where one stage ends and the next begins."""
     config, folder = finished
     epoch = len(load_once(config.data).train.labels) // BATCH
-    boundary, end = EPOCHS * epoch, (EPOCHS + (SECOND if config.method.second_field else 0)) * epoch
+    boundary, end = EPOCHS * epoch, (EPOCHS + config.method.second_epochs) * epoch
     for stop in (4, boundary, boundary + epoch + 3):
         if stop < end or stop == boundary:
             assert run_until(config, tmp_path, stop).steps_done() == stop

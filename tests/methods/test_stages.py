@@ -232,12 +232,18 @@ def test_tau_norm_with_a_power_given_looks_at_no_images():
     torch.testing.assert_close(method.net.head.weight.detach(), wanted)
 
 
-def test_tau_norm_without_validation_images_says_what_to_do():
-    with pytest.raises(UserError, match=r"--data\.val_fraction 0\.1, or give --method\.power"):
-        config = short("tau-norm")
-        methods.make(replace(config, data=replace(config.data, val_fraction=0.0)), COUNTS)
-    with pytest.raises(UserError, match="validation split is empty"):
-        tau_norm(validation(0)[0]).begin(Start(None, None, torch.Generator()))
+def test_tau_norm_without_validation_images_says_what_to_do(tmp_path):
+    """Before it is trained."""
+    config = short("tau-norm")
+    with pytest.raises(UserError, match=r"which is empty: hold images out with --data\.val_fraction 0\.1"):
+        Run(config, 0, replace(load(config.data), val=None), tmp_path, CPU)
+    Run(
+        replace(config, method=replace(config.method, power=0.5)),
+        0,
+        replace(load(config.data), val=None),
+        tmp_path,
+        CPU,
+    )
 
 
 def through(config: Config, folder: Path, seed: int = 0) -> Run:

@@ -1,7 +1,7 @@
 """One table of many runs: a row per configuration, mean ± standard deviation over its seeds."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,9 +40,11 @@ SAYS = {
 }
 
 
-def caption(shown: Iterable[str]) -> str:
+def caption(shown: Collection[str]) -> str:
     """What the columns say."""
     words = "; ".join(SAYS[c] for c in shown if c in SAYS)
+    if "top1" not in shown:  # the rest of a table that has said so
+        return f"{words.capitalize()}."
     spreads = "Mean ± standard deviation over seeds; – where there is nothing."
     return f"Last epoch, test set, in percent: {words}. {spreads}"
 
