@@ -28,7 +28,7 @@ def make_dots(tree: Tree, epochs: int) -> dict[str, list[Dot]]:
     for factor in tree["table"]["imbalance"]:
         rows = [row for row in of_length(tree["rows"], epochs) if row["imbalance"] == factor]
         rows.sort(key=lambda row: row["metrics"]["top1"]["mean"])
-        words = standings([_top1(row) for row in rows])
+        words = standings([top1_by_seed(row) for row in rows])
         dots = [_dot(row, word) for row, word in zip(rows, words, strict=True)]
         panels |= {factor_name(factor): dots} if dots else {}
     return panels
@@ -175,8 +175,8 @@ def make_verdicts(rows: Sequence[Tree], table: Tree) -> list[Tree]:
 def compare(a: Tree, b: Tree) -> Tree:
     """The seed-paired difference a - b in top-1 with its 95 % t interval; tied where the interval contains zero."""
     names = {"first": a["label"], "second": b["label"], "epochs": a["epochs"], "imbalance": a["imbalance"]}
-    return names | compare_seeds(_top1(a), _top1(b))._asdict()
+    return names | compare_seeds(top1_by_seed(a), top1_by_seed(b))._asdict()
 
 
-def _top1(row: Tree) -> dict[int, float]:
+def top1_by_seed(row: Tree) -> dict[int, float]:
     return dict(zip(row["seeds"], row["metrics"]["top1"]["values"], strict=True))

@@ -8,9 +8,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.table import Table
 
 from longtail.config import Config, from_dict
-from longtail.report.cells import MIXED, Tree, factor_name, label_of, lengths, of_length, pictures, published
-from longtail.report.table import COLUMNS, figure, markdown, spread
-from longtail.report.ties import ENOUGH
+from longtail.report.cells import (
+    MIXED,
+    Tree,
+    factor_name,
+    label_of,
+    lengths,
+    of_length,
+    pictures,
+    published,
+    top1_by_seed,
+)
+from longtail.report.table import COLUMNS, TIES, figure, markdown, spread
+from longtail.report.ties import ENOUGH, standings
 from longtail.runs import seeds_named
 
 DETAILS = ("top1", "many", "medium", "few", "ece", "knn_top1", "seconds", "latency_b64", "parameters")
@@ -124,9 +134,14 @@ def details(rows: Sequence[Tree], factor: float) -> list[str]:
     here = [row for row in rows if row["imbalance"] == factor]
     if not here:
         return []
-    head = ["method", *(COLUMNS[c][0] for c in DETAILS), "seeds"]
-    body = [[row["label"], *(_figure(row, c) for c in DETAILS), " ".join(map(str, row["seeds"]))] for row in here]
-    return [f"### {factor_name(factor).capitalize()}", markdown(head, body)]
+    head = ["method", "", *(COLUMNS[c][0] for c in DETAILS), "seeds"]
+    words = standings([top1_by_seed(row) for row in here])
+    body = [
+        [row["label"], word, *(_figure(row, c) for c in DETAILS), " ".join(map(str, row["seeds"]))]
+        for row, word in zip(here, words, strict=True)
+    ]
+    title = f"### {factor_name(factor).capitalize()}"
+    return [title, markdown(head, body, 2), *([TIES] if any(words) else [])]
 
 
 def _figure(row: Tree, column: str) -> str:
