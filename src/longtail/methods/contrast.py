@@ -35,14 +35,9 @@ class Contrast(Method):
     def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
         super().__init__(net, counts_C, config)
         c, width = self.config, net.trunk.width
-        norm = getattr(c, "projection_norm", False)
-        self.G = projection(width, c.projection_hidden or width, c.projection_dim, norm, self.G_layers)
-        self.add_key_network()
+        self.G = projection(width, c.projection_hidden or width, c.projection_dim, c.projection_norm, self.G_layers)
         self.queue = LabelledQueue(c.queue, c.projection_dim)
         self.fresh: list[tuple[Tensor, Tensor]] = []  # keys of the step under way
-
-    def add_key_network(self) -> None:
-        """Where there is one."""
 
     def project(self, G: nn.Module, x_BF: Tensor) -> Tensor:
         return F.normalize(G(x_BF))
@@ -74,7 +69,8 @@ class MomentumContrast(Contrast):
 
     config: cfg.MomentumContrast
 
-    def add_key_network(self) -> None:
+    def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
+        super().__init__(net, counts_C, config)
         self.key = MomentumNetwork(self.query_network(), self.config.momentum, self.config.key_norm)
 
     def query_network(self) -> nn.Sequential:

@@ -19,6 +19,8 @@ class Contrast(MethodConfig):
     """Output width of the projection G."""
     projection_hidden: int = 0
     """Hidden width of G; 0: the trunk's feature width."""
+    projection_norm: bool = True
+    """Batch norm inside G, as released; MoCo v2's G, which the paper names, has none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -34,8 +36,6 @@ class MomentumContrast(Contrast):
 
     momentum: float = 0.999
     """The key network keeps this share of itself at each step."""
-    projection_norm: bool = True
-    """Batch norm inside G, as released; MoCo v2's G, which the paper names, has none."""
     key_norm: Literal["batch", "ema"] = "batch"
     """Batch norm of the key network: statistics of its own batch, as released, or the query's running averages."""
 
@@ -97,6 +97,8 @@ class Centres(MethodConfig):
     """Temperature of the centre logits: 1 as released, `tau` as the text has it."""
     rebalance: bool = True
     """Multiply the centres by class frequency (Eq. 8); without, Eq. 4."""
+    smoothing: float = 0.0
+    """Of the centres' targets: this share goes to all classes alike (GPaCo's choice)."""
 
     @property
     def label(self) -> str:
@@ -106,6 +108,7 @@ class Centres(MethodConfig):
         super().__post_init__()
         require(0 <= self.alpha < 1, "method.alpha", self.alpha, "in [0, 1): try 0.01 to 0.05")
         require(self.centre_tau > 0, "method.centre_tau", self.centre_tau, "above 0")
+        require(0 <= self.smoothing < 1, "method.smoothing", self.smoothing, "in [0, 1): try 0.1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +124,5 @@ class GPaCo(Contrast, Centres):
     name: ClassVar[str] = "gpaco"
     title: ClassVar[str] = "GPaCo"
 
-    smoothing: float = 0.0
-    """Of the centres' targets: this share goes to all classes alike."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.smoothing < 1, "method.smoothing", self.smoothing, "in [0, 1): try 0.1")
+    projection_norm: bool = False
+    """Batch norm inside G."""
