@@ -1,6 +1,9 @@
 """How often classes and images are drawn, against the shares written out; and what an order depends on."""
 
 import math
+import os
+import subprocess
+import sys
 from itertools import combinations
 
 import numpy as np
@@ -165,3 +168,40 @@ def test_a_loader_beside_shares_the_images_and_draws_on_its_own():
     ours.seek(1, 0), other.seek(1, 0)
     assert torch.equal(ours.take(1)[1], LABELS[epoch_order("uniform", LABELS, 0, 1)[:32]])
     assert torch.equal(other.take(1)[1], LABELS[epoch_order("reversed", LABELS, 0, 1, purpose="partner")[:32]])
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "balanced"])
+def test_loaders_of_several_processes_share_an_epoch_out(sampler, monkeypatch):
+    made = []
+    for rank in range(3):
+        monkeypatch.setattr("longtail.data.loader.place", lambda rank=rank: (rank, 3))
+        made.append(loader())
+        made[-1].enter(sampler, 0, 5)
+        made[-1].seek(2, 0)
+    assert {one.batches for one in made} == {N // 3 // 32} and {len(one.order_N) for one in made} == {N // 3}
+    together = torch.stack([one.order_N for one in made], 1).flatten()
+    assert torch.equal(together, epoch_order(sampler, LABELS, 0, 2, 0.5)[: N // 3 * 3])
+
+
+SCRIPT = """
+import sys, numpy as np, torch, torch.distributed as dist
+from longtail.data.loader import ResidentLoader
+from longtail.data.sources import Source
+rank, path = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{path}/rendezvous", rank=rank, world_size=2)
+labels = np.arange(40) % 4
+source = Source(np.zeros((40, 2, 2, 3), np.uint8), labels, tuple("abcd"), np.arange(40))
+made = ResidentLoader(source, 8, 0, torch.device("cpu"))
+made.seek(1, 0)
+torch.save(made.order_N, f"{path}/{rank}.pt")
+dist.destroy_process_group()
+"""
+
+
+def test_two_real_processes_see_each_image_once(tmp_path):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-c", SCRIPT]
+    ranks = [subprocess.Popen([*command, str(r), str(tmp_path)], env=environment) for r in (0, 1)]
+    assert [process.wait(120) for process in ranks] == [0, 0]
+    seen = torch.cat([torch.load(tmp_path / f"{r}.pt", weights_only=True) for r in (0, 1)])
+    assert sorted(seen.tolist()) == list(range(40))
