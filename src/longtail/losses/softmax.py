@@ -29,10 +29,15 @@ def focal_loss(logits_BC: Tensor, y_B: Tensor, gamma: float = 1.0, weight_C: Ten
 def class_balanced_focal_loss(logits_BC: Tensor, y_B: Tensor, weight_C: Tensor, gamma: float = 1.0) -> Tensor:
     """Mean of w_y · sum_c (1 - q_c)^gamma (-log q_c) (Cui et al., 2019), where q_c is the probability that a sigmoid of
     logit c gives to the truth about class c."""
-    truth_BC = F.one_hot(y_B, logits_BC.shape[1]).bool()
+    truth_BC = _truth(y_B, logits_BC)
     log_q_BC = F.logsigmoid(torch.where(truth_BC, 1.0, -1.0) * at_least_float32(logits_BC))
     loss_B = -(_rest(log_q_BC) ** gamma * log_q_BC).sum(1)
     return (weight_C[y_B] * loss_B).mean()
+
+
+def _truth(y_B: Tensor, like_BC: Tensor) -> Tensor:
+    """True at each image's class; torch's one_hot looks at the labels first, for which the host must wait."""
+    return y_B[:, None] == torch.arange(like_BC.shape[1], device=y_B.device)
 
 
 def _rest(log_p: Tensor) -> Tensor:
@@ -50,7 +55,7 @@ def ldam_loss(
     cosine_BC: Tensor, y_B: Tensor, margin_C: Tensor, scale: float = 30.0, weight_C: Tensor | None = None
 ) -> Tensor:
     """Cross-entropy of scale · (cosine_c - m_y [c = y]) (Cao et al., 2019): the truth must lead by its class's margin."""
-    truth_BC = F.one_hot(y_B, cosine_BC.shape[1])
+    truth_BC = _truth(y_B, cosine_BC)
     return cross_entropy_loss(scale * (at_least_float32(cosine_BC) - margin_C * truth_BC), y_B, weight_C)
 
 

@@ -1,0 +1,74 @@
+"""No step waits for the host, and none brings it numbers from there: what a CUDA graph could not record, seen on the CPU."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from longtail import recipes
+from longtail.engine.run import Run
+from longtail.engine.train import advance
+from longtail.models.beside import Beside
+from tests.conftest import tiny
+from tests.engine.test_train import CPU, load_once
+
+aten = torch.ops.aten
+ASKS = {  # a value, or a shape that depends on values
+    aten._local_scalar_dense.default,
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten.equal.default,
+    aten.unique_dim.default,
+    aten._unique2.default,
+}
+BRINGS = {aten.lift_fresh.default}  # torch.tensor(number): on a GPU a copy from the host's memory
+
+
+class OnTheDeviceAlone(TorchDispatchMode):
+    """Fails where an operation would make the host wait, or needs it."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func in ASKS | BRINGS:
+            raise AssertionError(f"{func} in a step")
+        if func is aten.index.Tensor and any(i is not None and i.dtype == torch.bool for i in args[1]):
+            raise AssertionError("a mask as an index: how many it takes is known to the host only when it is done")
+        return func(*args, **(kwargs or {}))
+
+
+def step(run: Run) -> None:
+    """What `advance` does, but for the optimiser, which on the CPU is another one than on a GPU."""
+    beside = Beside(run.device)
+    terms = run.method.loss(run.batches.next())
+    run.meter.add(terms, run.clock)
+    terms["loss"].backward()
+    run.method.after_backward(beside)
+    run.method.after_step()
+
+
+def test_the_watch_sees_what_it_should():
+    x = torch.ones(3)
+    for asks in (lambda: x.sum().item(), lambda: x[x > 0], lambda: x.new_tensor(2.0), lambda: bool(x[0] > 0)):
+        with pytest.raises(AssertionError), OnTheDeviceAlone():
+            asks()
+    with OnTheDeviceAlone():
+        assert torch.where(x > 0, x, 0.0).shape == (3,)
+
+
+@pytest.mark.parametrize("method", recipes.METHODS)
+def test_a_step_of_every_stage_stays_on_the_device(method, tmp_path):
+    config = tiny(method)
+    if hasattr(config.method, "drw_from"):
+        config = replace(config, method=replace(config.method, drw_from=0.0))
+    run = Run(config, 0, load_once(config.data), tmp_path, CPU)
+    for index, stage in enumerate(run.method.stages):
+        run.enter(index)
+        run.method.begin(run.start())
+        run.method.train()
+        if stage.epochs:
+            run.prepare(0)
+            advance(run)  # the first one makes what lives on
+            run.prepare(1)
+            with OnTheDeviceAlone():
+                run.batches.make()
+                step(run)
