@@ -30,8 +30,7 @@ COLUMNS = {
 WIDE = {"ece": 100, "seconds": 130, "latency_b64": 130, "parameters": 130, "macro_f1": 170, "knn_top1": 170}
 """Columns of a terminal that a column is shown from; what there is no room for stands in table.md."""
 SAYS = {
-    "top1": "accuracy of all images",
-    "many": "and of classes with many (>100), medium (20-100) and few (<20) training images",
+    "top1": "accuracy of all images, and of classes with many (>100), medium (20-100) and few (<20) training images",
     "macro_f1": "macro F1",
     "ece": "expected calibration error (lower is better)",
     "knn_top1": "k-NN accuracy of the features",
