@@ -54,7 +54,11 @@ def test_the_kernels_compile(architecture, tmp_path, monkeypatch):
     """One of each kind and of each width; what has been compiled is read back from the disk."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     names = ["pack_weights"]
-    names += [expression("pool", 64, 64, 8), expression("last_grad", 64, 8, False)]
+    names += [
+        expression("pool", 64, 64, 8),
+        expression("last_grad", 64, 8, False),
+        expression("last_grad", 16, 32, True),
+    ]
     for into, out, side, stride in SIZES[:: 2 if architecture == "sm_80" else 3]:
         names.append(expression("weight_grad", into, out, side, stride, fused.FINISHED))
         if into == 3:
