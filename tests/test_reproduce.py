@@ -17,7 +17,7 @@ from longtail.data.sources import load
 from longtail.errors import Interrupted, UserError
 from longtail.report import results as files
 from longtail.report.cells import make_panels, make_rows, make_verdicts, pictures
-from longtail.report.page import in_words, to_markdown
+from longtail.report.page import in_words, missing, to_markdown
 from longtail.reproduction import reproduce
 from longtail.reproduction.book import MARGIN, Book, seconds_per_image
 from longtail.reproduction.tables import TABLES, PaperTable, Variant, make_cell
@@ -378,6 +378,15 @@ def test_the_most_telling_cells_come_first():
     assert cells[:6] == [(m, f) for f in (100, 50, 10) for m in ("paco", "balanced-softmax")]
     assert cells[6:] == [(m, f) for m in ("ce", "paco-no-rebalance", "supcon") for f in (100, 50, 10)]
     assert {m for m, _ in TABLES["cifar100"].cells()} == {"ce", "supcon", "ce-supcon", "paco-no-rebalance"}
+
+
+def test_authors_settings_are_run_where_a_figure_was_published():
+    table = TABLES["published"]
+    found = table.cells()
+    assert all((m, f) in recipes.RECIPES["cifar100-lt"].published or m == "ce" for m, f in found)
+    assert [f for m, f in found if m == "ride-3"] == [100] and [f for m, f in found if m == "bbn"] == [100, 50, 10]
+    tree = {"table": table.to_dict(), "runs": [], "rows": []}
+    assert "RIDE, 3 experts at imbalance 100;" in missing(tree["table"], tree["rows"])
 
 
 def test_configurations_are_the_recipes():

@@ -94,8 +94,9 @@ def headline_cell(table: Tree, method: str, factor: float, rows: Iterable[Tree])
 def missing(table: Tree, rows: Sequence[Tree]) -> str:
     """What the table asks for and these rows do not have."""
     lacks = []
-    for _, label, named in lines(table, rows):
-        cells = [words for factor in table["imbalance"] if (words := _lacking(table, factor, named))]
+    for method, label, named in lines(table, rows):
+        wanted = table.get("factors", {}).get(method, table["imbalance"])
+        cells = [words for factor in wanted if (words := _lacking(table, factor, named))]
         lacks += [f"{label} at {', '.join(cells)}"] if cells else []
     return f"Not run yet: {'; '.join(lacks)}." if lacks else "Nothing is missing."
 

@@ -50,8 +50,13 @@ class PaperTable:
     def cells(self) -> list[tuple[str, float]]:
         """In the order of work: the two by factor, then the rest by method."""
         pair, rest = self.methods[:2], self.methods[2:]
-        first = [(method, factor) for factor in self.imbalance for method in pair]
-        return first + [(method, factor) for method in rest for factor in self.imbalance]
+        first = [(method, factor) for factor in self.imbalance for method in pair if factor in self.factors(method)]
+        return first + [(method, factor) for method in rest for factor in self.factors(method)]
+
+    def factors(self, method: str) -> tuple[float, ...]:
+        """Those of the table; where authors' settings are checked, those that a figure was published for, if any was."""
+        known = [f for f in self.imbalance if (method, f) in recipes.RECIPES[self.recipe].published]
+        return tuple(known) if self.mixed and known else self.imbalance
 
     def config(self, method: str, imbalance: float, epochs: int | None = None) -> Config:
         """The recipe's, or a longer or shorter one: its stages keep their proportion, and its warm-up stays as it is."""
@@ -74,7 +79,8 @@ class PaperTable:
             paper |= {name: {f"{f:g}": variant.paper for f in self.imbalance}} if variant.paper is not None else {}
         labels = {method: self.label(method) for method in self.methods}
         plain = {"imbalance": list(self.imbalance), "seeds": list(self.seeds), "published": paper}
-        words = {"mixed": self.mixed, "note": self.note, "elsewhere": list(self.variants)}
+        factors = {method: list(self.factors(method)) for method in self.methods}
+        words = {"factors": factors, "mixed": self.mixed, "note": self.note, "elsewhere": list(self.variants)}
         return {"recipe": self.recipe, "setting": self.setting, "methods": labels} | plain | words
 
 
