@@ -61,6 +61,18 @@ def test_what_cannot_be_trained_is_known_before_the_first_method_is(tmp_path, ca
     assert left_out == {"bbn", "reslt", "oltr", "ride-1", "ride-2", "ride-3", "ride-4"}
 
 
+def test_a_folder_of_another_budget_is_an_error_also_for_all(tmp_path):
+    compare("digits-lt", "ce", tmp_path, seeds=[0], epochs=1, change=quiet)
+    with pytest.raises(UserError, match=r"started with another configuration .*train\.epochs was 1, now 2"):
+        compare("digits-lt", "all", tmp_path, seeds=[0], epochs=2, change=quiet)
+
+
+def test_where_no_method_can_be_trained_the_first_says_why(tmp_path, monkeypatch):
+    monkeypatch.setattr(comparison, "check", lambda configs, *_: {name: UserError("no") for name in configs})
+    with pytest.raises(UserError, match="ce: no"):
+        compare("digits-lt", "all", tmp_path, change=quiet)
+
+
 def test_one_that_fails_does_not_take_the_others_with_it(tmp_path, capsys, monkeypatch):
     def train(config, *args, **kwargs):
         if config.method.name == "ce":

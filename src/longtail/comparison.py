@@ -7,7 +7,7 @@ from pathlib import Path
 
 from longtail import recipes, runs
 from longtail.config import Config, DataConfig
-from longtail.data.sources import DataSet, load
+from longtail.data.sources import DataSet, load_once
 from longtail.engine.folder import check_folder
 from longtail.engine.train import train
 from longtail.errors import Interrupted, UserError
@@ -16,7 +16,6 @@ from longtail.report.plots import compared
 from longtail.report.table import Row, make_dots, make_rows, write_table
 
 USUAL = ("ce", "balanced-softmax", "paco")
-SEEDS = (0, 1, 2)  # as many as a verdict needs
 ALL = "all"
 
 
@@ -37,12 +36,16 @@ def compare(
     """
     configs = {name: configure(data, name, seeds, imbalance, epochs, change) for name in chosen(methods)}
     where = Path(out) if out else default_out(data, next(iter(configs.values())))
+    for name, config in configs.items():
+        for seed in config.train.seeds:
+            check_folder(where / name / f"seed{seed}", config, resume=True)
     images: dict[DataConfig, DataSet] = {}
-    for name, error in check(configs, where, images).items():
-        if ALL not in methods:
+    refused = check(configs, where, images)
+    for name, error in refused.items():
+        if ALL not in methods or len(refused) == len(configs):
             raise UserError(f"{name}: {error}")
         print(f"{name} is left out: {error}", file=sys.stderr, flush=True)
-        del configs[name]
+    configs = {name: config for name, config in configs.items() if name not in refused}
     failures = {}
     for number, (name, config) in enumerate(configs.items(), 1):
         print(f"method {number} of {len(configs)}: {config.method.label}", flush=True)
@@ -60,9 +63,9 @@ def train_one(name: str, config: Config, folder: Path, images: dict[DataConfig, 
         print(f"{folder} has finished already", flush=True)
         return None
     try:
-        train(config, folder, resume=True, data=load_once(config, images))
-    except Interrupted as stop:  # its message speaks of --resume, which this verb needs not
-        raise Interrupted(f"stopped in {name}, and saved: the same command continues", stop.exit_code - 128) from stop
+        train(config, folder, resume=True, data=load_once(config.data, images))
+    except Interrupted as stop:
+        raise stop.in_a_verb_that_resumes(f"{name}, and saved") from stop
     except UserError as error:
         return error
     return None
@@ -101,8 +104,7 @@ def configure(
 ) -> Config:
     """The recipe's one budget for all methods."""
     usual = recipes.one_budget(data, method, imbalance)
-    config = replace(usual, train=replace(usual.train, seeds=SEEDS))
-    config = change(config) if change else config
+    config = change(usual) if change else usual
     held_out = max(usual.data.val_fraction, config.data.val_fraction)  # by methods that choose something on it
     config = replace(config, data=replace(config.data, val_fraction=held_out))
     if seeds is not None:
@@ -114,27 +116,17 @@ def check(configs: dict[str, Config], where: Path, images: dict[DataConfig, Data
     """The methods that cannot be trained on these images with this network, and why: known now, not after hours."""
     found = {}
     for name, config in configs.items():
-        try:
-            for seed in config.train.seeds:
-                check_folder(where / name / f"seed{seed}", config, resume=True)
-            if unfinished(config, where / name):
-                data = load_once(config, images)
+        if unfinished(config, where / name):
+            data = load_once(config.data, images)
+            try:
                 make(config, data.train.counts, stored=True).check(data.val is not None)
-        except UserError as error:
-            found[name] = error
+            except UserError as error:
+                found[name] = error
     return found
 
 
 def unfinished(config: Config, folder: Path) -> bool:
     return not all((folder / f"seed{seed}" / runs.METRICS).exists() for seed in config.train.seeds)
-
-
-def load_once(config: Config, images: dict[DataConfig, DataSet]) -> DataSet:
-    """Methods share the images, but for those that hold some out."""
-    if config.data not in images:
-        images[config.data] = load(config.data)
-        print(*images[config.data].describe(), sep="\n", flush=True)
-    return images[config.data]
 
 
 def default_out(data: str | Path, config: Config) -> Path:

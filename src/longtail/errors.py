@@ -24,6 +24,10 @@ class Interrupted(RunError):
         super().__init__(message)
         self.exit_code = 128 + signum
 
+    def in_a_verb_that_resumes(self, where: str) -> "Interrupted":
+        """The message of `train` speaks of --resume, which other verbs need not."""
+        return Interrupted(f"stopped in {where}: the same command continues", self.exit_code - 128)
+
 
 def unknown(kind: str, given: object, known: Iterable[str]) -> UserError:
     """The error for a name that is not among the known ones, with the nearest as a suggestion."""

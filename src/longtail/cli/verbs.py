@@ -104,7 +104,6 @@ def run_compare(args: list[str]) -> None:
     name = name_first("compare", args)
     not_both(args, ("--epochs", "--train.epochs"), ("--seeds", "--train.seeds"), ("--imbalance", "--data.imbalance"))
     config = recipes.one_budget(name, imbalance=scanned(args[1:], imbalance=float)["imbalance"])
-    config = replace(config, train=replace(config.train, seeds=(0, 1, 2)))
     given = parse(Compare, "compare", args, Compare(images=name, **sections_of(config, *SHARED)))
 
     from longtail.comparison import compare, default_out

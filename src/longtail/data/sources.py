@@ -26,7 +26,7 @@ from longtail.data.pool import (
     resized,
 )
 
-__all__ = ["DataSet", "Source", "load"]
+__all__ = ["DataSet", "Source", "load", "load_once"]
 
 DIGITS_TEST = 40  # images per class of `digits` that are the test set, whatever is drawn from the rest
 
@@ -84,6 +84,14 @@ def load(config: DataConfig) -> DataSet:
         notes=(*opened.notes, *notes),
         drawn=class_counts(pool.labels[drawn], names),
     )
+
+
+def load_once(config: DataConfig, loaded: dict[DataConfig, DataSet]) -> DataSet:
+    """For methods that share their images, but for those that hold some out; described when they come."""
+    if config not in loaded:
+        loaded[config] = load(config)
+        print(*loaded[config].describe(), sep="\n", flush=True)
+    return loaded[config]
 
 
 def _open(config: DataConfig) -> Opened:

@@ -65,7 +65,7 @@ class Start(NamedTuple):
 
 class Method(nn.Module):
     """A network with an objective. Subclasses name their `settings`, and give `after_trunk`, or `loss` where more than one
-    view is seen; those of several stages list them in `stages`."""
+    view is seen; those of several stages list them in `make_stages`."""
 
     BY_SETTINGS: ClassVar[dict[type[MethodConfig], type["Method"]]] = {}
 

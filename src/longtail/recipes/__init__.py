@@ -137,7 +137,8 @@ def one_budget(name: str | Path, method: str = "ce", imbalance: float | None = N
     """The configuration under which methods are compared on a recipe's data, or on a folder's."""
     recipe = RECIPES.get(str(name))
     setting = "equal" if recipe and "equal" in recipe.settings else None
-    return make(name, method=method, imbalance=imbalance, setting=setting)
+    config = make(name, method=method, imbalance=imbalance, setting=setting)
+    return replace(config, train=replace(config.train, seeds=(0, 1, 2)))  # as many as a verdict needs
 
 
 def with_epochs(config: Config, epochs: int, usual: int | None = None) -> Config:

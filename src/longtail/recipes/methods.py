@@ -74,7 +74,6 @@ class Entry:
 
 
 LDAM_PROTOCOL = Authors(_steps())  # of LDAM-DRW's code, which most baselines of the field come from
-BBN_SGD = _steps(0.6, 0.8)
 
 METHODS: dict[str, Entry] = {
     "ce": Entry(cfg.CrossEntropy, authors=LDAM_PROTOCOL),
@@ -108,7 +107,7 @@ METHODS: dict[str, Entry] = {
         authors=Authors(_steps(gamma=0.1, weight_decay=5e-4)),  # as its README advises; its configuration has 2e-4
         published={100: 47.0, 50: 52.3, 10: 63.2},
     ),
-    "bbn": Entry(cfg.BBN, authors=Authors(BBN_SGD), published={100: 42.6, 50: 47.0, 10: 59.1}),
+    "bbn": Entry(cfg.BBN, authors=Authors(_steps(0.6, 0.8)), published={100: 42.6, 50: 47.0, 10: 59.1}),
     "causal-norm": Entry(
         cfg.CausalNorm,
         authors=Authors(_steps(0.6, 0.8, lr=0.2, weight_decay=5e-4), batch_size=256, values={"twin_block": True}),
@@ -128,9 +127,7 @@ METHODS: dict[str, Entry] = {
             cfg.RIDE,
             {"experts": experts},
             rates_at_512={"router_lr": 0.01},
-            authors=Authors(
-                _steps(weight_decay=5e-4, nesterov=True), view=ViewConfig(crop="pad", rotate=15), values={}
-            ),
+            authors=Authors(_steps(weight_decay=5e-4, nesterov=True), view=ViewConfig(crop="pad", rotate=15)),
             published={100: 48.6} if experts == 3 else {},  # its README, without distillation
         )
         for experts in (1, 2, 3, 4)

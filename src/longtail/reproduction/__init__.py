@@ -9,7 +9,7 @@ from typing import Any
 
 from longtail import runs
 from longtail.config import DataConfig
-from longtail.data.sources import DataSet, load
+from longtail.data.sources import DataSet, load_once
 from longtail.engine.train import train
 from longtail.errors import Interrupted, UserError, unknown
 from longtail.reproduction.book import Book, Budget, file_name, make_record
@@ -60,7 +60,7 @@ def work_through(cells: Sequence[Cell], wanted: Sequence[int], book: Book, left:
         if not todo:
             print(f"{where}: in {book.path} already, skipped", flush=True)
             continue
-        data = load_images(cell, images)
+        data = load_once(cell.config.data, images)
         book.check_images(cell, data)
         if too_long := left.too_short_for(book.estimate(cell, data, todo, again)):
             go_on = "name what is left with --methods and --imbalance" if again else "the same command continues"
@@ -127,21 +127,11 @@ def open_folder(results: Path) -> Path:
 # The work
 
 
-def load_images(cell: Cell, loaded: dict[DataConfig, DataSet]) -> DataSet:
-    """The methods share a factor's images, but for those that hold some of them out."""
-    data = cell.config.data
-    if data not in loaded:
-        loaded[data] = load(data)
-        print(*loaded[data].describe(), sep="\n", flush=True)
-    return loaded[data]
-
-
 def train_cell(cell: Cell, seeds: Sequence[int], data: DataSet) -> list[Path]:
     try:
         return train(cell.with_seeds(seeds), cell.folder, resume=True, data=data)
-    except Interrupted as stop:  # its message speaks of --resume, which this verb needs not
-        where = f"stopped in {cell}, and saved in {cell.folder}"
-        raise Interrupted(f"{where}: the same command continues", stop.exit_code - 128) from stop
+    except Interrupted as stop:
+        raise stop.in_a_verb_that_resumes(f"{cell}, and saved in {cell.folder}") from stop
 
 
 def set_aside(cell: Cell, recorded: dict[int, dict[str, Any]]) -> None:

@@ -123,6 +123,12 @@ ABLATIONS = {
     },
 }
 
+
+def first_two(*names: str) -> tuple[str, ...]:
+    """Methods with PaCo and Balanced Softmax at their head, each once."""
+    return tuple(dict.fromkeys(("paco", "balanced-softmax", *names)))
+
+
 TABLES = {
     "cifar100-lt": PaperTable(
         title="CIFAR-100-LT with ResNet-32 (Table 6 of the PaCo paper)",
@@ -135,12 +141,7 @@ TABLES = {
         title="CIFAR-100-LT, every method as its authors ran it",
         recipe="cifar100-lt",
         setting="released",
-        methods=(
-            "paco",
-            "balanced-softmax",
-            *(m for m, e in METHODS.items() if e.published and m not in ("paco", "balanced-softmax")),
-            "ce",
-        ),
+        methods=first_two(*(m for m, e in METHODS.items() if e.published), "ce"),
         imbalance=(100, 50, 10),
         note="In brackets what was published: by the PaCo paper; for CB-Focal by its own authors, for cRT, LWS and tau-norm by "
         "the Bag of Tricks code, for RIDE by its README.",
@@ -150,7 +151,7 @@ TABLES = {
         title="CIFAR-100-LT at imbalance 100: every method under one budget",
         recipe="cifar100-lt",
         setting="equal",
-        methods=("paco", "balanced-softmax", *(m for m in METHODS if m not in ("paco", "balanced-softmax"))),
+        methods=first_two(*METHODS),
         imbalance=(100,),
         note="In brackets what was published, each with its own length, schedule and augmentation.",
         shares=("cifar100-lt",),
