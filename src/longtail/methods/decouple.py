@@ -109,9 +109,13 @@ def normalised(weight_CF: Tensor, power: float) -> Tensor:
 
 
 def class_means(x_NF: Tensor, y_N: Tensor, classes: int) -> Tensor:
-    """Of each class's features; zero for one without images."""
-    sums_CF = torch.zeros(classes, x_NF.shape[1], device=x_NF.device).index_add_(0, y_N, x_NF)
-    return sums_CF / torch.bincount(y_N, minlength=classes).clamp(min=1)[:, None]
+    """Of each class's features; zero for one without images.
+
+    Summed class after class, in the order of the images: that of `index_add_` on CUDA changes from run to run.
+    """
+    n_C = torch.bincount(y_N, minlength=classes)
+    sums_CF = torch.segment_reduce(x_NF[y_N.argsort(stable=True)], "sum", lengths=n_C, initial=0)
+    return sums_CF / n_C.clamp(min=1)[:, None]
 
 
 def class_accuracy(logits_NC: Tensor, y_N: Tensor) -> Tensor:

@@ -53,9 +53,9 @@ def reproduce(
 def work_through(cells: Sequence[Cell], wanted: Sequence[int], book: Book, left: Budget, again: bool) -> None:
     """Train and record cell after cell, as far as the time goes."""
     images: dict[DataConfig, DataSet] = {}
+    if not again:
+        book.borrow(cells, wanted)
     for number, cell in enumerate(cells, 1):
-        if not again:
-            book.borrow(cell, wanted)
         where, todo = f"cell {number} of {len(cells)}: {cell}", book.seeds_left(cell, wanted, again)
         if not todo:
             print(f"{where}: in {book.path} already, skipped", flush=True)

@@ -1,5 +1,6 @@
 """The results file while it grows: what it has of a cell, what a cell will take, and whether there is time for it."""
 
+import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -34,9 +35,9 @@ class Book:
     def recorded(self, cell: Cell) -> dict[int, dict[str, Any]]:
         return files.find(self.tree, cell.method, cell.imbalance, cell.config)
 
-    def borrow(self, cell: Cell, wanted: Sequence[int]) -> None:
-        """Take over what other tables have of this very configuration."""
-        for tree in self.shared:
+    def borrow(self, cells: Sequence[Cell], wanted: Sequence[int]) -> None:
+        """Take over what other tables have of these very configurations: before any training, so that every page has it."""
+        for cell, tree in itertools.product(cells, self.shared):
             found = [r for r in tree["runs"] if r["identity"] == cell.config.identity() and r["seed"] in wanted]
             missing = [r | {"method": cell.method} for r in found if r["seed"] not in self.recorded(cell)]
             if missing:
