@@ -9,9 +9,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from torch import nn
 
-from longtail import recipes, reproduction
+from longtail import methods, recipes, reproduction
 from longtail.cli import main
 from longtail.data.sources import load
 from longtail.errors import Interrupted, UserError
@@ -356,13 +358,21 @@ def test_lengths_of_their_own_share_a_table(place, monkeypatch):
 def test_many_methods_are_drawn_as_dots_with_their_latency(place):
     tree = stored(place)
     names = {f"m{i}": f"method {i}" for i in range(9)}
-    copies = [r | {"method": name} for name in names for r in tree["runs"] if r["method"] == "paco"]
-    table = tree["table"] | {"methods": names}
+    paco = [r for r in tree["runs"] if r["method"] == "paco"]
+    table = tree["table"] | {"methods": names, "pairs": [["m1", "m0"], ["m3", "m2"]]}
+    copies = [r | {"method": name} for name in names for r in paco]
+    alike = files.write(place / "results/many.json", tree | {"runs": copies, "table": table, "name": "many"})
+    assert list(pictures(alike, 1)) == ["compared"]  # networks of one size have one latency
+    for i, record in enumerate(copies):
+        record["metrics"] = record["metrics"] | {"parameters": 1000 + i // len(paco)}
     drawn = files.write(place / "results/many.json", tree | {"runs": copies, "table": table, "name": "many"})
     assert list(pictures(drawn, 1)) == ["compared", "latency"]
     for picture in pictures(drawn, 1).values():
         assert (place / "results" / picture.name).stat().st_size > 10_000
         assert picture.name in to_markdown(drawn)
+    assert [v["pair"] for v in drawn["verdicts"]] == table["pairs"]
+    claims = [line for line in to_markdown(drawn).splitlines() if line.startswith("### method")]
+    assert claims == ["### method 1 against method 0", "### method 3 against method 2"]
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -371,6 +381,16 @@ def test_every_cell_of_every_table_has_a_configuration_and_a_label(name):
     configs = {cell: table.config(*cell) for cell in table.cells()}
     assert len({json.dumps(c.identity(), sort_keys=True) for c in configs.values()}) == len(configs)
     assert len(set(table.to_dict()["methods"].values())) == len(table.methods)
+
+
+def test_pairs_of_equal_latency_are_about_equally_deep():
+    """In convolutions that an image passes one after the other where every expert is asked."""
+    table = TABLES["latency"]
+    deep = {}
+    for method in table.methods:
+        net = methods.make(table.config(method, 100), np.full(100, 5)).net
+        deep[method] = sum(isinstance(m, nn.Conv2d) for m in net.modules())
+    assert all(abs(deep[paco] / deep[ride] - 1) < 0.1 for paco, ride in table.pairs) and deep["paco"] == 31
 
 
 def test_the_most_telling_cells_come_first():

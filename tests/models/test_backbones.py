@@ -22,6 +22,7 @@ def parameters(module: nn.Module) -> int:
         ("resnet32_cifar", 100, 470_004),
         ("resnet44_cifar", 10, 658_586),
         ("resnet56_cifar", 10, 853_018),
+        ("resnet74_cifar", 10, 1_144_666),
         ("resnet18_cifar", 100, 11_220_132),
         ("resnet50_cifar", 100, 23_705_252),
     ],

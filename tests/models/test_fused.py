@@ -144,7 +144,7 @@ def distances(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -
 @pytest.mark.parametrize(
     ("device", "depth", "batch"),
     [("cpu", 8, 1), ("cpu", 8, 3), ("cpu", 8, 5), ("cpu", 14, 2)]
-    + [pytest.param("cuda", *sizes, marks=cuda) for sizes in [(8, 5), (14, 64), (32, 128)]],
+    + [pytest.param("cuda", *sizes, marks=cuda) for sizes in [(8, 5), (14, 64), (32, 128), (74, 64)]],
     indirect=["device"],
 )
 def test_features_gradients_and_averages_are_as_near_to_fp32_as_autocasts(device, depth, batch):

@@ -114,7 +114,8 @@ class Reproduce:
 
     table: Positional[str]
     """cifar100-lt (Table 6: five methods, three imbalance factors), published (every method as its authors ran it), methods
-    (every method under one budget), ablations (the paper's), cifar100 (Table 8: balanced, ResNet-50)."""
+    (every method under one budget), latency (PaCo and RIDE at equal inference time), ablations (the paper's), cifar100
+    (Table 8: balanced, ResNet-50)."""
     out: Path | None = None
     """Where the runs go (default: runs/reproduce-TABLE); what has finished there is not trained again."""
     results: Path = Path("results")

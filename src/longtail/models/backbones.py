@@ -124,6 +124,11 @@ def resnet56_cifar(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
 
 
 @register_model
+def resnet74_cifar(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
+    return CifarResNet(74, **_untrained(kwargs))
+
+
+@register_model
 def resnet18_cifar(pretrained: bool = False, **kwargs: Any) -> ResNet:
     return _small_images(WideBasicBlock, (2, 2, 2, 2), **_untrained(kwargs))
 

@@ -58,9 +58,14 @@ def pictures(tree: Tree, epochs: int) -> dict[str, Picture]:
         found["compared"] = Picture(f"{stem}.png", "Accuracy of each method: all images, and classes by their size")
     elif curves:
         found["by frequency"] = Picture(f"{stem}.png", "Accuracy of each class against its training images")
-    if any(sum(bool(dot.values["latency_b64"]) for dot in each) > FEW for each in dots.values()):
+    if any(len(sizes(each)) > 2 for each in dots.values()):
         found["latency"] = Picture(f"{stem}_latency.png", "Accuracy against the time for a batch of 64")
     return found
+
+
+def sizes(dots: Sequence[Dot]) -> set[float]:
+    """The numbers of parameters of those whose latency is known: that of like networks is the same."""
+    return {dot.values["parameters"][0] for dot in dots if dot.values["latency_b64"] and dot.values["parameters"]}
 
 
 def make_rows(tree: Tree) -> list[Tree]:
@@ -165,16 +170,24 @@ def published(table: Tree, method: str, imbalance: float) -> float | None:
 
 
 def make_verdicts(rows: Sequence[Tree], table: Tree) -> list[Tree]:
-    """The table's first method against its second, wherever both ran on the same images, at one length and precision."""
-    first, second = list(table["methods"])[:2]
+    """The table's pairs, wherever both ran on the same images, at one length and precision."""
     same = ("imbalance", "precision", "checksum", *([] if table.get("mixed") else ["epochs"]))
-    ours, theirs = ([row for row in rows if row["method"] == m] for m in (first, second))
-    return [compare(a, b) for a in ours for b in theirs if all(a[k] == b[k] for k in same)]
+    found = []
+    for pair in pairs(table):
+        ours, theirs = ([row for row in rows if row["method"] == m] for m in pair)
+        found += [compare(a, b) for a in ours for b in theirs if all(a[k] == b[k] for k in same)]
+    return found
+
+
+def pairs(table: Tree) -> list[list[str]]:
+    """Which methods are compared: the first two, where the table does not say."""
+    return table.get("pairs") or [list(table["methods"])[:2]]
 
 
 def compare(a: Tree, b: Tree) -> Tree:
     """The seed-paired difference a - b in top-1 with its 95 % t interval; tied where the interval contains zero."""
-    names = {"first": a["label"], "second": b["label"], "epochs": a["epochs"], "imbalance": a["imbalance"]}
+    names = {"pair": [a["method"], b["method"]], "first": a["label"], "second": b["label"]}
+    names |= {"epochs": a["epochs"], "imbalance": a["imbalance"]}
     return names | compare_seeds(top1_by_seed(a), top1_by_seed(b))._asdict()
 
 

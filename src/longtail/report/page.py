@@ -15,6 +15,7 @@ from longtail.report.cells import (
     label_of,
     lengths,
     of_length,
+    pairs,
     pictures,
     published,
     top1_by_seed,
@@ -46,7 +47,6 @@ def section(tree: Tree, epochs: int) -> list[str]:
     """All about the runs of one length."""
     table, rows = tree["table"], of_length(tree["rows"], epochs)
     head, body = headline(table, rows)
-    labels = list(table["methods"].values())
     return [
         f"## {length_name(epochs).capitalize()}",
         "\n".join(provenance(tree, epochs)),
@@ -54,9 +54,7 @@ def section(tree: Tree, epochs: int) -> list[str]:
         caption(table),
         missing(table, rows),
         *(f"![{picture.shows}]({picture.name})" for picture in pictures(tree, epochs).values()),
-        f"### {labels[0]} against {labels[1]}",
-        "Seed-paired difference in top-1 accuracy, with its 95 % t interval.",
-        "\n".join(f"- {words}" for words in verdict_lines(tree, epochs)),
+        *(part for pair in pairs(table) for part in claim(tree, epochs, pair)),
         *(part for factor in table["imbalance"] for part in details(rows, factor)),
         DETAIL + side_by_side(tree, epochs),
     ]
@@ -120,14 +118,16 @@ def in_words(verdict: Tree) -> str:
     return f"{where} {verdict['first']} is {position} {verdict['second']} ({by})."
 
 
-def verdict_lines(tree: Tree, epochs: int) -> list[str]:
-    first, second = list(tree["table"]["methods"].values())[:2]
+def claim(tree: Tree, epochs: int, pair: list[str]) -> list[str]:
+    """How one method of the table stands against another, factor by factor."""
+    first, second = (tree["table"]["methods"][method] for method in pair)
+    mine = [v for v in of_length(tree["verdicts"], epochs) if v["pair"] == pair]
     said = []
     for factor in tree["table"]["imbalance"]:
-        found = [v for v in of_length(tree["verdicts"], epochs) if v["imbalance"] == factor]
         nothing = f"{factor_name(factor).capitalize()}: no verdict, {first} and {second} did not both run."
-        said += [in_words(v) for v in found] or [nothing]
-    return said
+        said += [in_words(v) for v in mine if v["imbalance"] == factor] or [nothing]
+    how = "Seed-paired difference in top-1 accuracy, with its 95 % t interval."
+    return [f"### {first} against {second}", how, "\n".join(f"- {words}" for words in said)]
 
 
 def details(rows: Sequence[Tree], factor: float) -> list[str]:

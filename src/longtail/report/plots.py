@@ -95,12 +95,23 @@ def against_latency(panels: Mapping[str, Sequence[Dot]], path: Path) -> None:
             look = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
             std = mean_std(dot.values["top1"])[1]
             axis.errorbar(x, y, yerr=std or 0, capsize=2, markersize=6, linestyle="", **look)
+        for line in sizes_of_one(known, places):
+            axis.plot(*zip(*line, strict=True), color="0.6", linewidth=1, zorder=0)
         axis.set_title(title, loc="left", fontsize=10)
         axis.set_xlabel("milliseconds for a batch of 64")
         axis.grid(alpha=0.3)
         name_beside(axis, [dot.label for dot in known], places)
     axes[0, 0].set_ylabel("test accuracy, %, last epoch")
     save(figure, path)
+
+
+def sizes_of_one(dots: Sequence[Dot], places: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
+    """The places of each method that was run in several sizes ("RIDE, 2 experts", "RIDE, 3 experts"), from fast to slow."""
+    families: dict[str, dict[float, tuple[float, float]]] = {}
+    for dot, place in zip(dots, places, strict=True):
+        for size in dot.values["parameters"][:1]:
+            families.setdefault(dot.label.split(",")[0], {}).setdefault(size, place)
+    return [sorted(family.values()) for family in families.values() if len(family) > 1]
 
 
 def name_beside(axis: Axes, labels: Sequence[str], places: Sequence[tuple[float, float]]) -> None:
