@@ -475,7 +475,7 @@ def test_truncated_dead_and_deep_images(folder):
     assert "bad.png" in refusal(name="folder", root=folder)
     bad.unlink()
     bad.symlink_to(folder / "gone.png")
-    assert "bad.png is not a file" in refusal(name="folder", root=folder)
+    assert "bad.png (it is not a file)" in refusal(name="folder", root=folder)
     bad.unlink()
     Image.fromarray(np.ones((9, 9), np.float32)).save(folder / "train/dog/deep.tif")
     assert "32-bit" in refusal(name="folder", root=folder)

@@ -8,12 +8,13 @@ from longtail import __version__
 from longtail.cli import arguments, verbs
 from longtail.errors import UserError, unknown
 
-VERBS: dict[str, tuple[type, Callable[[list[str]], None]]] = {
+VERBS: dict[str, tuple[type, Callable[[list[str]], int | None]]] = {
     "demo": (arguments.Demo, verbs.run_demo),
     "recipes": (arguments.Recipes, verbs.run_recipes),
     "train": (arguments.Train, verbs.run_train),
     "eval": (arguments.Eval, verbs.run_eval),
     "table": (arguments.TableArgs, verbs.run_table),
+    "data": (arguments.Data, verbs.run_data),
     "compare": (arguments.Compare, verbs.run_compare),
     "reproduce": (arguments.Reproduce, verbs.run_reproduce),
 }
@@ -47,8 +48,7 @@ def dispatch(args: list[str]) -> int:
         return 0
     if args[0] not in VERBS:
         raise unknown("command", args[0], VERBS)
-    VERBS[args[0]][1](args[1:])
-    return 0
+    return VERBS[args[0]][1](args[1:]) or 0
 
 
 def overview() -> str:

@@ -30,7 +30,8 @@ class Train:
     """Train a recipe, or a folder of images: one run per seed, each in OUT/seedN, evaluated when it ends."""
 
     recipe: Positional[str]
-    """A recipe (`longtail recipes` lists them) or a folder of images; the defaults below are its own."""
+    """A recipe (`longtail recipes` lists them), a folder of images or of shards, or a list of files (.txt .csv .tsv .json);
+    the defaults below are its own."""
     method_name: Annotated[str | None, arg(name="method", metavar="NAME")] = None
     """A method (`longtail recipes` lists them)."""
     imbalance: float | None = None
@@ -89,7 +90,8 @@ class Compare:
     """Train several methods on the same images under one budget, and say which to trust: a table with ties marked."""
 
     images: Annotated[Positional[str], arg(name="data", metavar="DATA")]
-    """A data set (`longtail recipes` lists them) or a folder of images; the defaults below are its own."""
+    """A data set (`longtail recipes` lists them), a folder of images or of shards, or a list of files (.txt .csv .tsv .json);
+    the defaults below are its own."""
     methods: tuple[str, ...] = ("ce", "balanced-softmax", "paco")
     """Names (`longtail recipes` lists them), or all."""
     seeds: tuple[int, ...] | None = None
@@ -134,6 +136,37 @@ class Reproduce:
     """End before a cell that would likely not fit into so many minutes; 0: no limit."""
     again: bool = False
     """Train once more what is recorded; the older run folders are renamed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Look at a data set before training, or pack it: data inspect, data shard."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspect:
+    """Show what a data set holds, and every file that is unreadable, doubled, or in training and evaluation at once."""
+
+    images: Annotated[Positional[str], arg(name="data", metavar="DATA")]
+    """A data set (`longtail recipes` lists them), a folder of images or of shards, or a list of files."""
+    quick: bool = False
+    """Count labels only, and read no image."""
+    json: Path | None = None
+    """Write all that was found there."""
+    data: DataConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """Write a data set as parquet shards (image bytes and label), which `longtail train` takes like a folder."""
+
+    images: Annotated[Positional[str], arg(name="data", metavar="DATA")]
+    """A data set (`longtail recipes` lists them), a folder of images or of shards, or a list of files."""
+    out: Path
+    """The folder to write."""
+    megabytes: int = 256
+    """About the size of a file."""
+    data: DataConfig
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """What each verb does: it understands its arguments first, and imports torch only then."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from longtail.cli.arguments import (
     Compare,
     Demo,
     Eval,
+    Inspect,
     Recipes,
     Reproduce,
+    Shard,
     TableArgs,
     Train,
     name_first,
@@ -23,7 +26,7 @@ from longtail.cli.arguments import (
     scanned,
 )
 from longtail.config import Config
-from longtail.errors import UserError
+from longtail.errors import UserError, unknown
 
 SHARED = ("data", "views", "model", "optim", "train", "log")  # sections that all methods have alike
 
@@ -133,6 +136,48 @@ def run_reproduce(args: list[str]) -> None:
         screen.print(headline)
     drawn = [given["results"] / p.name for epochs in lengths(tree) for p in pictures(tree, epochs).values()]
     print("written to", " and ".join(map(str, [f"{place}.json", f"{place}.md", *drawn])))
+
+
+def run_data(args: list[str]) -> int | None:
+    verbs: dict[str, Callable[[list[str]], int | None]] = {"inspect": run_inspect, "shard": run_shard}
+    if not args or args[0] in ("-h", "--help"):
+        print("longtail data inspect DATA            what it holds, and what is wrong with it")
+        print("longtail data shard DATA --out DIR    the same as parquet shards")
+        return 0
+    if args[0] not in verbs:
+        raise unknown("command", f"data {args[0]}", [f"data {verb}" for verb in verbs])
+    return verbs[args[0]](args[1:])
+
+
+def run_inspect(args: list[str]) -> int:
+    """1, where an image cannot be read: a training would stop there."""
+    name = name_first("data inspect", args)
+    given = parse(Inspect, "data inspect", args, Inspect(images=name, data=recipes.make(name).data))
+
+    from longtail import runs
+    from longtail.cli.inspected import show
+    from longtail.data.inspection import inspect
+
+    found = inspect(given.data, given.quick)
+    show(found, console())
+    if given.json:
+        runs.write_json(given.json, found.to_dict())
+        print(f"written to {given.json}")
+    return 1 if found.unreadable else 0
+
+
+def run_shard(args: list[str]) -> None:
+    name = name_first("data shard", args)
+    given = parse(Shard, "data shard", args, Shard(images=name, out=Path(), data=recipes.make(name).data))
+    if given.out == Path():
+        raise UserError("say where to write the shards: --out DIR")
+
+    from longtail.data.packing import shard
+
+    written, skipped = shard(given.data, given.out, given.megabytes)
+    for image in skipped:
+        print(f"left out: {image.id} ({image.why})", file=sys.stderr)
+    print(f"{written:,} images written to {given.out}")
 
 
 def run_recipes(args: list[str]) -> None:

@@ -74,7 +74,16 @@ class Config(Section):
     def identity(self) -> dict[str, Any]:
         """What makes two runs repetitions of one another: everything but seeds, place, display and speed."""
         tree = to_dict(self)
-        del tree["recipe"], tree["log"], tree["data"]["root"], tree["data"]["download"]
+        del tree["recipe"], tree["log"]
+        for key in (
+            "root",
+            "download",
+            "train_list",
+            "test_list",
+            "columns",
+            "on_error",
+        ):  # a checksum says which images
+            del tree["data"][key]
         for key in ("seeds", "device", "step", "together", "checkpoint_every", "validate_every"):
             del tree["train"][key]
         if not isinstance(self.method, Contrast):

@@ -13,10 +13,20 @@ Sampler = Literal["uniform", "balanced", "sqrt", "reversed", "progressive"]
 class DataConfig(Section):
     section: ClassVar[str] = "data"
 
-    name: Literal["cifar10", "cifar100", "digits", "folder"] = "cifar100"
-    """The data set; `folder` is an image folder, train/CLASS/*.jpg with val/CLASS/*.jpg beside it or without."""
+    name: Literal["cifar10", "cifar100", "digits", "folder", "list", "shards"] = "cifar100"
+    """The data set; `folder` is an image folder, train/CLASS/*.jpg with val/CLASS/*.jpg beside it or without; `list` a list of
+    files with their classes; `shards` a folder of parquet files."""
     root: Path | None = None
-    """Where the archives lie, or the image folder itself (archives: else $LONGTAIL_DATA, else ./data)."""
+    """Where the archives lie, the image folder itself, that of the shards, or where the paths of a list begin (archives: else
+    $LONGTAIL_DATA, else ./data; lists: else the folder of the list)."""
+    train_list: Path | None = None
+    """`list`: the training images, as `path label` lines (.txt), .csv or .tsv with columns, or iNaturalist's .json."""
+    test_list: Path | None = None
+    """`list`: those that are evaluated on; a fifth of each class, where there is none."""
+    columns: tuple[str, ...] = ()
+    """The two columns: of a CSV (path label), or of shards (image label)."""
+    on_error: Literal["stop", "skip"] = "stop"
+    """At an image that cannot be read: `stop` and name it, or train without it and list it in the run folder."""
     imbalance: float = 1.0
     """Largest over smallest class of the long-tailed draw; 1 keeps the data as they are."""
     profile: Literal["exponential", "step"] = "exponential"
@@ -33,6 +43,7 @@ class DataConfig(Section):
         rule = "at least 1 (it is the largest class over the smallest): try --data.imbalance 100"
         require(self.imbalance >= 1, "data.imbalance", self.imbalance, rule)
         require(self.image_size >= 4, "data.image_size", self.image_size, "at least 4 pixels")
+        require(len(self.columns) in (0, 2), "data.columns", self.columns, "two names: try --data.columns path label")
         rule = "between 0 and 0.2 (no class gives more than a fifth): try 0.1"
         require(0 <= self.val_fraction <= 0.2, "data.val_fraction", self.val_fraction, rule)
 

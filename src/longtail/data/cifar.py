@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from longtail.data.pool import ImageArray, IntArray, Opened, Pool, resized
+from longtail.data.pool import ImageArray, IntArray, Opened, Pool, array_pool, resized
 from longtail.errors import UserError
 
 SIDE = 32  # pixels
@@ -245,4 +245,4 @@ def _pool(
             raise UserError(f"{place / part[0]} is partial: {partial}; {fix}")
         return resized(np.ascontiguousarray(chosen.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)), size)
 
-    return Pool(labels, names, np.arange(len(labels)), read)
+    return array_pool(labels, names, np.arange(len(labels)), read)

@@ -2,26 +2,21 @@
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from longtail.data.decode import encoded_pool, read_file
 from longtail.data.imbalance import validation_split
-from longtail.data.pool import ImageArray, IntArray, Opened, Pool, no_image_notes
+from longtail.data.pool import Opened, Pool, no_image_notes
 from longtail.errors import UserError, unknown
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff"})
 EVALUATION = ("val", "test")  # in this order: the test/ of ImageNet and its kin has no labels
 OWN_SPLIT = 0.2  # share of each class that is evaluated on where the folder does not say
 
 
-def open_folder(root: Path | None, image_size: int) -> Opened:
+def open_folder(root: Path | None, image_size: int, skip: bool = False) -> Opened:
     """The image folder `root`; images are decoded only once they are chosen."""
     if root is None:
         raise UserError("the data are a folder, but which one? add --data.root DIR")
@@ -29,12 +24,12 @@ def open_folder(root: Path | None, image_size: int) -> Opened:
         raise UserError(f"--data.root {root} is not a folder: name one that holds train/CLASS/*.jpg or CLASS/*.jpg")
     train_root = root / "train" if _is_split(root / "train") else root
     names = _training_classes(train_root)
-    train = _pool(root, train_root, names, image_size)
+    train = _pool(root, train_root, names, image_size, skip)
     splits = [root / s for s in EVALUATION if train_root != root and (root / s).is_dir()]
     if not splits:
-        return _own_split(root, train)
+        return own_split(root.resolve().name, train, "no val/ folder")
     notes = [f"{splits[0].name}/ is the evaluation set, {s.name}/ is left alone" for s in splits[1:]]
-    test = _evaluation_pool(root, splits[0], names, image_size)
+    test = _evaluation_pool(root, splits[0], names, image_size, skip)
     notes += no_image_notes(names, train.counts, test.counts, "evaluation")
     return Opened(root.resolve().name, train, test, int(train.counts.max()), tuple(notes))
 
@@ -83,7 +78,7 @@ def _image_files(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
         yield from (Path(place, f) for f in sorted(files) if _is_image(f))
 
 
-def _pool(root: Path, folder: Path, names: tuple[str, ...], size: int, may_be_empty: bool = False) -> Pool:
+def _pool(root: Path, folder: Path, names: tuple[str, ...], size: int, skip: bool, may_be_empty: bool = False) -> Pool:
     files: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(names):
@@ -93,9 +88,22 @@ def _pool(root: Path, folder: Path, names: tuple[str, ...], size: int, may_be_em
             raise UserError(f"class folder {folder / name} has no image ({kinds}): fill it or remove it")
         files += found
         labels += [label] * len(found)
-    ids = np.array([f.relative_to(root).as_posix() for f in files], dtype=np.str_)
-    sizes = np.array([_size(f) for f in files], np.int64)
-    return Pool(np.array(labels, np.int64), names, ids, partial(_decode_all, files, size), sizes)
+    return file_pool(root, [f.relative_to(root).as_posix() for f in files], labels, names, size, skip)
+
+
+def file_pool(root: Path, ids: list[str], labels: list[int], names: tuple[str, ...], size: int, skip: bool) -> Pool:
+    """Of image files by their paths below `root`."""
+    sizes = np.array([_size(root / i) for i in ids], np.int64)
+    return encoded_pool(
+        np.array(labels, np.int64),
+        names,
+        np.array(ids, dtype=np.str_),
+        lambda index: read_file(root / ids[index]),
+        sizes,
+        size,
+        skip,
+        place=lambda index: root / ids[index],
+    )
 
 
 def _size(path: Path) -> int:
@@ -106,80 +114,23 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _evaluation_pool(root: Path, folder: Path, names: tuple[str, ...], size: int) -> Pool:
+def _evaluation_pool(root: Path, folder: Path, names: tuple[str, ...], size: int, skip: bool) -> Pool:
     """The images of val/ or test/; a class may be absent there, but none may be new."""
     for name in _subfolders(folder):
         if name not in names:
             raise unknown(f"class in {folder} (train/ has none of that name):", name, names)
-    pool = _pool(root, folder, names, size, may_be_empty=True)
+    pool = _pool(root, folder, names, size, skip, may_be_empty=True)
     if not len(pool.labels):
         raise UserError(f"{folder} has no image: fill its class folders, or remove it to evaluate on a share of train/")
     return pool
 
 
-def _own_split(root: Path, pool: Pool) -> Opened:
+def own_split(name: str, pool: Pool, why: str) -> Opened:
+    """A fifth of each class is evaluated on, where nothing else is there for it."""
     kept, held = validation_split(pool.labels, OWN_SPLIT)
     if not len(held):
-        raise UserError(f"{root} has no class of five images or more to evaluate on: add images, or a val/ folder")
-    train, test = (_subset(pool, indices) for indices in (kept, held))
+        raise UserError(f"{name} has no class of five images or more to evaluate on: add images, or an evaluation set")
+    train, test = pool.subset(kept), pool.subset(held)
     bare = no_image_notes(pool.class_names, pool.counts, test.counts, "evaluation")
-    note = f"no val/ folder: {len(held):,} of {len(pool.labels):,} images (a fifth per class) are the evaluation set"
-    return Opened(root.resolve().name, train, test, int(train.counts.max()), (note, *bare))
-
-
-def _subset(pool: Pool, indices: IntArray) -> Pool:
-    def read(chosen: IntArray) -> ImageArray:
-        return pool.read(indices[chosen])
-
-    sizes = None if pool.sizes is None else pool.sizes[indices]
-    return Pool(pool.labels[indices], pool.class_names, pool.ids[indices], read, sizes)
-
-
-# Decoding
-
-
-def _decode_all(files: list[Path], size: int, indices: IntArray) -> ImageArray:
-    out = np.empty((len(indices), size, size, 3), np.uint8)
-    # Threads suffice: PIL releases the interpreter lock while it decodes and resizes.
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        for i, image in enumerate(threads.map(lambda k: _decode(files[k], size), indices)):
-            out[i] = image
-    return out
-
-
-def _decode(path: Path, size: int) -> ImageArray:
-    """The upright centre square of the image, `size` pixels wide, as (size, size, 3)."""
-    from PIL import Image, ImageOps
-
-    if not path.is_file():  # a dead link, or a pipe that would be waited on for ever
-        raise UserError(f"{path} is not a file that can be read: remove it")
-    try:
-        with Image.open(path) as image:
-            _refuse_bomb(image)
-            image.draft(None, (2 * size, 2 * size))  # a large JPEG is decoded at a fraction of its size
-            upright = ImageOps.exif_transpose(_eight_bit(image))
-            square = ImageOps.fit(upright.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
-            return np.asarray(square)
-    except Exception as error:  # decoders raise anything on a damaged file
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"cannot read the image {path} ({reason}): replace or remove it") from error
-
-
-def _refuse_bomb(image: "Image.Image") -> None:
-    """PIL itself only warns up to twice its limit."""
-    from PIL import Image
-
-    limit = Image.MAX_IMAGE_PIXELS
-    if limit and image.width * image.height > limit:
-        raise ValueError(f"{image.width}x{image.height} pixels may be a decompression bomb")
-
-
-def _eight_bit(image: "Image.Image") -> "Image.Image":
-    """PIL clips deeper greys to white on conversion; 16 bits are scaled, and where the range is unknown we say so."""
-    from PIL import Image
-
-    if image.mode.startswith("I;16"):
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.mode in ("I", "F"):
-        raise ValueError(f"its pixels are 32-bit, mode {image.mode}; save it with 8 bits a channel")
-    return image
+    note = f"{why}: {len(held):,} of {len(pool.labels):,} images (a fifth per class) are the evaluation set"
+    return Opened(name, train, test, int(train.counts.max()), (note, *bare))

@@ -1,8 +1,9 @@
 """What every source hands over: a Pool knows its labels and reads images when asked; a Source holds them in memory."""
 
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,13 @@ IntArray = npt.NDArray[np.int64]
 MEMORY_LIMIT = 16 * 2**30  # bytes of decoded images; the whole set is held in memory
 
 
+class Skipped(NamedTuple):
+    """An image that could not be read, and is left out."""
+
+    id: str
+    why: str
+
+
 @dataclass(frozen=True, eq=False)
 class Source:
     """Labelled images in memory."""
@@ -24,10 +32,16 @@ class Source:
     labels: IntArray  # (N,)
     class_names: tuple[str, ...]
     ids: npt.NDArray[Any]  # (N,) index in the official file, or path relative to the image folder
+    skipped: tuple[Skipped, ...] = ()
 
     @property
     def counts(self) -> IntArray:
         return class_counts(self.labels, self.class_names)
+
+
+class Read(NamedTuple):
+    images: ImageArray  # (n, H, W, 3)
+    bad: dict[int, str]  # place among them -> why it could not be read; only where such are to be skipped
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +51,8 @@ class Pool:
     labels: IntArray
     class_names: tuple[str, ...]
     ids: npt.NDArray[Any]
-    read: Callable[[IntArray], ImageArray]  # indices (n,) -> images (n, H, W, 3)
+    read: Callable[[IntArray], Read]  # by indices (n,)
+    encoded: Callable[[int], bytes]  # the image file of one index
     sizes: IntArray | None = None  # (N,) bytes of each file, where images are files
 
     @property
@@ -45,7 +60,38 @@ class Pool:
         return class_counts(self.labels, self.class_names)
 
     def take(self, indices: IntArray) -> Source:
-        return Source(self.read(indices), self.labels[indices], self.class_names, self.ids[indices])
+        images, bad = self.read(indices)
+        skipped = tuple(Skipped(str(self.ids[indices[place]]), why) for place, why in bad.items())
+        if bad:
+            good = np.setdiff1d(np.arange(len(indices)), list(bad))
+            images, indices = images[good], indices[good]
+        return Source(images, self.labels[indices], self.class_names, self.ids[indices], skipped)
+
+    def subset(self, indices: IntArray) -> "Pool":
+        sizes = None if self.sizes is None else self.sizes[indices]
+        return Pool(
+            self.labels[indices],
+            self.class_names,
+            self.ids[indices],
+            lambda chosen: self.read(indices[chosen]),
+            lambda index: self.encoded(int(indices[index])),
+            sizes,
+        )
+
+
+def array_pool(
+    labels: IntArray, class_names: tuple[str, ...], ids: npt.NDArray[Any], read: Callable[[IntArray], ImageArray]
+) -> Pool:
+    """Of images that are no files: as a file each of them is a PNG."""
+
+    def encoded(index: int) -> bytes:
+        from PIL import Image
+
+        file = io.BytesIO()
+        Image.fromarray(read(np.array([index]))[0]).save(file, "PNG")
+        return file.getvalue()
+
+    return Pool(labels, class_names, ids, lambda indices: Read(read(indices), {}), encoded)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,11 +1,12 @@
-"""Where images come from: CIFAR archives, scikit-learn's digits, image folders; `load` makes a DataSet of any of them.
+"""Where images come from: CIFAR archives, scikit-learn's digits, image folders, lists of files, shards; `load` makes a DataSet
+of any of them.
 
 The long-tailed draw and the validation split are made on labels alone, so that only chosen images are ever read.
 """
 
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,17 +15,22 @@ from longtail.config import DataConfig
 from longtail.data.cifar import open_cifar
 from longtail.data.folder import open_folder
 from longtail.data.imbalance import checksum, draw, exponential_counts, shot_groups, step_counts, validation_split
+from longtail.data.lists import open_lists
 from longtail.data.pool import (
     ImageArray,
     IntArray,
     Opened,
     Pool,
+    Skipped,
     Source,
+    array_pool,
     check_memory,
     class_counts,
     no_image_notes,
     resized,
 )
+from longtail.data.shards import open_shards
+from longtail.errors import UserError
 
 __all__ = ["DataSet", "Source", "load", "load_once"]
 
@@ -49,6 +55,11 @@ class DataSet:
         """By which classes are called frequent or rare: the same for methods that hold images out and for those that do not."""
         return self.train.counts if self.drawn is None else self.drawn
 
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """Images that could not be read, and are in none of the parts."""
+        return tuple(item for part in (self.train, self.val, self.test) if part for item in part.skipped)
+
     def describe(self) -> list[str]:
         """The lines that every run prints on start."""
         counts = self.train.counts
@@ -67,23 +78,37 @@ class DataSet:
 
 def load(config: DataConfig) -> DataSet:
     """The data set that `config` asks for, drawn, split and in memory; what the user can mend is a UserError."""
-    opened = _open(config)
+    opened = open_data(config)
     pool, names = opened.train, opened.train.class_names
-    drawn, notes = _long_tail(opened, config)
+    drawn, notes = long_tail(opened, config)
     check_memory(len(drawn) + len(opened.test.labels), config.image_size)
     kept, held = validation_split(pool.labels[drawn], config.val_fraction)
     if config.val_fraction > 0:
         before, given = (class_counts(pool.labels[indices], names) for indices in (drawn, drawn[held]))
         notes += no_image_notes(names, before, given, "validation")
-    return DataSet(
+    train, val = pool.take(drawn[kept]), pool.take(drawn[held]) if len(held) else None
+    data = DataSet(
         name=opened.name,
-        train=pool.take(drawn[kept]),
-        val=pool.take(drawn[held]) if len(held) else None,
+        train=train,
+        val=val,
         test=opened.test.take(np.arange(len(opened.test.labels))),
         checksum=_checksum(pool, drawn, opened.test),
         notes=(*opened.notes, *notes),
-        drawn=class_counts(pool.labels[drawn], names),
+        drawn=train.counts + val.counts if val else train.counts,
     )
+    return _without_skipped(data) if data.skipped else data
+
+
+def _without_skipped(data: DataSet) -> DataSet:
+    """Say what is missing; a class of which nothing is left cannot be learnt."""
+    lost = [name for name, n in zip(data.train.class_names, data.train.counts, strict=True) if not n]
+    if lost:
+        raise UserError(f"no image of class {lost[0]!r} can be read: mend its files, or take the class out of the data")
+    if not len(data.test.labels):
+        raise UserError("no image of the evaluation set can be read: mend its files")
+    first = data.skipped[0]
+    note = f"warning: {len(data.skipped):,} images cannot be read and are left out, such as {first.id} ({first.why})"
+    return replace(data, notes=(*data.notes, note))
 
 
 def load_once(config: DataConfig, loaded: dict[DataConfig, DataSet]) -> DataSet:
@@ -94,12 +119,18 @@ def load_once(config: DataConfig, loaded: dict[DataConfig, DataSet]) -> DataSet:
     return loaded[config]
 
 
-def _open(config: DataConfig) -> Opened:
+def open_data(config: DataConfig) -> Opened:
+    """What is there, before anything is drawn or decoded."""
+    skip = config.on_error == "skip"
     match config.name:
         case "digits":
             return _open_digits(config.image_size)
         case "folder":
-            return open_folder(config.root, config.image_size)
+            return open_folder(config.root, config.image_size, skip)
+        case "list":
+            return open_lists(config.train_list, config.test_list, config.root, config.columns, config.image_size, skip)
+        case "shards":
+            return open_shards(config.root, config.columns, config.image_size, skip)
         case name:
             root = config.root or Path(os.environ.get("LONGTAIL_DATA") or "data")
             return open_cifar(name, root, config.download, config.image_size)
@@ -119,12 +150,12 @@ def _open_digits(size: int) -> Opened:
         def read(indices: IntArray) -> ImageArray:
             return resized(images[official[indices]], size)
 
-        return Pool(labels[official], names, official, read)
+        return array_pool(labels[official], names, official, read)
 
     return Opened("digits", part(rest), part(test), int(np.bincount(labels[rest]).min()))
 
 
-def _long_tail(opened: Opened, config: DataConfig) -> tuple[IntArray, list[str]]:
+def long_tail(opened: Opened, config: DataConfig) -> tuple[IntArray, list[str]]:
     """Indices into the training pool, and a note where it has too few images for the profile."""
     pool = opened.train
     if config.imbalance == 1:

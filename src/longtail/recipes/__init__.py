@@ -85,18 +85,32 @@ def digits_lt(method: str = "paco", imbalance: float = 40, setting: str = "equal
 
 
 def folder(root: Path, method: str = "paco", imbalance: float = 1, setting: str = "equal") -> Config:
-    """Any image folder, at 64 pixels with the small-image ResNet-18; the folder's own counts are its long tail."""
-    _only("an image folder", "setting", setting, ("equal",))
+    """Any images of the user's, at 64 pixels with the small-image ResNet-18; their own counts are the long tail.
+
+    `root` is an image folder, a folder of parquet shards, or a list of files.
+    """
+    _only("a folder or list of images", "setting", setting, ("equal",))
     query = ViewConfig(crop="resized", crop_scale=(0.2, 1.0), policy="rand")
     return Config(
         recipe=f"folder/{setting}",
-        data=DataConfig(name="folder", root=root, imbalance=imbalance, image_size=64, **entry(method).data),
+        data=DataConfig(**_where(root), imbalance=imbalance, image_size=64, **entry(method).data),
         views=ViewsConfig(query=query, key=SIM, normalise="imagenet"),
         model=ModelConfig(name="resnet18_cifar"),
         method=_method(method, 128, 50, tau=0.1, alpha=0.02, queue=1024, projection_dim=128),
         optim=OptimConfig(lr=0.05, weight_decay=5e-4, warmup_epochs=5),
         train=TrainConfig(epochs=100, batch_size=128),
     )
+
+
+LISTS = (".txt", ".csv", ".tsv", ".json")
+
+
+def _where(path: Path) -> dict[str, Any]:
+    """What kind of source a path is."""
+    if path.is_file():
+        return {"name": "list", "train_list": path}
+    shards = any(f.suffix == ".parquet" for f in path.iterdir())
+    return {"name": "shards" if shards else "folder", "root": path}
 
 
 class Recipe(NamedTuple):
@@ -123,14 +137,14 @@ RECIPES: dict[str, Recipe] = {
 
 
 def make(name: str | Path, **choices: Any) -> Config:
-    """The configuration of a recipe by its command-line name, or of an image folder by its path."""
+    """The configuration of a recipe by its command-line name, or of the user's images by their path."""
     given = {k: v for k, v in choices.items() if v is not None}
     if str(name) in RECIPES:
         return RECIPES[str(name)].build(**given)
-    if Path(name).is_dir():
+    if Path(name).is_dir() or (Path(name).is_file() and Path(name).suffix.lower() in LISTS):
         return folder(Path(name), **given)
     error = unknown("recipe", name, RECIPES)
-    raise UserError(f"{error} (nor is it a folder of images)")
+    raise UserError(f"{error} (nor is it a folder of images, or a list of them: {' '.join(LISTS)})")
 
 
 def one_budget(name: str | Path, method: str = "ce", imbalance: float | None = None) -> Config:

@@ -1,0 +1,144 @@
+"""`longtail data inspect`: what a source holds, and what is wrong with it, before anything is trained."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from longtail.config import DataConfig
+from longtail.data.decode import BadImage, Look, look
+from longtail.data.imbalance import shot_groups
+from longtail.data.pool import Opened, Pool, Skipped
+from longtail.data.sources import long_tail, open_data
+from longtail.progress import shown
+
+AT_ONCE = 1024  # images handed to the threads at a time: answers are small
+SPLITS = ("train", "test")
+
+
+class Seen(NamedTuple):
+    """An image file that was read."""
+
+    split: str
+    id: str
+    label: int
+    size: int  # bytes
+    digest: bytes
+    look: Look
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """All that was found. Sizes in pixels and bytes are (smallest, median, largest)."""
+
+    name: str
+    class_names: tuple[str, ...]
+    counts: list[int]  # of training images
+    test_counts: list[int]
+    imbalance: float
+    shot_groups: dict[str, int]
+    notes: tuple[str, ...]
+    read: int = 0  # images that were decoded
+    width: tuple[float, ...] = ()
+    height: tuple[float, ...] = ()
+    bytes: tuple[float, ...] = ()
+    formats: dict[str, int] = field(default_factory=dict)
+    modes: dict[str, int] = field(default_factory=dict)
+    turned: int = 0
+    animated: int = 0
+    unreadable: list[Skipped] = field(default_factory=list)
+    duplicates: list[list[str]] = field(default_factory=list)
+    """Files of the same bytes, in one class and one part."""
+    torn: list[list[str]] = field(default_factory=list)
+    """Files of the same bytes in several classes."""
+    leaked: list[list[str]] = field(default_factory=list)
+    """Files of the same bytes in training and evaluation."""
+
+    def to_dict(self) -> dict[str, Any]:
+        tree = asdict(self)
+        return tree | {"unreadable": [{"id": i, "why": why} for i, why in self.unreadable]}
+
+
+def inspect(data: DataConfig, quick: bool = False) -> Inspection:
+    """Counts from the labels alone; then, unless `quick`, every image decoded and compared. As `longtail data inspect`."""
+    opened = open_data(data)
+    drawn, notes = long_tail(opened, data)
+    train = opened.train.subset(drawn)
+    about = _counted(opened, train, notes)
+    if quick:
+        return about
+    good: list[Seen] = []
+    bad: list[Skipped] = []
+    for split, pool in zip(SPLITS, (train, opened.test), strict=True):
+        for found in shown(looked_at(pool, split), len(pool.labels), f"reading {split}"):
+            if isinstance(found, Seen):
+                good.append(found)
+            else:
+                bad.append(found)
+    return _with_images(about, good, bad)
+
+
+def _counted(opened: Opened, train: Pool, notes: Sequence[str]) -> Inspection:
+    counts = train.counts
+    return Inspection(
+        name=opened.name,
+        class_names=train.class_names,
+        counts=counts.tolist(),
+        test_counts=opened.test.counts.tolist(),
+        imbalance=float(counts.max() / max(counts.min(), 1)),
+        shot_groups={name: int(mask.sum()) for name, mask in shot_groups(counts).items()},
+        notes=(*opened.notes, *notes),
+    )
+
+
+def looked_at(pool: Pool, split: str) -> Iterator[Seen | Skipped]:
+    def one(index: int) -> Seen | Skipped:
+        name = str(pool.ids[index])
+        try:
+            file = pool.encoded(index)
+            digest = hashlib.blake2b(file, digest_size=16).digest()
+            return Seen(split, name, int(pool.labels[index]), len(file), digest, look(file))
+        except BadImage as error:
+            return Skipped(name, str(error))
+
+    with ThreadPoolExecutor() as threads:
+        for some in np.array_split(np.arange(len(pool.labels)), max(len(pool.labels) // AT_ONCE, 1)):
+            yield from threads.map(one, some.tolist())
+
+
+def _with_images(about: Inspection, good: list[Seen], bad: list[Skipped]) -> Inspection:
+    alike: dict[bytes, list[Seen]] = {}
+    for seen in good:
+        alike.setdefault(seen.digest, []).append(seen)
+    groups = [group for group in alike.values() if len(group) > 1]
+    leaked, torn = (
+        [group for group in groups if len({getattr(seen, what) for seen in group}) > 1] for what in ("split", "label")
+    )
+    plain = [group for group in groups if len({(seen.split, seen.label) for seen in group}) == 1]
+    found = {
+        "read": len(good),
+        "width": _spread([seen.look.width for seen in good]),
+        "height": _spread([seen.look.height for seen in good]),
+        "bytes": _spread([seen.size for seen in good]),
+        "formats": dict(Counter(seen.look.format for seen in good).most_common()),
+        "modes": dict(Counter(seen.look.mode for seen in good).most_common()),
+        "turned": sum(seen.look.turned for seen in good),
+        "animated": sum(seen.look.frames > 1 for seen in good),
+        "unreadable": bad,
+        "duplicates": _ids(plain),
+        "torn": _ids(torn),
+        "leaked": _ids(leaked),
+    }
+    return Inspection(**(vars(about) | found))
+
+
+def _spread(values: list[int]) -> tuple[float, ...]:
+    return (float(min(values)), float(np.median(values)), float(max(values))) if values else ()
+
+
+def _ids(groups: list[list[Seen]]) -> list[list[str]]:
+    return [[seen.id for seen in group] for group in groups]

@@ -1,0 +1,32 @@
+"""How far a long walk over many items has come: a bar on a terminal, and elsewhere a line now and then."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
+
+EVERY = 20.0  # seconds between lines where there is no terminal
+
+
+def shown(items: Iterable[T], total: int, what: str) -> Iterator[T]:
+    """The items, one by one; what is over within a second shows nothing."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        yield from _bar(items, total, what)
+        return
+    told = time.monotonic()
+    for done, item in enumerate(items, 1):
+        yield item
+        if time.monotonic() - told > EVERY:
+            told = time.monotonic()
+            print(f"{what}: {done:,} of {total:,}", file=sys.stderr, flush=True)
+
+
+def _bar(items: Iterable[T], total: int, what: str) -> Iterator[T]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=total < 100) as progress:
+        yield from progress.track(items, total)

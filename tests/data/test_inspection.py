@@ -1,0 +1,161 @@
+"""A folder with one of everything that users have: what is found, what is read, what stops a training."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from longtail.cli import main
+from longtail.config import DataConfig
+from longtail.data import load
+from longtail.data.inspection import inspect
+from longtail.errors import UserError
+
+NOISE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+
+
+def good_files(folder):
+    """Unusual, and readable: name -> the pixel that its upper left corner has at the end, or None."""
+    red = Image.new("RGB", (30, 20), (255, 0, 0))
+    red.save(folder / "plain.png")
+    red.convert("CMYK").save(folder / "cmyk.jpg", quality=100)
+    Image.fromarray(np.full((20, 30), 0x8000, np.uint16)).save(folder / "deep.png")  # 16 bits
+    Image.new("L", (30, 20), 77).save(folder / "grey.png")
+    red.save(folder / "animated.gif", save_all=True, append_images=[Image.new("RGB", (30, 20), (0, 0, 255))])
+    Image.new("RGB", (30, 20), (0, 255, 0)).save(folder / "other.png.bmp", "PNG")  # not what its name says
+    turned = Image.fromarray(np.repeat(np.array([[[255] * 3], [[0] * 3]], np.uint8), 30, 1).repeat(15, 0))
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    turned.save(folder / "turned.jpg", quality=100, exif=exif)
+    return {
+        "plain.png": (255, 0, 0),
+        "cmyk.jpg": (254, 0, 0),
+        "deep.png": (128, 128, 128),
+        "grey.png": (77, 77, 77),
+        "animated.gif": (255, 0, 0),
+        "other.png.bmp": (0, 255, 0),
+        "turned.jpg": (0, 0, 0),
+    }
+
+
+def bad_files(folder):
+    """name -> a part of why it cannot be read."""
+    (folder / "empty.jpg").write_bytes(b"")
+    (folder / "text.jpg").write_bytes(b"<html>not found</html>")
+    Image.fromarray(NOISE).save(folder / "cut.png")
+    (folder / "cut.png").write_bytes((folder / "cut.png").read_bytes()[:900])
+    Image.fromarray(NOISE).save(folder / "short.jpg")
+    (folder / "short.jpg").write_bytes((folder / "short.jpg").read_bytes()[:600])
+    Image.new("1", (20_000, 20_000)).save(folder / "huge.png")
+    Image.fromarray(np.ones((20, 30), np.float32)).save(folder / "float.tif")
+    (folder / "dead.png").symlink_to(folder / "gone.png")
+    return {
+        "empty.jpg": "the file is empty",
+        "text.jpg": "no image of a known format",
+        "cut.png": "truncated",
+        "short.jpg": "Truncated",
+        "huge.png": "decompression bomb",
+        "float.tif": "32-bit",
+        "dead.png": "it is not a file",
+    }
+
+
+@pytest.fixture
+def folder(tmp_path):
+    rng = np.random.default_rng(1)
+    for split, n in {"train": 3, "val": 2}.items():
+        for name in ("cat", "dog"):
+            (tmp_path / split / name).mkdir(parents=True)
+            for i in range(n):
+                noise = rng.integers(0, 256, (20, 30, 3), dtype=np.uint8)
+                Image.fromarray(noise).save(tmp_path / split / name / f"{i}.png")
+    return tmp_path
+
+
+def of(folder, **options) -> DataConfig:
+    return DataConfig(name="folder", root=folder, image_size=20, **options)
+
+
+def test_unusual_images_are_read_as_they_are_meant(folder):
+    wanted = good_files(folder / "train/cat")
+    found = inspect(of(folder))
+    assert not found.unreadable and found.read == 17 and (found.turned, found.animated) == (1, 1)
+    assert found.formats == {"PNG": 14, "JPEG": 2, "GIF": 1} and found.modes["CMYK"] == 1
+    assert found.width == (30, 30, 30) and found.height == (20, 20, 30)
+    source = load(of(folder)).train
+    corner = {i.split("/")[-1]: image[0, 0] for i, image in zip(source.ids, source.images, strict=True)}
+    for name, pixel in wanted.items():
+        assert np.abs(corner[name].astype(int) - pixel).max() <= 3, name
+
+
+def test_bad_images_are_all_found_and_any_of_them_stops_a_training(folder):
+    wanted = bad_files(folder / "train/cat")
+    found = inspect(of(folder))
+    reasons = {image.id.removeprefix("train/cat/"): image.why for image in found.unreadable}
+    assert reasons.keys() == wanted.keys() and found.read == 10
+    for name, words in wanted.items():
+        assert words in reasons[name], name
+    for name in wanted:
+        (folder / "train/cat" / name).rename(folder / name)
+    for name in wanted:  # each of them alone
+        (folder / name).rename(folder / "train/cat" / name)
+        with pytest.raises(UserError, match=rf"cat/{name} \(.*: replace or remove it, or leave such images out"):
+            load(of(folder))
+        assert [s.id for s in load(of(folder, on_error="skip")).skipped] == [f"train/cat/{name}"]
+        (folder / "train/cat" / name).rename(folder / name)
+
+
+def test_counts_need_no_image(folder, monkeypatch):
+    bad_files(folder / "train/cat")
+    monkeypatch.setattr("longtail.data.inspection.look", None)
+    found = inspect(of(folder), quick=True)
+    assert (found.counts, found.test_counts, found.imbalance) == ([10, 3], [2, 2], 10 / 3)
+    assert found.shot_groups == {"many": 0, "medium": 0, "few": 2} and found.read == 0
+
+
+def test_the_same_file_twice(folder):
+    copies = {"train/cat/same.png": "train/cat/0.png", "train/dog/torn.png": "train/cat/1.png"}
+    copies |= {"val/dog/leak.png": "train/dog/2.png", "val/cat/both.png": "train/dog/1.png"}
+    for new, old in copies.items():
+        (folder / new).write_bytes((folder / old).read_bytes())
+    found = inspect(of(folder))
+    assert found.duplicates == [["train/cat/0.png", "train/cat/same.png"]]
+    assert found.torn == [["train/cat/1.png", "train/dog/torn.png"], ["train/dog/1.png", "val/cat/both.png"]]
+    assert found.leaked == [["train/dog/1.png", "val/cat/both.png"], ["train/dog/2.png", "val/dog/leak.png"]]
+
+
+def test_the_verb(folder, capsys):
+    assert main(["data", "inspect", str(folder), "--quick"]) == 0
+    printed = capsys.readouterr().out
+    assert "6 training images of 2 classes, 4 to evaluate on" in printed and "█" in printed and "read" not in printed
+    assert main(["data", "inspect", str(folder)]) == 0
+    assert "every image can be read, and no two files are the same" in capsys.readouterr().out
+    (folder / "train/cat/[bold]bad.png").write_bytes(b"")
+    assert main(["data", "inspect", str(folder), "--json", str(folder / "found.json")]) == 1
+    printed = capsys.readouterr().out
+    assert "cannot be read: 1\n  train/cat/[bold]bad.png (the file is empty)" in printed
+    assert json.loads((folder / "found.json").read_text())["unreadable"][0]["why"] == "the file is empty"
+
+
+def test_the_verb_shard_and_mistakes(folder, capsys, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out") / "shards"
+    assert main(["data", "shard", str(folder), "--out", str(out)]) == 0
+    assert f"10 images written to {out}" in capsys.readouterr().out
+    assert main(["data", "inspect", str(out), "--quick"]) == 0
+    assert main(["data", "shard", str(folder)]) == 2 and "--out DIR" in capsys.readouterr().err
+    assert main(["data", "look"]) == 2 and "data inspect, data shard" in capsys.readouterr().err
+    assert main(["data"]) == 0 and "data inspect DATA" in capsys.readouterr().out
+
+
+def test_a_training_lists_what_it_left_out(folder, tmp_path_factory):
+    bad_files(folder / "train/cat")
+    out = tmp_path_factory.mktemp("out")
+    flags = "--method ce --train.epochs 1 --train.batch_size 2 --data.image_size 8 --model.name resnet8_cifar"
+    assert main(["train", str(folder), *flags.split(), "--out", str(out / "a"), "--train.device", "cpu"]) == 2
+    more = ["--data.on_error", "skip", "--train.device", "cpu"]
+    assert main(["train", str(folder), *flags.split(), "--out", str(out / "b"), *more]) == 0
+    lines = (out / "b/seed0/skipped.tsv").read_text().splitlines()
+    assert len(lines) == 7 and "train/cat/empty.jpg\tthe file is empty" in lines
+    environment = json.loads((out / "b/seed0/environment.json").read_text())
+    assert environment["data"]["counts"] == [3, 3] and "7 images cannot be read" in environment["data"]["notes"][-1]

@@ -1,0 +1,203 @@
+"""Lists of real files: the published layouts, CSV, iNaturalist's JSON; and what can be wrong with each."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from longtail import recipes
+from longtail.config import DataConfig
+from longtail.data import load
+from longtail.errors import UserError
+
+FILES = {"train/cat": 6, "train/dog": 3, "val/cat": 2, "val/dog": 1}
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Each image has a grey of its own."""
+    for number, (folder, n) in enumerate(FILES.items()):
+        (tmp_path / folder).mkdir(parents=True)
+        for i in range(n):
+            grey = np.full((6, 6, 3), 40 * number + 5 * i + 1, np.uint8)
+            Image.fromarray(grey).save(tmp_path / folder / f"{i}.png")
+    return tmp_path
+
+
+def lines(split: str, **labels) -> list[tuple[str, str]]:
+    """(path, label) of all images of a split, in an order that is not the folder's."""
+    labels = labels or {"cat": 0, "dog": 1}
+    found = [(f"{split}/{c}/{i}.png", str(labels[c])) for c in ("dog", "cat") for i in range(FILES[f"{split}/{c}"])]
+    return found[::-1]
+
+
+def write_text(path, rows):
+    path.write_text("".join(f"{file} {label}\n" for file, label in rows))
+    return path
+
+
+def write_csv(path, rows, heading=("path", "label"), mark=","):
+    path.write_text("\n".join([mark.join(heading), *(mark.join(row) for row in rows)]))
+    return path
+
+
+def write_json(path, split, ids=(11, 7)):
+    """Categories in no order, with ids that are no places."""
+    rows, number = lines(split, cat=ids[0], dog=ids[1]), {"cat": ids[0], "dog": ids[1]}
+    tree = {
+        "images": [{"id": 100 + i, "file_name": file} for i, (file, _) in enumerate(rows)],
+        "annotations": [{"image_id": 100 + i, "category_id": int(label)} for i, (_, label) in enumerate(rows)],
+        "categories": [{"id": n, "name": c, "supercategory": "animal"} for c, n in number.items()],
+    }
+    path.write_text(json.dumps(tree))
+    return path
+
+
+def config(train, test=None, **options) -> DataConfig:
+    return DataConfig(name="list", train_list=train, test_list=test, image_size=6, **options)
+
+
+def refusal(*args, **options) -> str:
+    with pytest.raises(UserError) as caught:
+        load(config(*args, **options))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def by_id(source) -> dict[str, tuple[str, int]]:
+    """id -> (class name, grey)."""
+    names = [source.class_names[label] for label in source.labels]
+    return {
+        str(i): (name, int(grey)) for i, name, grey in zip(source.ids, names, source.images[:, 3, 3, 0], strict=True)
+    }
+
+
+def test_all_kinds_of_lists_are_the_folder(images):
+    folder = load(DataConfig(name="folder", root=images, image_size=6))
+    named = {"cat": "cat", "dog": "dog"}
+    lists = [
+        [write_text(images / f"{s}.txt", lines(s)) for s in ("train", "val")],
+        [write_csv(images / f"{s}.csv", lines(s)) for s in ("train", "val")],
+        [write_csv(images / f"{s}.tsv", lines(s, **named), mark="\t") for s in ("train", "val")],
+        [write_json(images / f"{s}.json", s) for s in ("train", "val")],
+    ]
+    for pair in lists:
+        data = load(config(*pair))
+        assert by_id(data.train) == by_id(folder.train) and by_id(data.test) == by_id(folder.test), pair
+        assert sorted(data.train.counts) == [3, 6] and data.name == "train" and not data.notes
+    data = load(config(*lists[3]))
+    assert data.train.class_names == ("dog", "cat")  # by id: 7, 11
+
+
+def test_lists_and_images_may_lie_apart(images, tmp_path_factory):
+    apart = tmp_path_factory.mktemp("lists")
+    train, val = (write_text(apart / f"{s}.txt", lines(s)) for s in ("train", "val"))
+    assert "9 of the 9 files" in refusal(train, val) and "set --data.root" in refusal(train, val)
+    assert load(config(train, val, root=images)).train.counts.tolist() == [6, 3]
+    absolute = write_text(apart / "absolute.txt", [(str(images / file), label) for file, label in lines("train")])
+    assert load(config(absolute, val, root=images)).train.ids.tolist()[0] == "train/cat/5.png"
+    alone = write_text(apart / "alone.txt", [(str(images / file), label) for file, label in lines("train")])
+    assert len(load(config(alone)).test.labels) == 1  # a fifth of six
+
+
+def test_columns_of_another_name_paths_with_spaces_and_a_byte_order_mark(images):
+    (images / "train/cat/0.png").rename(images / "train/cat/a b.png")
+    rows = [(file.replace("cat/0", "cat/a b"), label) for file, label in lines("train")]
+    csv = write_csv(images / "x.csv", rows, ("file", "species"))
+    csv.write_text(csv.read_text(), encoding="utf-8-sig")
+    assert "no column 'path' (file, species)" in refusal(csv)
+    assert load(config(csv, columns=("file", "species"))).train.counts.sum() == 8
+    text = write_text(images / "x.txt", rows)
+    assert load(config(text, write_text(images / "v.txt", lines("val")))).train.counts.tolist() == [6, 3]
+
+
+def test_names_come_from_folders_only_where_each_class_has_one(images):
+    val = write_text(images / "val.txt", lines("val"))
+    assert load(config(write_text(images / "a.txt", lines("train")), val)).train.class_names == ("cat", "dog")
+    mixed = [*lines("train")[:-1], (lines("train")[-1][0], "0")]  # a dog among the cats
+    assert load(config(write_text(images / "b.txt", mixed), val)).train.class_names == ("0", "1")
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("train/cat/0.png", "line 2: 'train/cat/0.png' is not a path and a class number"),
+        ("train/cat/0.png cat", "is not a path and a class number"),
+        ("train/cat/0.png -1", "is not a path and a class number"),
+        ("../x.png 0", "lies outside of"),
+        ("train/../../x.png 0", "lies outside of"),
+        ("/etc/x.png 0", "lies outside of"),
+        ("train/cat/9.png 0", "1 of the 2 files"),
+        ("train/cat/0.png 2", "no image of 1 of its classes (1): number labels without gaps"),
+        ("train/cat/0.png 1000000000", "number them from 0"),
+    ],
+)
+def test_what_a_line_can_get_wrong(images, row, words):
+    path = images / "bad.txt"
+    path.write_text(f"train/cat/1.png 0\n{row}\n")
+    assert words in refusal(path, root=images)
+
+
+def test_what_else_can_be_wrong(images):
+    train, val = (write_text(images / f"{s}.txt", lines(s)) for s in ("train", "val"))
+    assert "which one? add --data.train_list" in refusal(None)
+    assert "cannot read the list" in refusal(images / "none.txt")
+    assert "a list ends in .txt .csv .tsv .json" in refusal(images / "train/cat/0.png")
+    (images / "empty.txt").write_text("\n\n")
+    assert "names no image" in refusal(images / "empty.txt")
+    assert "is not a folder" in refusal(train, root=images / "nowhere")
+    wrong = write_text(images / "wrong.txt", lines("val", cat=0, dog=2))
+    assert "line 3: label 2 is none of the 2 classes" in refusal(train, wrong)
+    assert "label 'dog' is none of the" in refusal(
+        write_csv(images / "a.csv", lines("train", cat="cat", dog="cow")),
+        write_csv(images / "b.csv", lines("val", cat="cat", dog="dog")),
+    )
+    csv = write_csv(images / "c.csv", [("train/cat/0.png", "")])
+    assert "line 2: label is missing" in refusal(csv)
+    for text in ("{", "[]", '{"images": 1}', '{"images": [], "annotations": [{"image_id": 3}], "categories": []}'):
+        (images / "d.json").write_text(text)
+        assert "is not iNaturalist's JSON" in refusal(images / "d.json")
+    other = write_json(images / "e.json", "val", ids=(5, 6))
+    assert "other categories" in refusal(write_json(images / "f.json", "train"), other)
+    assert load(config(train, val)).train.counts.tolist() == [6, 3]
+
+
+def test_files_named_twice_and_in_both_lists_are_warned_of(images):
+    rows = lines("train")
+    train = write_text(images / "train.txt", [*rows, rows[0], (rows[1][0], "1")])
+    test = write_text(images / "test.txt", [*lines("val"), rows[2]])
+    notes = load(config(train, test)).notes
+    assert notes[0] == f"warning: train.txt names 2 files more than once, 1 of these in several classes ({rows[1][0]})"
+    assert notes[1] == f"warning: 1 files are in both lists, training and evaluation ({rows[2][0]})"
+
+
+def test_bad_images_stop_or_are_skipped(images):
+    train, val = (write_text(images / f"{s}.txt", lines(s)) for s in ("train", "val"))
+    (images / "train/cat/1.png").write_bytes(b"")
+    (images / "train/dog/0.png").write_bytes(b"no image")
+    os.remove(images / "val/cat/0.png")
+    assert "1 of the 3 files of" in refusal(train, val)
+    data = load(config(train, val, on_error="skip"))
+    assert data.train.counts.tolist() == data.counts.tolist() == [5, 2] and data.test.counts.tolist() == [1, 1]
+    assert dict(data.skipped) == {
+        "train/cat/1.png": "the file is empty",
+        "train/dog/0.png": "it is no image of a known format",
+        "val/cat/0.png": "there is no such file",
+    }
+    assert "warning: 3 images cannot be read and are left out" in data.notes[-1]
+    assert not (data.train.images == 0).all((1, 2, 3)).any()  # never a silent blank
+    for i in (1, 2):
+        (images / f"train/dog/{i}.png").write_bytes(b"no image")
+    assert "no image of class 'dog' can be read" in refusal(train, val, on_error="skip")
+
+
+def test_a_path_says_what_kind_of_source_it_is(images):
+    train = write_text(images / "train.txt", lines("train"))
+    assert recipes.make(train).data.train_list == train and recipes.make(train).data.name == "list"
+    assert recipes.make(images).data.name == "folder"
+    (images / "train-0.parquet").write_bytes(b"")
+    assert recipes.make(images).data.name == "shards"
+    with pytest.raises(UserError, match="nor is it a folder of images, or a list"):
+        recipes.make(images / "train/cat/0.png")

@@ -1,0 +1,160 @@
+"""Shards of real image files: written and read back, as `datasets` has them, and damaged."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from longtail.config import DataConfig
+from longtail.data import load
+from longtail.data.decode import BadImage
+from longtail.data.packing import shard
+from longtail.data.shards import GROUP_BYTES, Rows
+from longtail.data.sources import open_data
+from longtail.errors import UserError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Noise compresses badly: the files are some 12 kB each."""
+    rng = np.random.default_rng(0)
+    for split, counts in {"train": {"cat": 40, "dog": 7}, "val": {"cat": 5, "dog": 5}}.items():
+        for name, n in counts.items():
+            (tmp_path / "images" / split / name).mkdir(parents=True)
+            for i in range(n):
+                noise = rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)
+                Image.fromarray(noise).save(tmp_path / "images" / split / name / f"{i:02}.png")
+    return tmp_path / "images"
+
+
+def config(root, **options) -> DataConfig:
+    return DataConfig(name="shards", root=root, image_size=8, **options)
+
+
+def of(folder, **options) -> DataConfig:
+    return DataConfig(name="folder", root=folder, image_size=8, **options)
+
+
+def refusal(root, **options) -> str:
+    with pytest.raises(UserError) as caught:
+        load(config(root, **options))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_shards_are_the_folder(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("longtail.data.shards.GROUP_BYTES", 50_000)
+    assert shard(of(folder), tmp_path / "out", megabytes=1) == (57, [])
+    wanted, found = load(of(folder)), load(config(tmp_path / "out"))
+    for a, b in ((wanted.train, found.train), (wanted.test, found.test)):
+        assert np.array_equal(a.images, b.images) and np.array_equal(a.labels, b.labels)
+        assert a.ids.tolist() == b.ids.tolist() and a.class_names == b.class_names
+    groups = pq.ParquetFile(tmp_path / "out/train-00000.parquet").metadata.num_row_groups
+    assert groups > 5 and sorted(p.name for p in tmp_path.iterdir()) == ["images", "out"]
+
+
+def test_bytes_are_those_of_the_files_in_any_order_and_from_many_threads(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("longtail.data.shards.GROUP_BYTES", 30_000)
+    shard(of(folder), tmp_path / "out")
+    pool = open_data(config(tmp_path / "out")).train
+    order = np.random.default_rng(0).permutation(len(pool.labels))
+    for index in order:
+        assert pool.encoded(int(index)) == (folder / pool.ids[index]).read_bytes()
+    assert np.array_equal(pool.read(order).images, open_data(of(folder)).train.read(order).images)
+
+
+def test_files_are_of_the_size_asked_for_and_a_shard_can_be_packed_again(folder, tmp_path):
+    shard(of(folder), tmp_path / "one", megabytes=1)
+    assert GROUP_BYTES == 2**20 and len(list((tmp_path / "one").glob("train-*"))) == 1
+    big = np.random.default_rng(0).integers(0, 256, (900, 900, 3), dtype=np.uint8)  # 2.4 MB
+    for i in range(3):
+        Image.fromarray(big).save(folder / f"train/dog/big{i}.png")
+    shard(of(folder), tmp_path / "two", megabytes=2)
+    assert len(list((tmp_path / "two").glob("train-*"))) == 3
+    shard(config(tmp_path / "two"), tmp_path / "three", megabytes=1000)
+    assert len(list((tmp_path / "three").glob("train-*"))) == 1
+    assert np.array_equal(load(config(tmp_path / "three")).train.images, load(of(folder)).train.images)
+
+
+def test_arrays_and_draws_are_packed_too(tmp_path):
+    digits = DataConfig(name="digits", image_size=8, imbalance=40)
+    written, _ = shard(digits, tmp_path / "out")
+    wanted, found = load(digits), load(config(tmp_path / "out"))
+    assert written == 789 and np.array_equal(wanted.train.images, found.train.images)
+    assert found.train.counts.tolist() == wanted.train.counts.tolist()
+
+
+def test_what_datasets_writes_is_read(tmp_path):
+    """Names of columns, plain bytes instead of a struct, names as labels, an evaluation set called validation."""
+    png = tmp_path / "x.png"
+    Image.new("RGB", (8, 8), (9, 8, 7)).save(png)
+    table = pa.table({"img": [png.read_bytes()] * 6, "fine_label": ["b", "a", "b", "b", "b", "a"]})
+    pq.write_table(table, tmp_path / "train-00000-of-00001.parquet")
+    pq.write_table(table.slice(0, 2), tmp_path / "validation-00000-of-00001.parquet")
+    pq.write_table(table.slice(0, 1), tmp_path / "test-00000-of-00001.parquet")
+    assert "no column 'image' (img, fine_label): name its two" in refusal(tmp_path)
+    data = load(config(tmp_path, columns=("img", "fine_label")))
+    assert data.train.class_names == ("a", "b") and data.train.labels.tolist() == [1, 0, 1, 1, 1, 0]
+    assert data.test.labels.tolist() == [1, 0] and data.train.ids[2] == "train-00000-of-00001.parquet:2"
+    assert data.train.images[0, 0, 0].tolist() == [9, 8, 7]
+
+
+def test_shards_without_an_evaluation_set_give_a_fifth(folder, tmp_path):
+    shard(of(folder), tmp_path / "out")
+    for path in (tmp_path / "out").glob("test-*"):
+        path.unlink()
+    data = load(config(tmp_path / "out"))
+    assert data.notes[0].startswith("no evaluation shards: 9 of 47 images") and data.train.counts.tolist() == [32, 6]
+
+
+def test_features_are_what_datasets_looks_for(folder, tmp_path):
+    shard(of(folder), tmp_path / "out")
+    schema = pq.read_schema(tmp_path / "out/train-00000.parquet")
+    features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+    assert features["label"] == {"names": ["cat", "dog"], "_type": "ClassLabel"}
+    assert features["image"] == {"_type": "Image"} and schema.field("image").type.names == ["bytes", "path"]
+
+
+def write_rows(path, images, labels):
+    pq.write_table(pa.table({"image": pa.array(images, pa.binary()), "label": labels}), path)
+
+
+def test_damaged_shards(folder, tmp_path):
+    assert "is not a folder" in refusal(tmp_path / "none")
+    assert "has no parquet file" in refusal(folder)
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    (bad / "train-0.parquet").write_bytes(b"PAR1 no")
+    assert "cannot read the shard" in refusal(bad)
+    write_rows(bad / "train-0.parquet", [b"x"] * 5, [0, 1, None, 0, 0])
+    assert "rows without a label" in refusal(bad)
+    write_rows(bad / "train-0.parquet", [b"x"] * 5, [0.5] * 5)
+    assert "must be whole numbers or names" in refusal(bad)
+    write_rows(bad / "train-0.parquet", [b"x"] * 5, [0, -1, 0, 0, 0])
+    assert "labels from -1 to 0" in refusal(bad)
+    write_rows(bad / "train-0.parquet", [], pa.array([], pa.int64()))
+    assert "have no row" in refusal(bad)
+    write_rows(bad / "train-0.parquet", [b"x"] * 10, [0] * 5 + [1] * 5)
+    assert "cannot read the image train-0.parquet:0 (it is no image" in refusal(bad)
+    write_rows(bad / "train-0.parquet", [None] * 10, [0] * 5 + [1] * 5)
+    with pytest.raises(BadImage, match="the row holds no bytes"):
+        Rows([bad / "train-0.parquet"], "image")(3)
+
+
+def test_a_bad_image_is_not_packed_unseen(folder, tmp_path):
+    (folder / "train/cat/03.png").write_bytes(b"")
+    with pytest.raises(UserError, match=r"cannot read the image train/cat/03.png \(the file is empty\)"):
+        shard(of(folder), tmp_path / "out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["images"]  # nothing half-written stays
+    written, skipped = shard(of(folder, on_error="skip"), tmp_path / "out")
+    assert written == 56 and [s.id for s in skipped] == ["train/cat/03.png"]
+    with pytest.raises(UserError, match="is there already"):
+        shard(of(folder), tmp_path / "out")
+    with pytest.raises(UserError, match="at least 1"):
+        shard(of(folder), tmp_path / "other", megabytes=0)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write to"):
+        shard(of(folder), tmp_path / "file/out")
