@@ -42,13 +42,12 @@ def histogram(found: Inspection) -> Table:
     table.add_column()
     table.add_column(justify="right")
     table.add_column()
-    top = max(found.counts)
-    for some in np.array_split(order, min(BARS, len(order))):
-        counts = [found.counts[c] for c in some]
-        mean = sum(counts) / len(counts)
+    bins = np.array_split(order, min(BARS, len(order)))
+    means = [sum(found.counts[c] for c in some) / len(some) for some in bins]
+    for some, mean in zip(bins, means, strict=True):
         first, last = (escape(found.class_names[c][:24]) for c in (some[0], some[-1]))
         name = first if len(some) == 1 else f"{first} … {last}"
-        table.add_row(name, f"{mean:,.0f}", "█" * max(round(WIDE * mean / top), 1 if mean else 0))
+        table.add_row(name, f"{mean:,.0f}", "█" * max(round(WIDE * mean / max(means)), 1 if mean else 0))
     return table
 
 

@@ -4,7 +4,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,7 +65,7 @@ class Inspection:
 
 def inspect(data: DataConfig, quick: bool = False) -> Inspection:
     """Counts from the labels alone; then, unless `quick`, every image decoded and compared. As `longtail data inspect`."""
-    opened = open_data(data)
+    opened = open_data(replace(data, on_error="skip"))  # a file that is missing is a finding
     drawn, notes = long_tail(opened, data)
     train = opened.train.subset(drawn)
     about = _counted(opened, train, notes)
