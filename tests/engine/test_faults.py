@@ -1,0 +1,143 @@
+"""What happens to long jobs, with real processes: killed at any moment, a disk that is full."""
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from longtail import runs
+from longtail.engine.train import train
+from tests.conftest import tiny
+from tests.engine.test_train import log_of
+
+EPOCHS = 8
+# Children of a server that has imported torch once: a start takes a fraction of a second.
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["longtail.engine.train"])
+
+
+def start(method: str, out: Path):
+    config = tiny(method, epochs=EPOCHS)
+    process = SERVER.Process(target=train, args=(config, out, True))
+    process.start()
+    return process
+
+
+def finish(method: str, out: Path) -> float:
+    """Train to the end; the seconds it took."""
+    began = time.monotonic()
+    process = start(method, out)
+    process.join(120)
+    assert process.exitcode == 0
+    return time.monotonic() - began
+
+
+def wait_for(there, process, seconds: float = 60) -> bool:
+    until = time.monotonic() + seconds
+    while process.is_alive() and time.monotonic() < until:
+        if there():
+            return True
+    return False
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """By method: the folder of a run that nothing happened to, and its seconds."""
+    found = {}
+    for method in ("paco", "crt"):
+        folder = tmp_path_factory.mktemp(method)
+        finish(method, folder / "warm")  # the server starts
+        found[method] = folder / "whole" / "seed0", finish(method, folder / "whole")
+    return found
+
+
+def equal(one: Path, two: Path) -> bool:
+    a, b = (load_file(folder / runs.MODEL) for folder in (one, two))
+    return log_of(one) == log_of(two) and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def killed_once(method: str, out: Path, whole: Path, seconds: float, rng: random.Random, while_saving: bool) -> str:
+    """Where the kill met the run; the resumed run must equal the unbroken one."""
+    process, folder = start(method, out), out / "seed0"
+    if while_saving:
+        epoch, log = rng.randrange(EPOCHS), folder / runs.LOG
+        wait_for(lambda: log.exists() and log.read_bytes().count(b"\n") > epoch, process)
+        met = wait_for((folder / runs.CHECKPOINT).with_suffix(".tmp").exists, process)
+    else:
+        process.join(rng.uniform(0, seconds))
+        met = False
+    os.kill(process.pid, signal.SIGKILL) if process.is_alive() else None
+    process.join(60)
+    half = (folder / runs.CHECKPOINT).with_suffix(".tmp").exists()
+    finish(method, out)
+    assert equal(folder, whole)
+    return "inside a checkpoint" if half else "saving" if met else "elsewhere"
+
+
+def kill_many(times: int, unbroken, tmp_path: Path, seed: int) -> None:
+    rng, where = random.Random(seed), []
+    for i in range(times):
+        method = ("paco", "crt")[i % 2]
+        where.append(killed_once(method, tmp_path / str(i), *unbroken[method], rng, while_saving=i % 3 == 0))
+    print({place: where.count(place) for place in where})
+    assert "inside a checkpoint" in where  # a part of one was on the disk
+
+
+def test_killed_at_five_moments_and_resumed(unbroken, tmp_path):
+    kill_many(5, unbroken, tmp_path, seed=0)
+
+
+@pytest.mark.long
+def test_killed_at_fifty_moments_and_resumed(unbroken, tmp_path):
+    kill_many(50, unbroken, tmp_path, seed=1)
+
+
+def test_killed_again_and_again(unbroken, tmp_path):
+    """A run that never lives for long still ends, and as if it had."""
+    whole, seconds = unbroken["paco"]
+    for _ in range(20):
+        process = start("paco", tmp_path)
+        process.join(0.6 * seconds)
+        if not process.is_alive():
+            break
+        os.kill(process.pid, signal.SIGKILL)
+        process.join(60)
+    finish("paco", tmp_path)
+    assert equal(tmp_path / "seed0", whole)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
+    """/dev/full is a disk on which nothing has room."""
+    flags = ["--train.epochs", "15", "--train.checkpoint_every", "1", "--train.device", "cpu", "--log.progress", "none"]
+    command = [sys.executable, "-m", "longtail", "train", "digits-lt", "--method", "ce", *flags]
+    environment, folder = os.environ | {"OMP_NUM_THREADS": "1"}, tmp_path / "full/seed0"
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "full")], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    saved = folder / runs.CHECKPOINT
+    while process.poll() is None:
+        try:
+            if saved.exists():
+                saved.with_suffix(".tmp").symlink_to("/dev/full")
+                break
+        except FileExistsError:  # one is being written
+            continue
+    _, errors = process.communicate(timeout=100)
+    last = errors.splitlines()[-1]
+    assert process.returncode == 1 and "Traceback" not in errors
+    assert "No space left on device" in last or "write" in last
+    assert "the previous checkpoint is whole; free some space and --resume" in last
+    assert 1 <= len(log_of(folder)) < 15
+    for out, more in (("full", ["--resume"]), ("whole", [])):
+        subprocess.run(
+            [*command, "--out", str(tmp_path / out), *more], check=True, capture_output=True, env=environment
+        )
+    assert equal(folder, tmp_path / "whole/seed0")
