@@ -11,7 +11,7 @@ EVERY = 20.0  # seconds between lines where there is no terminal
 
 
 def shown(items: Iterable[T], total: int, what: str) -> Iterator[T]:
-    """The items, one by one; what is over within a second shows nothing."""
+    """The items, one by one; of few items nothing is shown."""
     if sys.stderr is not None and sys.stderr.isatty():
         yield from _bar(items, total, what)
         return

@@ -1,6 +1,6 @@
 """Run folders as they lie on the disk: who reads them needs neither torch nor the code that wrote them.
 
-config.json  environment.json     written when the run starts; with skipped.tsv, where images could not be read
+config.json  environment.json     written when the run starts; with skipped.jsonl, where images could not be read
 log.jsonl                         a line an epoch
 checkpoint/state.pt               all state, for --resume
 model.safetensors  predictions.npz  features.npz  examples/  and last metrics.json: the run has finished
@@ -23,7 +23,7 @@ ENVIRONMENT_KEYS, METRICS_KEYS = (
     ("top1", "few", "per_class", "shifted", "seconds"),
 )
 CHECKPOINT, MODEL = "checkpoint/state.pt", "model.safetensors"
-SKIPPED = "skipped.tsv"  # images that were left out as they could not be read: id, reason
+SKIPPED = "skipped.jsonl"  # images that were left out as they could not be read: id, reason
 
 
 @dataclass(frozen=True)

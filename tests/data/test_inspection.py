@@ -28,6 +28,10 @@ def good_files(folder):
     exif = Image.Exif()
     exif[0x0112] = 3  # upside down
     turned.save(folder / "turned.jpg", quality=100, exif=exif)
+    deep = Image.fromarray(np.array(turned.convert("L"), np.uint16) * 257)
+    deep.save(folder / "deep turned.png", exif=exif)
+    pages = [red, Image.new("RGB", (30, 20), (0, 0, 255))]
+    pages[0].save(folder / "pages.tif", save_all=True, append_images=pages[1:])
     return {
         "plain.png": (255, 0, 0),
         "cmyk.jpg": (254, 0, 0),
@@ -36,6 +40,8 @@ def good_files(folder):
         "animated.gif": (255, 0, 0),
         "other.png.bmp": (0, 255, 0),
         "turned.jpg": (0, 0, 0),
+        "deep turned.png": (0, 0, 0),
+        "pages.tif": (255, 0, 0),
     }
 
 
@@ -80,8 +86,8 @@ def of(folder, **options) -> DataConfig:
 def test_unusual_images_are_read_as_they_are_meant(folder):
     wanted = good_files(folder / "train/cat")
     found = inspect(of(folder))
-    assert not found.unreadable and found.read == 17 and (found.turned, found.animated) == (1, 1)
-    assert found.formats == {"PNG": 14, "JPEG": 2, "GIF": 1} and found.modes["CMYK"] == 1
+    assert not found.unreadable and found.read == 19 and (found.turned, found.animated) == (2, 1)
+    assert found.formats == {"PNG": 15, "JPEG": 2, "GIF": 1, "TIFF": 1} and found.modes["CMYK"] == 1
     assert found.width == (30, 30, 30) and found.height == (20, 20, 30)
     source = load(of(folder)).train
     corner = {i.split("/")[-1]: image[0, 0] for i, image in zip(source.ids, source.images, strict=True)}
@@ -112,6 +118,7 @@ def test_counts_need_no_image(folder, monkeypatch):
     found = inspect(of(folder), quick=True)
     assert (found.counts, found.test_counts, found.imbalance) == ([10, 3], [2, 2], 10 / 3)
     assert found.shot_groups == {"many": 0, "medium": 0, "few": 2} and found.read == 0
+    assert [image.id for image in found.unreadable] == ["train/cat/dead.png", "train/cat/empty.jpg"]  # known without it
 
 
 def test_the_same_file_twice(folder):
@@ -122,7 +129,8 @@ def test_the_same_file_twice(folder):
     found = inspect(of(folder))
     assert found.duplicates == [["train/cat/0.png", "train/cat/same.png"]]
     assert found.torn == [["train/cat/1.png", "train/dog/torn.png"], ["train/dog/1.png", "val/cat/both.png"]]
-    assert found.leaked == [["train/dog/1.png", "val/cat/both.png"], ["train/dog/2.png", "val/dog/leak.png"]]
+    pairs = {"train/dog/1.png": "val/cat/both.png", "train/dog/2.png": "val/dog/leak.png"}
+    assert found.leaked == [[f"train: {one}", f"test: {two}"] for one, two in pairs.items()]
 
 
 def test_the_verb(folder, capsys):
@@ -136,6 +144,49 @@ def test_the_verb(folder, capsys):
     printed = capsys.readouterr().out
     assert "cannot be read: 1\n  train/cat/[bold]bad.png (the file is empty)" in printed
     assert json.loads((folder / "found.json").read_text())["unreadable"][0]["why"] == "the file is empty"
+
+
+def test_nothing_is_overlooked_in_silence(folder):
+    (folder / "train/cat/x.xcf").write_bytes(b"x")
+    (folder / "train/cat/notes").write_bytes(b"x")
+    found = inspect(of(folder))
+    assert found.notes == ("files left alone, as they do not end as images do: 2 (.xcf, no ending)",)
+
+
+def test_what_is_skipped_is_part_of_the_checksum(folder):
+    before = load(of(folder, on_error="skip"))
+    file = folder / "train/cat/1.png"
+    file.write_bytes(b"x" * file.stat().st_size)
+    after = load(of(folder, on_error="skip"))
+    assert len(after.skipped) == 1 and before.checksum != after.checksum
+
+
+def test_a_split_that_cannot_be_read_at_all(tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (tmp_path / "train" / name).mkdir(parents=True)
+        for i in range(10):
+            Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(tmp_path / f"train/{name}/{i}.png")
+    (tmp_path / "val/cat").mkdir(parents=True)
+    (tmp_path / "val/cat/0.png").write_bytes((tmp_path / "train/cat/0.png").read_bytes())
+    held = load(of(tmp_path, val_fraction=0.2)).val.ids
+    for i in held:
+        (tmp_path / i).write_bytes(b"")
+    with pytest.raises(UserError, match="no image of the validation split can be read"):
+        load(of(tmp_path, val_fraction=0.2, on_error="skip"))
+    (tmp_path / "val/cat/0.png").write_bytes(b"")
+    with pytest.raises(UserError, match="no image of the evaluation set can be read"):
+        load(of(tmp_path, on_error="skip"))
+
+
+def test_places_that_cannot_be_written_are_told_before_anything_is_read(folder, capsys):
+    for place in ("nowhere/x.json", "."):
+        assert main(["data", "inspect", str(folder), "--json", place]) == 2
+        out, err = capsys.readouterr()
+        assert not out and "name a file in a folder that is there" in err
+    assert main(["data", "inspect", "x" * 300]) == 2 and "unknown recipe" in capsys.readouterr().err
+    assert main(["data", "inspect", str(folder), "--data.test_list", "x.txt"]) == 2
+    assert "--data.test_list goes with a list" in capsys.readouterr().err
 
 
 def test_the_verb_shard_and_mistakes(folder, capsys, tmp_path_factory):
@@ -155,7 +206,7 @@ def test_a_training_lists_what_it_left_out(folder, tmp_path_factory):
     assert main(["train", str(folder), *flags.split(), "--out", str(out / "a"), "--train.device", "cpu"]) == 2
     more = ["--data.on_error", "skip", "--train.device", "cpu"]
     assert main(["train", str(folder), *flags.split(), "--out", str(out / "b"), *more]) == 0
-    lines = (out / "b/seed0/skipped.tsv").read_text().splitlines()
-    assert len(lines) == 7 and "train/cat/empty.jpg\tthe file is empty" in lines
+    lines = [json.loads(line) for line in (out / "b/seed0/skipped.jsonl").read_text().splitlines()]
+    assert len(lines) == 7 and {"id": "train/cat/empty.jpg", "why": "the file is empty"} in lines
     environment = json.loads((out / "b/seed0/environment.json").read_text())
     assert environment["data"]["counts"] == [3, 3] and "7 images cannot be read" in environment["data"]["notes"][-1]

@@ -10,6 +10,7 @@ from PIL import Image
 from longtail import recipes
 from longtail.config import DataConfig
 from longtail.data import load
+from longtail.data.lists import READERS
 from longtail.errors import UserError
 
 FILES = {"train/cat": 6, "train/dog": 3, "val/cat": 2, "val/dog": 1}
@@ -130,7 +131,7 @@ def test_names_come_from_folders_only_where_each_class_has_one(images):
         ("train/../../x.png 0", "lies outside of"),
         ("/etc/x.png 0", "lies outside of"),
         ("train/cat/9.png 0", "1 of the 2 files"),
-        ("train/cat/0.png 2", "no image of 1 of its classes (1): number labels without gaps"),
+        ("train/cat/0.png 2", "bad has no training image of 1 of its 3 classes (1): number labels without gaps"),
         ("train/cat/0.png 1000000000", "number them from 0"),
     ],
 )
@@ -149,7 +150,7 @@ def test_what_else_can_be_wrong(images):
     assert "names no image" in refusal(images / "empty.txt")
     assert "is not a folder" in refusal(train, root=images / "nowhere")
     wrong = write_text(images / "wrong.txt", lines("val", cat=0, dog=2))
-    assert "line 3: label 2 is none of the 2 classes" in refusal(train, wrong)
+    assert "line 3: label '2' is none of the 2 classes" in refusal(train, wrong)
     assert "label 'dog' is none of the" in refusal(
         write_csv(images / "a.csv", lines("train", cat="cat", dog="cow")),
         write_csv(images / "b.csv", lines("val", cat="cat", dog="dog")),
@@ -160,7 +161,9 @@ def test_what_else_can_be_wrong(images):
         (images / "d.json").write_text(text)
         assert "is not iNaturalist's JSON" in refusal(images / "d.json")
     other = write_json(images / "e.json", "val", ids=(5, 6))
-    assert "other categories" in refusal(write_json(images / "f.json", "train"), other)
+    both = write_json(images / "f.json", "train")
+    assert "has a category 5, 'cat', that" in refusal(both, other)
+    assert "must both be JSON, or neither" in refusal(both, val)
     assert load(config(train, val)).train.counts.tolist() == [6, 3]
 
 
@@ -169,8 +172,99 @@ def test_files_named_twice_and_in_both_lists_are_warned_of(images):
     train = write_text(images / "train.txt", [*rows, rows[0], (rows[1][0], "1")])
     test = write_text(images / "test.txt", [*lines("val"), rows[2]])
     notes = load(config(train, test)).notes
-    assert notes[0] == f"warning: train.txt names 2 files more than once, 1 of these in several classes ({rows[1][0]})"
-    assert notes[1] == f"warning: 1 files are in both lists, training and evaluation ({rows[2][0]})"
+    again = "warning: train.txt names files more than once, 2 lines in all, some of them in several classes"
+    assert notes[0] == f"{again} ({rows[1][0]})"
+    assert notes[1] == f"warning: files that are in both lists, training and evaluation: 1 ({rows[2][0]})"
+    assert load(config(train)).notes[0] == notes[0]  # also where a part of it is evaluated on
+
+
+def test_labels_mean_the_same_in_both_lists(images):
+    """Numbers sort otherwise as text (10 before 2): a list of names must never be read as one of numbers."""
+    for c in range(12):
+        (images / f"c{c}").mkdir()
+        for i in range(3):
+            Image.new("RGB", (6, 6), (20 * c + i + 1,) * 3).save(images / f"c{c}/{i}.png")
+    numbers = [(f"c{c}/{i}.png", str(c)) for c in range(12) for i in (0, 1)]
+    test = [(f"c{c}/2.png", str(c)) for c in range(12)]
+    one = write_csv(images / "numbers.csv", numbers)
+    odd = write_csv(images / "odd.csv", [*numbers, ("train/cat/0.png", "unknown")])
+    for train in (one, odd):
+        data = load(config(train, write_csv(images / "test.csv", test)))
+        assert [data.test.class_names[label] for label in data.test.labels] in (
+            [f"c{c}" for c in range(12)],
+            [str(c) for c in range(12)],
+        )
+        assert data.test.images[:, 0, 0, 0].tolist() == [20 * c + 3 for c in range(12)]
+    floats = write_csv(images / "floats.csv", [(file, f"{label}.0") for file, label in numbers])
+    assert "label '0' is none of the 12 classes" in refusal(floats, write_text(images / "test.txt", test))
+    padded = write_csv(images / "padded.csv", [(file, label.zfill(2)) for file, label in numbers])
+    assert load(config(padded, write_csv(images / "test.csv", test))).test.labels.tolist() == list(range(12))
+
+
+def test_swapped_lists_are_other_data(images):
+    rows = lines("train") + lines("val")
+    one, two = (write_text(images / f"{i}.txt", rows[i::2]) for i in (0, 1))
+    assert load(config(one, two)).checksum != load(config(two, one)).checksum
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('path,label\ntrain/cat/0.png,"0\ntrain/cat/1.png,0\n', "mend the quotes"),
+        ("path,label\ntrain/cat/0.png,Canis lupus, sub\n", "line 2: it has more fields than the heading"),
+        ("path,label\ntrain/cat/0.png,  \n", "line 2: label is missing"),
+        ("path;label\ntrain/cat/0.png;0\n", "separate them by commas"),
+        ("path,label\n" + "x" * 200_000 + ",0\n", "field larger than field limit"),
+        ("p\0th,label\n", "is no UTF-8 text"),
+        ("path,label\ntrain/cat/0.png," + "9" * 5000 + "\ntrain/cat/1.png,1\n", "number them from 0"),
+    ],
+)
+def test_damaged_csv(images, text, words):
+    (images / "x.csv").write_text(text)
+    assert words in refusal(images / "x.csv")
+
+
+def test_csv_of_all_habits(images):
+    """Spaces after commas, quotes, a line break inside a field."""
+    text = 'note, path, label\n"a, b","train/cat/0.png", "big\ncat"\n'
+    text += ",train/cat/1.png,big cat\n,train/cat/2.png,dog\n" + ",train/cat/3.png,dog\n" * 5
+    (images / "x.csv").write_text(text)
+    data = load(config(images / "x.csv"))
+    assert data.train.class_names == ("big\ncat", "big cat", "dog")
+
+
+def test_lines_may_be_separated_by_tabs_and_names_too_long_are_missing(images):
+    (images / "x.txt").write_text("".join(f"{file}\t{label}\r\n" for file, label in lines("train")))
+    val = write_text(images / "val.txt", lines("val"))
+    assert load(config(images / "x.txt", val)).train.counts.tolist() == [6, 3]
+    long = write_text(images / "long.txt", [*lines("train"), ("x" * 300 + ".png", "0")])
+    assert "1 of the 10 files" in refusal(long, val)
+    assert len(load(config(long, val, on_error="skip")).skipped) == 1
+
+
+def test_json_that_does_not_fit_together(images):
+    good = json.loads(write_json(images / "a.json", "train").read_text())
+    val = write_json(images / "val.json", "val")
+
+    def changed(**parts):
+        (images / "b.json").write_text(json.dumps(good | parts))
+        return images / "b.json"
+
+    assert "annotation 0: there is no image of id 100" in refusal(changed(images=good["images"][1:]), val)
+    assert "stand twice" in refusal(changed(images=good["images"] + good["images"][:1]), val)
+    data = load(config(changed(annotations=good["annotations"][1:]), val))
+    assert data.notes == ("warning: 1 images of b.json have no annotation and are left out",)
+    nameless = [{"id": 11, "name": None}, {"id": 7}]
+    assert load(config(changed(categories=nameless))).train.class_names == ("7", "11")
+    part = json.loads(val.read_text())
+    part |= {
+        "categories": part["categories"][:1],
+        "annotations": [a for a in part["annotations"] if a["category_id"] == 11],
+    }
+    val.write_text(json.dumps(part))
+    assert load(config(images / "a.json", val)).test.counts.tolist() == [0, 2]  # fewer categories, the same ids
+    (images / "deep.json").write_text("[" * 100_000)
+    assert "is not iNaturalist's JSON" in refusal(images / "deep.json")
 
 
 def test_bad_images_stop_or_are_skipped(images):
@@ -190,14 +284,20 @@ def test_bad_images_stop_or_are_skipped(images):
     assert not (data.train.images == 0).all((1, 2, 3)).any()  # never a silent blank
     for i in (1, 2):
         (images / f"train/dog/{i}.png").write_bytes(b"no image")
-    assert "no image of class 'dog' can be read" in refusal(train, val, on_error="skip")
+    assert "training images chosen of class 'dog' can be read" in refusal(train, val, on_error="skip")
 
 
 def test_a_path_says_what_kind_of_source_it_is(images):
     train = write_text(images / "train.txt", lines("train"))
     assert recipes.make(train).data.train_list == train and recipes.make(train).data.name == "list"
     assert recipes.make(images).data.name == "folder"
-    (images / "train-0.parquet").write_bytes(b"")
-    assert recipes.make(images).data.name == "shards"
+    (images / "stray.parquet").write_bytes(b"")
+    assert recipes.make(images).data.name == "folder"  # it has class folders
+    (images / "shards").mkdir()
+    (images / "shards/._x.PARQUET").write_bytes(b"")
+    assert recipes.make(images / "shards").data.name == "folder"
+    (images / "shards/train-0.PARQUET").write_bytes(b"")
+    assert recipes.make(images / "shards").data.name == "shards"
+    assert set(recipes.LISTS) == set(READERS)
     with pytest.raises(UserError, match="nor is it a folder of images, or a list"):
         recipes.make(images / "train/cat/0.png")

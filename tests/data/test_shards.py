@@ -1,5 +1,6 @@
 """Shards of real image files: written and read back, as `datasets` has them, and damaged."""
 
+import io
 import json
 
 import numpy as np
@@ -12,7 +13,7 @@ from longtail.config import DataConfig
 from longtail.data import load
 from longtail.data.decode import BadImage
 from longtail.data.packing import shard
-from longtail.data.shards import GROUP_BYTES, Rows
+from longtail.data.shards import GROUP_BYTES, OPEN_FILES, Rows, Shard
 from longtail.data.sources import open_data
 from longtail.errors import UserError
 
@@ -47,7 +48,7 @@ def refusal(root, **options) -> str:
 
 def test_shards_are_the_folder(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("longtail.data.shards.GROUP_BYTES", 50_000)
-    assert shard(of(folder), tmp_path / "out", megabytes=1) == (57, [])
+    assert shard(of(folder), tmp_path / "out", megabytes=1) == (57, [], ())
     wanted, found = load(of(folder)), load(config(tmp_path / "out"))
     for a, b in ((wanted.train, found.train), (wanted.test, found.test)):
         assert np.array_equal(a.images, b.images) and np.array_equal(a.labels, b.labels)
@@ -81,7 +82,7 @@ def test_files_are_of_the_size_asked_for_and_a_shard_can_be_packed_again(folder,
 
 def test_arrays_and_draws_are_packed_too(tmp_path):
     digits = DataConfig(name="digits", image_size=8, imbalance=40)
-    written, _ = shard(digits, tmp_path / "out")
+    written = shard(digits, tmp_path / "out").images
     wanted, found = load(digits), load(config(tmp_path / "out"))
     assert written == 789 and np.array_equal(wanted.train.images, found.train.images)
     assert found.train.counts.tolist() == wanted.train.counts.tolist()
@@ -130,9 +131,15 @@ def test_damaged_shards(folder, tmp_path):
     (bad / "train-0.parquet").write_bytes(b"PAR1 no")
     assert "cannot read the shard" in refusal(bad)
     write_rows(bad / "train-0.parquet", [b"x"] * 5, [0, 1, None, 0, 0])
-    assert "rows without a label" in refusal(bad)
+    assert "row 2: the label is missing" in refusal(bad)
     write_rows(bad / "train-0.parquet", [b"x"] * 5, [0.5] * 5)
-    assert "must be whole numbers or names" in refusal(bad)
+    assert "must be whole numbers, or names" in refusal(bad)
+    write_rows(bad / "train-0.parquet", [b"x"] * 5, [0, 10**9, 0, 0, 0])
+    assert "number them from 0" in refusal(bad)
+    write_rows(bad / "train-0.parquet", [b"x"] * 10, [0, 2] * 5)
+    assert "no training image of 1 of its 3 classes (1)" in refusal(bad)
+    write_rows(bad / "train-0.parquet", [b"x"] * 10, [0] * 10)
+    assert "has a single class" in refusal(bad)
     write_rows(bad / "train-0.parquet", [b"x"] * 5, [0, -1, 0, 0, 0])
     assert "labels from -1 to 0" in refusal(bad)
     write_rows(bad / "train-0.parquet", [], pa.array([], pa.int64()))
@@ -141,7 +148,7 @@ def test_damaged_shards(folder, tmp_path):
     assert "cannot read the image train-0.parquet:0 (it is no image" in refusal(bad)
     write_rows(bad / "train-0.parquet", [None] * 10, [0] * 5 + [1] * 5)
     with pytest.raises(BadImage, match="the row holds no bytes"):
-        Rows([bad / "train-0.parquet"], "image")(3)
+        Rows([Shard(bad / "train-0.parquet", "image", "label")])(3)
 
 
 def test_a_bad_image_is_not_packed_unseen(folder, tmp_path):
@@ -149,12 +156,74 @@ def test_a_bad_image_is_not_packed_unseen(folder, tmp_path):
     with pytest.raises(UserError, match=r"cannot read the image train/cat/03.png \(the file is empty\)"):
         shard(of(folder), tmp_path / "out")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["images"]  # nothing half-written stays
-    written, skipped = shard(of(folder, on_error="skip"), tmp_path / "out")
+    written, skipped, _ = shard(of(folder, on_error="skip"), tmp_path / "out")
     assert written == 56 and [s.id for s in skipped] == ["train/cat/03.png"]
     with pytest.raises(UserError, match="is there already"):
         shard(of(folder), tmp_path / "out")
     with pytest.raises(UserError, match="at least 1"):
         shard(of(folder), tmp_path / "other", megabytes=0)
+    with pytest.raises(UserError, match="lies in the image folder"):
+        shard(of(folder), folder / "shards")
+    for i in range(7):
+        (folder / f"train/dog/{i:02}.png").write_bytes(b"")
+    with pytest.raises(UserError, match="no image of class 'dog' can be read"):
+        shard(of(folder, on_error="skip"), tmp_path / "none")
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write to"):
         shard(of(folder), tmp_path / "file/out")
+
+
+def with_names(path, labels, names):
+    """As `datasets` writes class labels; the image's grey is the place of its class in the alphabet."""
+    images = []
+    for label in labels:
+        file = io.BytesIO()
+        Image.new("RGB", (8, 8), (("cat", "dog", "eel").index(names[label] if names else label),) * 3).save(file, "PNG")
+        images.append(file.getvalue())
+    features = {"label": {"names": names, "_type": "ClassLabel"}}
+    meta = {"huggingface": json.dumps({"info": {"features": features}})} if names else {}
+    pq.write_table(pa.table({"image": images, "label": labels}).replace_schema_metadata(meta), path)
+
+
+@pytest.mark.parametrize("other", [["eel", "dog", "cat"], None])
+def test_each_file_has_its_own_names(tmp_path, other):
+    """Numbers of one file may mean other classes than those of the next."""
+    with_names(tmp_path / "train-0.parquet", [0, 1, 2, 0], ["cat", "dog", "eel"])
+    labels = [0, 1, 2] if other else ["eel", "dog", "cat"]
+    for name in ("train-1.parquet", "test-0.parquet"):
+        with_names(tmp_path / name, labels, other)
+    data = load(config(tmp_path))
+    assert data.train.class_names == ("cat", "dog", "eel")
+    for source in (data.train, data.test):
+        assert source.labels.tolist() == source.images[:, 0, 0, 0].tolist()
+    assert data.train.labels.tolist() == [0, 1, 2, 0, 2, 1, 0]
+
+
+def test_labels_of_two_kinds_are_refused(tmp_path):
+    with_names(tmp_path / "train-0.parquet", [0, 1, 2, 0], ["cat", "dog", "eel"])
+    write_rows(tmp_path / "test-0.parquet", [b"x"] * 3, [0, 1, 2])
+    assert "has a label 0, none of the 3 classes" in refusal(tmp_path)
+    write_rows(tmp_path / "train-1.parquet", [b"x"] * 3, [0, 1, 2])
+    assert "labels of another kind" in refusal(tmp_path)
+
+
+def test_names_of_files_say_what_they_are_for(tmp_path):
+    for name in ("Data-0", "Test-0"):
+        with_names(tmp_path / f"{name}.parquet", [0, 1, 2, 0], ["cat", "dog", "eel"])
+    data = load(config(tmp_path))
+    assert len(data.train.labels) == len(data.test.labels) == 4
+    with_names(tmp_path / "train-0.parquet", [0, 1, 2], ["cat", "dog", "eel"])
+    with_names(tmp_path / "validation-0.parquet", [0, 1], ["cat", "dog", "eel"])
+    data = load(config(tmp_path))
+    assert (len(data.train.labels), len(data.test.labels)) == (3, 2)
+    assert data.notes[0] == "train validation are used, data* test* is left alone"
+
+
+def test_few_files_are_open_at_a_time(tmp_path):
+    for i in range(3 * OPEN_FILES):
+        with_names(tmp_path / f"train-{i:02}.parquet", [0, 1, 2, 0, 1, 2], ["cat", "dog", "eel"])
+    rows = Rows([Shard(path, "image", "label") for path in sorted(tmp_path.iterdir())])
+    order = np.random.default_rng(0).permutation(18 * OPEN_FILES)
+    images = [Image.open(io.BytesIO(rows(int(i)))) for i in order]
+    assert [image.getpixel((0, 0))[0] for image in images] == (order % 3).tolist()
+    assert len(rows.mine.opened) == OPEN_FILES

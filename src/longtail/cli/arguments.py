@@ -162,7 +162,7 @@ class Shard:
 
     images: Annotated[Positional[str], arg(name="data", metavar="DATA")]
     """A data set (`longtail recipes` lists them), a folder of images or of shards, or a list of files."""
-    out: Path
+    out: Path | None = None
     """The folder to write."""
     megabytes: int = 256
     """About the size of a file."""

@@ -71,5 +71,5 @@ def findings(found: Inspection) -> list[tuple[str, list[str]]]:
 
 
 def _span(values: Sequence[float]) -> str:
-    low, median, high = values
-    return f"{low:,.4g} to {high:,.4g} (median {median:,.4g})" if low != high else f"{low:,.4g}"
+    low, median, high = (f"{value:,.1f}".removesuffix(".0") for value in values)
+    return f"{low} to {high} (median {median})" if low != high else low

@@ -1,5 +1,6 @@
 """What each verb does: it understands its arguments first, and imports torch only then."""
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -158,6 +159,8 @@ def run_inspect(args: list[str]) -> int:
     from longtail.cli.inspected import show
     from longtail.data.inspection import inspect
 
+    if given.json and (given.json.is_dir() or not os.access(given.json.absolute().parent, os.W_OK)):
+        raise UserError(f"--json {given.json}: name a file in a folder that is there and can be written")
     found = inspect(given.data, given.quick)
     show(found, console())
     if given.json:
@@ -168,16 +171,16 @@ def run_inspect(args: list[str]) -> int:
 
 def run_shard(args: list[str]) -> None:
     name = name_first("data shard", args)
-    given = parse(Shard, "data shard", args, Shard(images=name, out=Path(), data=recipes.make(name).data))
-    if given.out == Path():
+    given = parse(Shard, "data shard", args, Shard(images=name, data=recipes.make(name).data))
+    if given.out is None:
         raise UserError("say where to write the shards: --out DIR")
 
     from longtail.data.packing import shard
 
-    written, skipped = shard(given.data, given.out, given.megabytes)
-    for image in skipped:
-        print(f"left out: {image.id} ({image.why})", file=sys.stderr)
-    print(f"{written:,} images written to {given.out}")
+    packed = shard(given.data, given.out, given.megabytes)
+    for line in (*packed.notes, *(f"left out: {image.id} ({image.why})" for image in packed.skipped)):
+        print(line, file=sys.stderr)
+    print(f"{packed.images:,} images written to {given.out}")
 
 
 def run_recipes(args: list[str]) -> None:

@@ -40,6 +40,9 @@ class DataConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("train_list", "test_list"):  # a run folder is read from elsewhere
+            path: Path | None = getattr(self, name)
+            object.__setattr__(self, name, path.absolute() if path else None)
         rule = "at least 1 (it is the largest class over the smallest): try --data.imbalance 100"
         require(self.imbalance >= 1, "data.imbalance", self.imbalance, rule)
         require(self.image_size >= 4, "data.image_size", self.image_size, "at least 4 pixels")

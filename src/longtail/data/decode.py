@@ -1,12 +1,14 @@
 """From an image file's bytes to pixels: upright, eight bits a channel, three channels; what cannot be read is a BadImage."""
 
+import errno
 import io
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,14 @@ if TYPE_CHECKING:
     from PIL import Image
 
 ORIENTATION = 0x0112  # EXIF's tag; 1 is upright
+AT_ONCE = 512  # images under way
+MOVING = ("GIF", "WEBP", "PNG", "AVIF")  # formats whose frames are an animation; those of others are pages, or views
+
+# Its remarks on odd files (a damaged EXIF, many pixels) name no file; what matters is checked here.
+warnings.filterwarnings("ignore", module=r"PIL\..*")
+
+
+T = TypeVar("T")
 
 
 class BadImage(Exception):
@@ -47,34 +57,51 @@ def decode_all(
 ) -> Read:
     """The first bad image ends it, or where they are to be skipped each is told of."""
     images, bad = np.empty((len(indices), size, size, 3), np.uint8), dict[int, str]()
+    order = np.argsort(indices, kind="stable")  # as they lie in their files
+    for i, found in zip(order, in_threads(lambda index: decode(encoded(index), size), indices[order]), strict=True):
+        if not isinstance(found, BadImage):
+            images[i] = found
+        elif skip:
+            bad[int(i)] = str(found)
+        else:
+            raise cannot_read(place(int(indices[i])), found)
+    return Read(images, dict(sorted(bad.items())))
 
-    def one(index: int) -> ImageArray | BadImage:
+
+def in_threads(work: Callable[[int], T], indices: IntArray) -> Iterator[T | BadImage]:
+    """The work on each index, in order; a BadImage is a result like others. Few are under way: little is held in memory."""
+
+    def one(index: int) -> T | BadImage:
         try:
-            return decode(encoded(index), size)
+            return work(index)
         except BadImage as error:
             return error
 
     # Threads suffice: PIL releases the interpreter lock while it decodes and resizes.
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        for i, found in enumerate(threads.map(one, indices.tolist())):
-            if not isinstance(found, BadImage):
-                images[i] = found
-            elif skip:
-                bad[i] = str(found)
-            else:
-                threads.shutdown(cancel_futures=True)
-                fix = "replace or remove it, or leave such images out with --data.on_error skip"
-                raise UserError(f"cannot read the image {place(int(indices[i]))} ({found}): {fix}")
-    return Read(images, bad)
+        for start in range(0, len(indices), AT_ONCE):
+            yield from threads.map(one, indices[start : start + AT_ONCE].tolist())
+
+
+def cannot_read(place: object, why: BadImage) -> UserError:
+    fix = "replace or remove it, or leave such images out with --data.on_error skip"
+    return UserError(f"cannot read the image {place} ({why}): {fix}")
 
 
 def read_file(path: Path) -> bytes:
-    if not path.is_file():  # a dead link, or a pipe that would be waited on for ever
-        raise BadImage("it is not a file" if os.path.lexists(path) else "there is no such file")
     try:
+        if not path.is_file():  # a dead link, or a pipe that would be waited on for ever
+            raise BadImage("it is not a file" if os.path.lexists(path) else "there is no such file")
         return path.read_bytes()
     except OSError as error:
+        refuse_shortage(error)
         raise BadImage(str(error.strerror)) from error
+
+
+def refuse_shortage(error: OSError) -> None:
+    """What the machine lacks is no fault of the image."""
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        raise UserError(f"{error.strerror}: raise the limit (ulimit -n), or free memory") from error
 
 
 def decode(encoded: bytes, size: int) -> ImageArray:
@@ -94,7 +121,7 @@ class Look(NamedTuple):
     mode: str
     width: int
     height: int
-    frames: int
+    moving: bool  # of several frames
     turned: bool  # by EXIF
 
 
@@ -102,10 +129,17 @@ def look(encoded: bytes) -> Look:
     """Decode the whole image, and say what it is."""
     with opened(encoded) as image:
         turned = image.getexif().get(ORIENTATION, 1) not in (0, 1)
-        frames = getattr(image, "n_frames", 1)
-        found = Look(image.format or "unknown", image.mode, image.width, image.height, frames, turned)
+        found = Look(image.format or "unknown", image.mode, image.width, image.height, _moves(image), turned)
         upright(image)
         return found
+
+
+def _moves(image: "Image.Image") -> bool:
+    """To count frames is to read them all; only the first is used, so that a damaged one after it is no fault."""
+    try:
+        return image.format in MOVING and getattr(image, "n_frames", 1) > 1
+    except Exception:  # decoders raise anything
+        return True
 
 
 @contextmanager
@@ -131,7 +165,7 @@ def upright(image: "Image.Image") -> "Image.Image":
     """The first frame as its camera meant it, in RGB."""
     from PIL import ImageOps
 
-    return ImageOps.exif_transpose(_eight_bit(image)).convert("RGB")
+    return _eight_bit(ImageOps.exif_transpose(image)).convert("RGB")
 
 
 def _refuse_bomb(image: "Image.Image") -> None:

@@ -2,16 +2,19 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from longtail.data.decode import encoded_pool, read_file
 from longtail.data.imbalance import validation_split
-from longtail.data.pool import Opened, Pool, no_image_notes
+from longtail.data.pool import IntArray, Opened, Pool, check_classes, no_image_notes
 from longtail.errors import UserError, unknown
 
-EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff"})
+EXTENSIONS = frozenset(
+    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"}
+)
 EVALUATION = ("val", "test")  # in this order: the test/ of ImageNet and its kin has no labels
 OWN_SPLIT = 0.2  # share of each class that is evaluated on where the folder does not say
 
@@ -24,12 +27,15 @@ def open_folder(root: Path | None, image_size: int, skip: bool = False) -> Opene
         raise UserError(f"--data.root {root} is not a folder: name one that holds train/CLASS/*.jpg or CLASS/*.jpg")
     train_root = root / "train" if _is_split(root / "train") else root
     names = _training_classes(train_root)
-    train = _pool(root, train_root, names, image_size, skip)
+    others: list[str] = []
+    train = _pool(root, train_root, names, image_size, skip, others)
     splits = [root / s for s in EVALUATION if train_root != root and (root / s).is_dir()]
     if not splits:
-        return own_split(root.resolve().name, train, "no val/ folder")
+        opened = own_split(root.resolve().name, train, "no val/ folder")
+        return replace(opened, notes=(*opened.notes, *_left_alone(others)))
     notes = [f"{splits[0].name}/ is the evaluation set, {s.name}/ is left alone" for s in splits[1:]]
-    test = _evaluation_pool(root, splits[0], names, image_size, skip)
+    test = _evaluation_pool(root, splits[0], names, image_size, skip, others)
+    notes += _left_alone(others)
     notes += no_image_notes(names, train.counts, test.counts, "evaluation")
     return Opened(root.resolve().name, train, test, int(train.counts.max()), tuple(notes))
 
@@ -66,36 +72,55 @@ def _training_classes(folder: Path) -> tuple[str, ...]:
     return names
 
 
-def _image_files(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
-    """Images at any depth, links followed; each folder is entered once and none `above`, so that loops end."""
+def _image_files(folder: Path, above: tuple[Path, ...], others: list[str]) -> Iterator[Path]:
+    """Images at any depth, links followed; each folder is entered once and none `above`, so that loops end.
+
+    `others` are given the files that are left alone.
+    """
     seen = {os.path.realpath(f) for f in above}
-    for place, inner, files in os.walk(folder, followlinks=True):
+    for place, inner, files in os.walk(folder, onerror=_cannot_list, followlinks=True):
         if os.path.realpath(place) in seen:
             inner.clear()
             continue
         seen.add(os.path.realpath(place))
         inner[:] = sorted(d for d in inner if not d.startswith("."))
+        others += [f for f in files if not _is_image(f) and not f.startswith(".")]
         yield from (Path(place, f) for f in sorted(files) if _is_image(f))
 
 
-def _pool(root: Path, folder: Path, names: tuple[str, ...], size: int, skip: bool, may_be_empty: bool = False) -> Pool:
+def _cannot_list(error: OSError) -> None:
+    if isinstance(error, FileNotFoundError):  # a class may be absent from the evaluation set
+        return
+    raise UserError(f"cannot list {error.filename} ({error.strerror}): check its permissions") from error
+
+
+def _pool(
+    root: Path,
+    folder: Path,
+    names: tuple[str, ...],
+    size: int,
+    skip: bool,
+    others: list[str],
+    may_be_empty: bool = False,
+) -> Pool:
     files: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(names):
-        found = list(_image_files(folder / name, (root, folder)))
+        found = list(_image_files(folder / name, (root, folder), others))
         if not found and not may_be_empty:
             kinds = " ".join(sorted(e[1:] for e in EXTENSIONS))
             raise UserError(f"class folder {folder / name} has no image ({kinds}): fill it or remove it")
         files += found
         labels += [label] * len(found)
-    return file_pool(root, [f.relative_to(root).as_posix() for f in files], labels, names, size, skip)
+    ids = [f.relative_to(root).as_posix() for f in files]
+    return file_pool(root, ids, np.array(labels, np.int64), names, size, skip)
 
 
-def file_pool(root: Path, ids: list[str], labels: list[int], names: tuple[str, ...], size: int, skip: bool) -> Pool:
+def file_pool(root: Path, ids: list[str], labels: IntArray, names: tuple[str, ...], size: int, skip: bool) -> Pool:
     """Of image files by their paths below `root`."""
     sizes = np.array([_size(root / i) for i in ids], np.int64)
     return encoded_pool(
-        np.array(labels, np.int64),
+        labels,
         names,
         np.array(ids, dtype=np.str_),
         lambda index: read_file(root / ids[index]),
@@ -114,12 +139,24 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _evaluation_pool(root: Path, folder: Path, names: tuple[str, ...], size: int, skip: bool) -> Pool:
+def _left_alone(others: list[str]) -> list[str]:
+    """Files that may be images, and are not taken for such."""
+    endings = sorted({os.path.splitext(f)[1] or "no ending" for f in others})
+    return (
+        [f"files left alone, as they do not end as images do: {len(others):,} ({', '.join(endings[:5])})"]
+        if others
+        else []
+    )
+
+
+def _evaluation_pool(
+    root: Path, folder: Path, names: tuple[str, ...], size: int, skip: bool, others: list[str]
+) -> Pool:
     """The images of val/ or test/; a class may be absent there, but none may be new."""
     for name in _subfolders(folder):
         if name not in names:
             raise unknown(f"class in {folder} (train/ has none of that name):", name, names)
-    pool = _pool(root, folder, names, size, skip, may_be_empty=True)
+    pool = _pool(root, folder, names, size, skip, others, may_be_empty=True)
     if not len(pool.labels):
         raise UserError(f"{folder} has no image: fill its class folders, or remove it to evaluate on a share of train/")
     return pool
@@ -127,6 +164,7 @@ def _evaluation_pool(root: Path, folder: Path, names: tuple[str, ...], size: int
 
 def own_split(name: str, pool: Pool, why: str) -> Opened:
     """A fifth of each class is evaluated on, where nothing else is there for it."""
+    check_classes(name, pool)
     kept, held = validation_split(pool.labels, OWN_SPLIT)
     if not len(held):
         raise UserError(f"{name} has no class of five images or more to evaluate on: add images, or an evaluation set")

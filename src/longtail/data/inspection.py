@@ -2,22 +2,18 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from longtail.config import DataConfig
-from longtail.data.decode import BadImage, Look, look
+from longtail.data.decode import BadImage, Look, in_threads, look
 from longtail.data.imbalance import shot_groups
 from longtail.data.pool import Opened, Pool, Skipped
 from longtail.data.sources import long_tail, open_data
 from longtail.progress import shown
-
-AT_ONCE = 1024  # images handed to the threads at a time: answers are small
-SPLITS = ("train", "test")
 
 
 class Seen(NamedTuple):
@@ -67,18 +63,19 @@ def inspect(data: DataConfig, quick: bool = False) -> Inspection:
     """Counts from the labels alone; then, unless `quick`, every image decoded and compared. As `longtail data inspect`."""
     opened = open_data(replace(data, on_error="skip"))  # a file that is missing is a finding
     drawn, notes = long_tail(opened, data)
-    train = opened.train.subset(drawn)
-    about = _counted(opened, train, notes)
+    parts = {"train": opened.train.subset(drawn), "test": opened.test}
+    about = _counted(opened, parts["train"], notes)
     if quick:
-        return about
+        return replace(about, unreadable=[image for pool in parts.values() for image in absent(pool)])
     good: list[Seen] = []
     bad: list[Skipped] = []
-    for split, pool in zip(SPLITS, (train, opened.test), strict=True):
-        for found in shown(looked_at(pool, split), len(pool.labels), f"reading {split}"):
-            if isinstance(found, Seen):
-                good.append(found)
+    for split, pool in parts.items():
+        every = in_threads(looking(pool, split), np.arange(len(pool.labels)))
+        for place, found in enumerate(shown(every, len(pool.labels), f"reading {split}")):
+            if isinstance(found, BadImage):
+                bad.append(Skipped(str(pool.ids[place]), str(found)))
             else:
-                bad.append(found)
+                good.append(found)
     return _with_images(about, good, bad)
 
 
@@ -95,19 +92,20 @@ def _counted(opened: Opened, train: Pool, notes: Sequence[str]) -> Inspection:
     )
 
 
-def looked_at(pool: Pool, split: str) -> Iterator[Seen | Skipped]:
-    def one(index: int) -> Seen | Skipped:
-        name = str(pool.ids[index])
-        try:
-            file = pool.encoded(index)
-            digest = hashlib.blake2b(file, digest_size=16).digest()
-            return Seen(split, name, int(pool.labels[index]), len(file), digest, look(file))
-        except BadImage as error:
-            return Skipped(name, str(error))
+def absent(pool: Pool) -> list[Skipped]:
+    """What can be said without reading an image."""
+    if pool.sizes is None:
+        return []
+    return [Skipped(str(pool.ids[i]), "the file is missing or empty") for i in np.where(pool.sizes == 0)[0]]
 
-    with ThreadPoolExecutor() as threads:
-        for some in np.array_split(np.arange(len(pool.labels)), max(len(pool.labels) // AT_ONCE, 1)):
-            yield from threads.map(one, some.tolist())
+
+def looking(pool: Pool, split: str) -> Callable[[int], Seen]:
+    def one(index: int) -> Seen:
+        file = pool.encoded(index)
+        digest = hashlib.blake2b(file, digest_size=16).digest()
+        return Seen(split, str(pool.ids[index]), int(pool.labels[index]), len(file), digest, look(file))
+
+    return one
 
 
 def _with_images(about: Inspection, good: list[Seen], bad: list[Skipped]) -> Inspection:
@@ -127,11 +125,11 @@ def _with_images(about: Inspection, good: list[Seen], bad: list[Skipped]) -> Ins
         "formats": dict(Counter(seen.look.format for seen in good).most_common()),
         "modes": dict(Counter(seen.look.mode for seen in good).most_common()),
         "turned": sum(seen.look.turned for seen in good),
-        "animated": sum(seen.look.frames > 1 for seen in good),
+        "animated": sum(seen.look.moving for seen in good),
         "unreadable": bad,
         "duplicates": _ids(plain),
         "torn": _ids(torn),
-        "leaked": _ids(leaked),
+        "leaked": [[f"{seen.split}: {seen.id}" for seen in group] for group in leaked],
     }
     return Inspection(**(vars(about) | found))
 

@@ -1,37 +1,47 @@
 """Lists of image files with their classes: `path label` lines, CSV with columns, iNaturalist's JSON.
 
-The class of a line is a number from 0, or in CSV also a name. What a list gets wrong is told with its place.
+Classes are numbers from 0, names (CSV) or categories (JSON); the training list says which, and the evaluation list must agree.
+What a list gets wrong is told with its place.
 """
 
 import csv
+import io
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from longtail.data.folder import file_pool, own_split
-from longtail.data.pool import Opened, Pool, class_counts, no_image_notes
+from longtail.data.pool import IntArray, Opened, Pool, no_image_notes
 from longtail.errors import UserError
 
 COLUMNS = ("path", "label")  # of a CSV that does not say otherwise
+LABEL_DIGITS = 9  # a number with more is no class
 SHOWN = 3  # examples in an error
 
 
 class Line(NamedTuple):
     place: str  # where it stands, for errors
     path: str
-    label: int | str
+    label: str
 
 
 class Listed(NamedTuple):
     """A list file as it is written."""
 
     lines: list[Line]
-    names: tuple[str, ...] | None  # of the classes, where the file has them
+    categories: dict[str, str] | None = None  # label -> name, in their order, where the file says
+    notes: tuple[str, ...] = ()
+
+
+class Classes(NamedTuple):
+    number: dict[str, int]  # label -> place
+    names: tuple[str, ...]
 
 
 def open_lists(
@@ -46,17 +56,17 @@ def open_lists(
     if train_list is None:
         raise UserError("the data are a list of files, but which one? add --data.train_list FILE")
     listed = read_list(train_list, columns)
-    names = class_names(train_list, listed)
-    train = _pool(train_list, listed, names, root, image_size, skip)
-    _refuse_gaps(train_list, train)
+    classes = find_classes(train_list, listed)
+    train = _pool(train_list, listed, classes, root, image_size, skip)
+    notes = [*listed.notes, *_repeated(train_list, train)]
     if test_list is None:
-        return own_split(train_list.stem, train, "no --data.test_list")
+        opened = own_split(train_list.stem, train, "no --data.test_list")
+        return replace(opened, notes=(*notes, *opened.notes))
     other = read_list(test_list, columns)
-    if other.names is not None and other.names != listed.names:
-        raise UserError(f"{test_list} has other categories than {train_list}: use the lists of one data set")
-    test = _pool(test_list, other, names, root, image_size, skip)
-    notes = [*_repeated(train_list, train), *_repeated(test_list, test), *_in_both(train, test)]
-    notes += no_image_notes(names, train.counts, test.counts, "evaluation")
+    _refuse_others(test_list, other, train_list, listed)
+    test = _pool(test_list, other, classes, root, image_size, skip)
+    notes += [*other.notes, *_repeated(test_list, test), *_in_both(train, test)]
+    notes += no_image_notes(classes.names, train.counts, test.counts, "evaluation")
     return Opened(train_list.stem, train, test, int(train.counts.max()), tuple(notes))
 
 
@@ -65,14 +75,18 @@ def open_lists(
 
 def read_list(path: Path, columns: Sequence[str] = ()) -> Listed:
     """By its ending: .txt, .csv and .tsv, .json."""
-    readers = {".txt": _read_lines, ".csv": _read_csv, ".tsv": _read_csv, ".json": _read_inaturalist}
-    if path.suffix.lower() not in readers:
-        raise UserError(f"{path}: a list ends in {' '.join(readers)}; rename it to what it is")
+    ending = path.suffix.lower()
+    if ending not in READERS:
+        raise UserError(f"{path}: a list ends in {' '.join(READERS)}; rename it to what it is")
+    if columns and ending in (".txt", ".json"):
+        raise UserError(f"--data.columns {' '.join(columns)}: {path} has none, only .csv, .tsv and shards do")
     try:
         text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
     except OSError as error:
-        raise UserError(f"cannot read the list {path} ({error.strerror})") from error
-    listed = readers[path.suffix.lower()](path, text, columns)
+        raise UserError(f"cannot read the list {path} ({error.strerror}): name one that is there") from error
+    if "\0" in text:
+        raise UserError(f"{path} is no UTF-8 text: save it as such")
+    listed = READERS[ending](path, text, columns)
     if not listed.lines:
         raise UserError(f"the list {path} names no image")
     return listed
@@ -83,70 +97,94 @@ def _read_lines(path: Path, text: str, _: Sequence[str]) -> Listed:
     lines = []
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
-            file, _, label = line.strip().rpartition(" ")
-            place = f"{path}, line {number}"
+            place, (*file, label) = f"{path}, line {number}", line.strip().rsplit(maxsplit=1)
             if not file or not label.isdecimal():
                 raise UserError(f"{place}: {line.strip()[:80]!r} is not a path and a class number, as in `a/b.jpg 7`")
-            lines.append(Line(place, file.strip(), int(label)))
-    return Listed(lines, None)
+            lines.append(Line(place, file[0], label))
+    return Listed(lines)
 
 
 def _read_csv(path: Path, text: str, columns: Sequence[str]) -> Listed:
     """With a heading; classes are numbers, or else names."""
-    rows = csv.DictReader(text.splitlines(), delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+    mark = "\t" if path.suffix.lower() == ".tsv" else ","
+    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=mark, skipinitialspace=True, strict=True)
     file, label = columns or COLUMNS
-    for column in (file, label):
-        if column not in (rows.fieldnames or ()):
-            there = ", ".join(rows.fieldnames or ()) or "no heading"
-            raise UserError(f"{path} has no column {column!r} ({there}): name its two with --data.columns PATH LABEL")
     lines = []
-    for row in rows:
-        place = f"{path}, line {rows.line_num}"
-        if not row[file] or not row[label]:
-            raise UserError(f"{place}: {file if not row[file] else label} is missing")
-        lines.append(Line(place, row[file].strip(), row[label].strip()))
-    if all(str(line.label).isdecimal() for line in lines):
-        lines = [line._replace(label=int(line.label)) for line in lines]
-    return Listed(lines, None)
+    try:
+        for column in (file, label):
+            if column not in (rows.fieldnames or ()):
+                there = ", ".join(rows.fieldnames or ())[:200] or "no heading"
+                fix = f"name its two with --data.columns PATH LABEL, and separate them by {'tabs' if mark != ',' else 'commas'}"
+                raise UserError(f"{path} has no column {column!r} ({there}): {fix}")
+        for row in rows:
+            place = f"{path}, line {rows.line_num}"
+            if None in row:
+                raise UserError(f"{place}: it has more fields than the heading: put a field with a comma into quotes")
+            values = {column: (row[column] or "").strip() for column in (file, label)}
+            for column, value in values.items():
+                if not value:
+                    raise UserError(f"{place}: {column} is missing")
+            lines.append(Line(place, values[file], values[label]))
+    except csv.Error as error:
+        raise UserError(f"{path}, line {rows.line_num}: {error}: mend the quotes of that line") from error
+    return Listed(lines)
 
 
 def _read_inaturalist(path: Path, text: str, _: Sequence[str]) -> Listed:
     """{"images": [{id, file_name}], "annotations": [{image_id, category_id}], "categories": [{id, name}]}."""
     try:
         tree: Any = json.loads(text)
-        files = {image["id"]: str(image["file_name"]) for image in tree["images"]}
+        files = {str(image["id"]): str(image["file_name"]) for image in tree["images"]}
+        many = len(tree["images"]) - len(files)
         known = sorted(tree["categories"], key=lambda category: category["id"])
-        number = {category["id"]: i for i, category in enumerate(known)}
-        lines = [
-            Line(f"{path}, annotation {i}", files[a["image_id"]], number[a["category_id"]])
-            for i, a in enumerate(tree["annotations"])
-        ]
-    except (ValueError, KeyError, TypeError) as error:
-        reason = f"{type(error).__name__}: {error}"
+        pairs = [(str(a["image_id"]), str(a["category_id"])) for a in tree["annotations"]]
+        ids = [str(category["id"]) for category in known]
+        names = _distinct([str(category.get("name") or category["id"]) for category in known], ids)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"[:100]
         raise UserError(f"{path} is not iNaturalist's JSON of images, annotations and categories ({reason})") from error
-    names = [str(category.get("name", category["id"])) for category in known]
-    return Listed(lines, tuple(_distinct(names, [str(category["id"]) for category in known])))
+    if many or len(set(ids)) < len(ids):
+        raise UserError(f"{path} has ids of images or categories that stand twice: each must have its own")
+    lines = []
+    for i, (image, category) in enumerate(pairs):
+        place = f"{path}, annotation {i}"
+        if image not in files:
+            raise UserError(f"{place}: there is no image of id {image} in the file")
+        lines.append(Line(place, files[image], category))
+    bare = len(files) - len({image for image, _ in pairs})
+    notes = (f"warning: {bare:,} images of {path.name} have no annotation and are left out",) if bare else ()
+    return Listed(lines, dict(zip(ids, names, strict=True)), notes)
+
+
+READERS = {".txt": _read_lines, ".csv": _read_csv, ".tsv": _read_csv, ".json": _read_inaturalist}
 
 
 # Classes
 
 
-def class_names(path: Path, listed: Listed) -> tuple[str, ...]:
-    """The file's own; the labels themselves where they are names; the folder that a class has for itself; its number."""
-    if listed.names is not None:
-        return listed.names
+def find_classes(path: Path, listed: Listed) -> Classes:
+    """The file's categories; or labels that are numbers; or names, sorted."""
+    if listed.categories is not None:
+        return Classes({label: i for i, label in enumerate(listed.categories)}, tuple(listed.categories.values()))
     labels = {line.label for line in listed.lines}
-    if any(isinstance(label, str) for label in labels):
-        return tuple(sorted(map(str, labels)))
-    last = max(int(label) for label in labels)
-    if last > 1000 * len(labels):  # not even worth listing what is absent
-        raise UserError(f"{path} has labels up to {last}, but {len(labels)} of them: number them from 0")
-    numbers = [str(n) for n in range(last + 1)]
+    if not all(label.isdecimal() for label in labels):
+        names = tuple(sorted(labels))
+        return Classes({name: i for i, name in enumerate(names)}, names)
+    longest = max(labels, key=len)
+    last = max(map(int, labels)) if len(longest) <= LABEL_DIGITS else None
+    if last is None or last > 1000 * len(labels):  # not even worth listing what is absent
+        raise UserError(f"{path} has labels such as {longest[:20]} for {len(labels)} classes: number them from 0")
+    number = {str(n): n for n in range(last + 1)}
+    return Classes(number | {label: int(label) for label in labels}, _folder_names(listed, last + 1))
+
+
+def _folder_names(listed: Listed, classes: int) -> tuple[str, ...]:
+    """The folder that each class has for itself; else its number."""
     folders: dict[int, set[str]] = {}
     for line in listed.lines:
         folders.setdefault(int(line.label), set()).add(PurePosixPath(line.path).parent.name)
-    own = [next(iter(f)) if len(f := folders.get(c, set())) == 1 else "" for c in range(len(numbers))]
-    return tuple(own if all(own) and len(set(own)) == len(own) else numbers)
+    own = [next(iter(f)) if len(f := folders.get(c, set())) == 1 else "" for c in range(classes)]
+    return tuple(own if all(own) and len(set(own)) == len(own) else map(str, range(classes)))
 
 
 def _distinct(names: list[str], ids: list[str]) -> list[str]:
@@ -155,43 +193,49 @@ def _distinct(names: list[str], ids: list[str]) -> list[str]:
     return [name if often[name] == 1 else f"{name} ({i})" for name, i in zip(names, ids, strict=True)]
 
 
-def _numbers(path: Path, listed: Listed, names: tuple[str, ...]) -> Iterator[int]:
-    """The label of each line as a number below that of the classes."""
-    known = {name: i for i, name in enumerate(names)}
+def _refuse_others(path: Path, other: Listed, train_path: Path, train: Listed) -> None:
+    """Ids that mean another category than in training; some may be absent."""
+    if (other.categories is None) != (train.categories is None):
+        raise UserError(f"{path} and {train_path} must both be JSON, or neither")
+    for label, name in (other.categories or {}).items():
+        if (train.categories or {}).get(label) != name:
+            raise UserError(
+                f"{path} has a category {label}, {name!r}, that {train_path} has not: use lists of one data set"
+            )
+
+
+def _numbers(listed: Listed, classes: Classes) -> IntArray:
     for line in listed.lines:
-        found = known.get(line.label) if isinstance(line.label, str) else line.label
-        if found is None or not 0 <= found < len(names):
-            classes = f"the {len(names)} classes of the training list"
-            raise UserError(f"{line.place}: label {line.label!r} is none of {classes}: use the lists of one data set")
-        yield found
-
-
-def _refuse_gaps(path: Path, train: Pool) -> None:
-    absent = np.where(class_counts(train.labels, train.class_names) == 0)[0]
-    if len(absent):
-        some = _some(train.class_names[c] for c in absent)
-        raise UserError(
-            f"{path} has no image of {len(absent)} of its classes ({some}): number labels without gaps from 0"
-        )
+        if line.label not in classes.number:
+            known = f"the {len(classes.names)} classes of the training list"
+            raise UserError(f"{line.place}: label {line.label[:80]!r} is none of {known}: use lists of one data set")
+    return np.array([classes.number[line.label] for line in listed.lines], np.int64)
 
 
 # Files
 
 
-def _pool(path: Path, listed: Listed, names: tuple[str, ...], root: Path | None, size: int, skip: bool) -> Pool:
+def _pool(path: Path, listed: Listed, classes: Classes, root: Path | None, size: int, skip: bool) -> Pool:
     base = root or path.parent
     if not base.is_dir():
         raise UserError(f"--data.root {base} is not a folder: name the one that the paths of {path} begin in")
     ids = [_below(base, line, given=root is not None) for line in listed.lines]
-    pool = file_pool(base, ids, list(_numbers(path, listed, names)), names, size, skip)
+    pool = file_pool(base, ids, _numbers(listed, classes), classes.names, size, skip)
     assert pool.sizes is not None
-    missing = [ids[i] for i in np.where(pool.sizes == 0)[0] if not (base / ids[i]).exists()]
+    missing = [ids[i] for i in np.where(pool.sizes == 0)[0] if not _exists(base / ids[i])]
     if missing and not skip:
         fix = "set --data.root to where the paths begin, or leave them out with --data.on_error skip"
         raise UserError(
             f"{len(missing):,} of the {len(ids):,} files of {path} are not in {base} ({_some(missing)}): {fix}"
         )
     return pool
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name too long, a folder without permission
+        return False
 
 
 def _below(base: Path, line: Line, given: bool) -> str:
@@ -212,13 +256,17 @@ def _repeated(path: Path, pool: Pool) -> list[str]:
         labels.setdefault(i, set()).add(label)
     again = len(pool.ids) - len(labels)
     torn = [i for i, found in labels.items() if len(found) > 1]
-    words = f", {len(torn)} of these in several classes ({_some(torn)})" if torn else ""
-    return [f"warning: {path.name} names {again:,} files more than once{words}"] if again else []
+    words = f", some of them in several classes ({_some(torn)})" if torn else ""
+    return [f"warning: {path.name} names files more than once, {again:,} lines in all{words}"] if again else []
 
 
 def _in_both(train: Pool, test: Pool) -> list[str]:
     both = sorted(set(train.ids.tolist()) & set(test.ids.tolist()))
-    return [f"warning: {len(both):,} files are in both lists, training and evaluation ({_some(both)})"] if both else []
+    return (
+        [f"warning: files that are in both lists, training and evaluation: {len(both):,} ({_some(both)})"]
+        if both
+        else []
+    )
 
 
 def _some(items: Iterable[object]) -> str:

@@ -1,71 +1,89 @@
 """`longtail data shard`: any source as parquet shards."""
 
+import os
 import shutil
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from longtail.config import DataConfig
-from longtail.data.decode import BadImage, look
+from longtail.data.decode import BadImage, cannot_read, in_threads, look
 from longtail.data.pool import Pool, Skipped
 from longtail.data.shards import Writer
 from longtail.data.sources import long_tail, open_data
 from longtail.errors import UserError
 from longtail.progress import shown
 
-AT_ONCE = 256  # images on their way: bounds what is held in memory
+
+class Packed(NamedTuple):
+    images: int  # written
+    skipped: list[Skipped]
+    notes: tuple[str, ...]
 
 
-def shard(data: DataConfig, out: Path | str, megabytes: int = 256) -> tuple[int, list[Skipped]]:
-    """Write OUT/train-*.parquet and OUT/test-*.parquet: how many images, and which were left out.
+def shard(data: DataConfig, out: Path | str, megabytes: int = 256) -> Packed:
+    """Write OUT/train-*.parquet and OUT/test-*.parquet.
 
     The training images as drawn, where `data` asks for an imbalance. Each image is decoded once: one that cannot be read ends
     it, or is left out (`on_error="skip"`). OUT appears when all of it is written.
     """
-    out, opened = Path(out), open_data(data)
-    if out.exists():
-        raise UserError(f"{out} is there already: choose another --out, or remove it")
+    out = Path(out)
+    check_place(data, out)
     if megabytes < 1:
         raise UserError(f"--megabytes {megabytes}: it must be at least 1")
-    drawn, _ = long_tail(opened, data)
-    unfinished = out.with_name(out.name + ".unfinished")
+    opened = open_data(data)
+    drawn, notes = long_tail(opened, data)
+    parts = {"train": opened.train.subset(drawn), "test": opened.test}
+    unfinished = out.with_name(f"{out.name}.unfinished-{os.getpid()}")
+    skipped: list[Skipped] = []
     try:
-        shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        written, skipped = 0, list[Skipped]()
-        for split, pool in (("train", opened.train.subset(drawn)), ("test", opened.test)):
-            writer = Writer(unfinished, split, pool.class_names, megabytes * 2**20)
-            for place, found in enumerate(shown(checked(pool), len(pool.labels), f"writing {split}")):
-                name = str(pool.ids[place])
-                if isinstance(found, bytes):
-                    writer.add(found, name, int(pool.labels[place]))
-                    written += 1
-                elif data.on_error == "skip":
-                    skipped.append(Skipped(name, str(found)))
-                else:
-                    raise UserError(f"cannot read the image {name} ({found}): mend it, or use --data.on_error skip")
-            writer.close()
+        written = sum(write(pool, split, unfinished, megabytes, data, skipped) for split, pool in parts.items())
         unfinished.rename(out)
     except OSError as error:
-        raise UserError(f"cannot write to {unfinished} ({error.strerror or error}): choose another --out") from error
+        raise UserError(f"cannot write to {out} ({error.strerror or error}): choose another --out") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return written, skipped
+    return Packed(written, skipped, (*opened.notes, *notes))
 
 
-def checked(pool: Pool) -> Iterator[bytes | BadImage]:
-    """The files in order, each decoded to see that it can be."""
+def check_place(data: DataConfig, out: Path) -> None:
+    if out.exists():
+        raise UserError(f"{out} is there already: choose another --out, or remove it")
+    if data.name == "folder" and data.root and out.resolve().is_relative_to(data.root.resolve()):
+        raise UserError(f"{out} lies in the image folder, where it would look like a class: choose another --out")
 
-    def one(index: int) -> bytes | BadImage:
-        try:
-            encoded = pool.encoded(index)
-            look(encoded)
-        except BadImage as error:
-            return error
+
+def write(pool: Pool, split: str, folder: Path, megabytes: int, data: DataConfig, skipped: list[Skipped]) -> int:
+    """The images of a part that were written; the others go into `skipped`."""
+    writer, labels = Writer(folder, split, pool.class_names, megabytes * 2**20), pool.labels.tolist()
+    written = np.zeros(len(pool.class_names), np.int64)
+    for place, file in enumerate(
+        shown(in_threads(checked(pool), np.arange(len(labels))), len(labels), f"writing {split}")
+    ):
+        if isinstance(file, BadImage) and data.on_error == "stop":
+            raise cannot_read(pool.ids[place], file)
+        if isinstance(file, BadImage):
+            skipped.append(Skipped(str(pool.ids[place]), str(file)))
+        else:
+            writer.add(file, str(pool.ids[place]), labels[place])
+            written[labels[place]] += 1
+    writer.close()
+    lost = [name for name, n in zip(pool.class_names, written, strict=True) if not n]
+    if (split == "train" and lost) or not written.any():
+        what = f"class {lost[0]!r}" if split == "train" else "the evaluation set"
+        raise UserError(f"no image of {what} can be read: mend its files, or take it out of the data")
+    return int(written.sum())
+
+
+def checked(pool: Pool) -> Callable[[int], bytes]:
+    """Reads the file of an index, and decodes it to see that it can be."""
+
+    def one(index: int) -> bytes:
+        encoded = pool.encoded(index)
+        look(encoded)
         return encoded
 
-    with ThreadPoolExecutor() as threads:
-        for some in np.array_split(np.arange(len(pool.labels)), max(len(pool.labels) // AT_ONCE, 1)):
-            yield from threads.map(one, some.tolist())
+    return one

@@ -31,7 +31,7 @@ class Source:
     images: ImageArray  # (N, H, W, 3)
     labels: IntArray  # (N,)
     class_names: tuple[str, ...]
-    ids: npt.NDArray[Any]  # (N,) index in the official file, or path relative to the image folder
+    ids: npt.NDArray[Any]  # (N,) index in the official file; path below the root; shard and row
     skipped: tuple[Skipped, ...] = ()
 
     @property
@@ -53,7 +53,9 @@ class Pool:
     ids: npt.NDArray[Any]
     read: Callable[[IntArray], Read]  # by indices (n,)
     encoded: Callable[[int], bytes]  # the image file of one index
-    sizes: IntArray | None = None  # (N,) bytes of each file, where images are files
+    sizes: IntArray | None = (
+        None  # (N,) bytes of each file, or of a shard's row group: they tell that images are others now
+    )
 
     @property
     def counts(self) -> IntArray:
@@ -107,6 +109,17 @@ class Opened:
 
 def class_counts(labels: IntArray, class_names: tuple[str, ...]) -> IntArray:
     return np.bincount(labels, minlength=len(class_names)).astype(np.int64)
+
+
+def check_classes(name: str, train: Pool) -> None:
+    """A classifier needs two, and each an image to learn from."""
+    names, absent = train.class_names, np.where(train.counts == 0)[0]
+    if len(names) < 2:
+        raise UserError(f"{name} has a single class, {names[0]!r}: a classifier needs at least two")
+    if len(absent):
+        some = ", ".join(names[c] for c in absent[:3]) + (", …" if len(absent) > 3 else "")
+        fix = "number labels without gaps from 0, or take these classes out of the data"
+        raise UserError(f"{name} has no training image of {len(absent)} of its {len(names)} classes ({some}): {fix}")
 
 
 def no_image_notes(class_names: tuple[str, ...], counts: IntArray, held: IntArray, split: str) -> list[str]:

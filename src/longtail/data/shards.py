@@ -8,55 +8,114 @@ import json
 import re
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from longtail.data.decode import BadImage, encoded_pool
+from longtail.data.decode import BadImage, encoded_pool, refuse_shortage
 from longtail.data.folder import own_split
-from longtail.data.pool import IntArray, Opened, Pool, no_image_notes
+from longtail.data.pool import Opened, Pool, no_image_notes
 from longtail.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 COLUMNS = ("image", "label")
-EVALUATION = ("val", "validation", "test")  # in this order, as with image folders
+TRAINING = ("train", "training")
+EVALUATION = ("val", "valid", "validation", "test", "testing")  # in this order, as with image folders
 GROUP_BYTES = 2**20  # of a row group
+OPEN_FILES = 8  # of each thread
 
 
 def open_shards(root: Path | None, columns: Sequence[str], image_size: int, skip: bool = False) -> Opened:
-    """train-*.parquet with val-*, validation-* or test-*.parquet beside them; of other files a fifth is evaluated on."""
+    """train-*.parquet with val-*, validation-* or test-*.parquet beside them; without these a fifth is evaluated on."""
     if root is None or not root.is_dir():
         raise UserError(f"--data.root {root} is not a folder: name the one that holds the parquet files")
-    files = sorted(f for f in root.glob("*.parquet") if not f.name.startswith("."))
+    files = sorted(f for f in root.iterdir() if f.suffix.lower() == ".parquet" and not f.name.startswith("."))
     if not files:
         raise UserError(f"{root} has no parquet file: write some with `longtail data shard`")
-    name = root.resolve().name
-    splits: dict[str, list[Path]] = {}
+    name, image, label = root.resolve().name, *(columns or COLUMNS)
+    splits: dict[str, list[Shard]] = {}
     for file in files:
-        splits.setdefault(re.split(r"[^a-z]", file.name)[0], []).append(file)
-    tests = [splits[s] for s in EVALUATION if s in splits]
-    if "train" not in splits or not tests:
-        return own_split(name, _pool(splits.get("train", files), columns, image_size, skip), "no evaluation shards")
-    train = _pool(splits["train"], columns, image_size, skip)
-    test = _pool(tests[0], columns, image_size, skip, train.class_names)
-    notes = no_image_notes(train.class_names, train.counts, test.counts, "evaluation")
+        splits.setdefault(re.split(r"[^a-z]", file.name.lower())[0], []).append(Shard(file, image, label))
+    tests = [s for s in EVALUATION if s in splits]
+    rest = [s for s in splits if s not in tests]
+    used = [s for s in rest if s in TRAINING] or rest
+    if not used:
+        raise UserError(f"{root} has files to evaluate on alone ({', '.join(tests)}): add train-*.parquet")
+    train = _pool([shard for s in used for shard in splits[s]], image_size, skip)
+    if not tests:
+        opened = own_split(name, train, "no evaluation shards")
+        return replace(opened, notes=(*opened.notes, *_left_alone(splits, used)))
+    test = _pool(splits[tests[0]], image_size, skip, train.class_names)
+    notes = _left_alone(splits, [*used, tests[0]])
+    notes += no_image_notes(train.class_names, train.counts, test.counts, "evaluation")
     return Opened(name, train, test, int(train.counts.max()), tuple(notes))
+
+
+def _left_alone(splits: dict[str, Any], used: Sequence[str]) -> list[str]:
+    others = [f"{s}*" for s in splits if s not in used]
+    return [f"{' '.join(used)} are used, {' '.join(others)} is left alone"] if others else []
 
 
 # Reading
 
 
-class Rows:
-    """The image bytes of any row. A file is opened once per thread, and the row group that was read last is kept."""
+class Shard:
+    """One file: its labels, and what it says of its rows; images are read later."""
 
-    def __init__(self, files: Sequence[Path], column: str) -> None:
-        self.files, self.column, self.mine = list(files), column, threading.local()
-        groups = [(f, g, n) for f, path in enumerate(files) for g, n in enumerate(_group_rows(path))]
-        self.group_of = [(f, g) for f, g, _ in groups]
+    def __init__(self, path: Path, image: str, label: str) -> None:
+        self.path, self.image = path, image
+        parquet = _parquet()
+        try:
+            file = parquet.ParquetFile(path, memory_map=True)
+            self.metadata, there = file.metadata, file.schema_arrow.names
+            for column in (image, label):
+                if column not in there:
+                    fix = "name its two with --data.columns IMAGE LABEL"
+                    raise UserError(f"{path} has no column {column!r} ({', '.join(there)}): {fix}")
+            table = file.read(columns=[f"{image}.path", label])
+            self.labels: list[Any] = table.column(label).to_pylist()
+            self.paths = (
+                [(row or {}).get("path") for row in table.column(image).to_pylist()]
+                if image in table.column_names
+                else []
+            )
+            self.names = _class_names(file.schema_arrow, label)
+        except UserError:
+            raise
+        except Exception as error:  # a damaged file fails in many ways
+            raise UserError(f"cannot read the shard {path} ({_words(error)}): write or fetch it again") from error
+        groups = [self.metadata.row_group(g) for g in range(self.metadata.num_row_groups)]
+        self.group_rows = [group.num_rows for group in groups]
+        self.sizes = [group.total_byte_size for group in groups for _ in range(group.num_rows)]
+
+    def named(self) -> list[str] | list[int]:
+        """The labels as names, where the file has some; else as numbers."""
+        if None in self.labels:
+            raise UserError(f"{self.path}, row {self.labels.index(None)}: the label is missing")
+        if all(isinstance(value, str) for value in self.labels):
+            return self.labels
+        if not all(type(value) is int for value in self.labels):
+            raise UserError(f"{self.path}: its labels must be whole numbers, or names")
+        if self.names is None:
+            return self.labels
+        wrong = [value for value in self.labels if not 0 <= value < len(self.names)]
+        if wrong:
+            raise UserError(f"{self.path} has a label {wrong[0]} for {len(self.names)} classes: write it again")
+        return [self.names[value] for value in self.labels]
+
+
+class Rows:
+    """The image bytes of any row. A thread keeps a few files open, and the row group that it read last."""
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self.shards, self.mine = list(shards), threading.local()
+        groups = [(s, g, n) for s, shard in enumerate(shards) for g, n in enumerate(shard.group_rows)]
+        self.group_of = [(s, g) for s, g, _ in groups]
         self.starts = np.cumsum([0, *(n for *_, n in groups)])
 
     def __call__(self, index: int) -> bytes:
@@ -69,49 +128,68 @@ class Rows:
 
     def _group(self, group: int) -> "pa.ChunkedArray":
         if getattr(self.mine, "group", None) != group:
-            file, number = self.group_of[group]
-            opened: dict[int, Any] = self.mine.__dict__.setdefault("opened", {})
+            number, within = self.group_of[group]
+            shard = self.shards[number]
             try:
-                if file not in opened:
-                    opened[file] = _open(self.files[file])
-                self.mine.rows = opened[file].read_row_group(number, columns=[self.column], use_threads=False).column(0)
-            except (OSError, ValueError) as error:  # pyarrow's own errors are of these kinds
-                raise BadImage(f"{self.files[file].name}: {_words(error)}") from error
-            self.mine.group = group
+                rows = self._file(shard).read_row_group(within, columns=[shard.image], use_threads=False).column(0)
+            except Exception as error:  # a damaged file fails in many ways
+                if isinstance(error, OSError):
+                    refuse_shortage(error)
+                raise BadImage(f"{shard.path.name}: {_words(error)}") from error
+            self.mine.rows, self.mine.group = rows, group
         return self.mine.rows
 
-
-def _pool(
-    files: Sequence[Path], columns: Sequence[str], size: int, skip: bool, names: tuple[str, ...] | None = None
-) -> Pool:
-    """`names`: the classes, where they are known; else the files say, or the labels that are there."""
-    image, label = columns or COLUMNS
-    tables = [_read(path, image, label) for path in files]
-    stored = _class_names(tables[0].schema, label)
-    labels, names = _labels(files, [table.column(label) for table in tables], names or stored)
-    rows = Rows(files, image)
-    ids = _ids(files, tables, image)
-    return encoded_pool(labels, names, ids, rows, _group_sizes(files), size, skip)
+    def _file(self, shard: Shard) -> Any:
+        opened: dict[Path, Any] = self.mine.__dict__.setdefault("opened", {})
+        if shard.path not in opened:
+            while len(opened) >= OPEN_FILES:
+                opened.pop(next(iter(opened))).close()
+            opened[shard.path] = _parquet().ParquetFile(shard.path, metadata=shard.metadata, memory_map=True)
+        return opened[shard.path]
 
 
-def _read(path: Path, image: str, label: str) -> "pa.Table":
-    """Labels, and the paths that the images had, where they are stored; not the images."""
-    try:
-        file = _open(path)
-        there = file.schema_arrow.names
-        for column in (image, label):
-            if column not in there:
-                known = ", ".join(there)
-                raise UserError(
-                    f"{path} has no column {column!r} ({known}): name its two with --data.columns IMAGE LABEL"
-                )
-        return file.read(columns=[f"{image}.path", label])
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read the shard {path} ({_words(error)}): write or fetch it again") from error
+def _pool(shards: Sequence[Shard], size: int, skip: bool, names: tuple[str, ...] | None = None) -> Pool:
+    """`names`: the classes of the training images, where these are others."""
+    labels: list[Any] = []
+    for shard in shards:
+        found = shard.named()
+        if labels and found and type(found[0]) is not type(labels[0]):
+            raise UserError(
+                f"{shard.path} has labels of another kind than {shards[0].path}: numbers in one, names in the other"
+            )
+        labels += found
+    if not labels:
+        raise UserError(f"the shards of {shards[0].path.parent} have no row")
+    stored = next((shard.names for shard in shards if shard.names), None)
+    known = names or _classes(shards[0], labels, stored)
+    numbers = {name: i for i, name in enumerate(known)}
+    wrong = [label for label in labels if str(label) not in numbers]
+    if wrong:
+        fix = "use shards of one data set"
+        raise UserError(
+            f"{shards[0].path} has a label {wrong[0]!r}, none of the {len(known)} classes of training: {fix}"
+        )
+    sizes = np.array([n for shard in shards for n in shard.sizes], np.int64)
+    chosen = np.array([numbers[str(label)] for label in labels], np.int64)
+    return encoded_pool(chosen, known, _ids(shards), Rows(shards), sizes, size, skip)
 
 
-def _open(path: Path) -> Any:
-    return _parquet().ParquetFile(path, memory_map=True)
+def _classes(shard: Shard, labels: Sequence[Any], stored: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Those that the files name, the names that are there, or numbers from 0."""
+    if stored is not None or isinstance(labels[0], str):
+        return stored or tuple(sorted(set(labels)))
+    last = max(labels)
+    if min(labels) < 0 or last > 1000 * len(set(labels)):
+        raise UserError(f"{shard.path.parent} has labels from {min(labels)} to {last}: number them from 0")
+    return tuple(map(str, range(last + 1)))
+
+
+def _ids(shards: Sequence[Shard]) -> npt.NDArray[np.str_]:
+    """The paths that the images had; where they have none of their own, file and row."""
+    paths = [path for shard in shards for path in shard.paths]
+    if paths and all(paths) and len(set(paths)) == len(paths) == sum(len(shard.labels) for shard in shards):
+        return np.array(paths, dtype=np.str_)
+    return np.array([f"{s.path.name}:{row}" for s in shards for row in range(len(s.labels))], dtype=np.str_)
 
 
 def _parquet() -> Any:
@@ -131,54 +209,6 @@ def _class_names(schema: "pa.Schema", label: str) -> tuple[str, ...] | None:
         return None
 
 
-def _labels(
-    files: Sequence[Path], columns: Sequence["pa.ChunkedArray"], names: tuple[str, ...] | None
-) -> tuple[IntArray, tuple[str, ...]]:
-    values: list[Any] = [value for column in columns for value in column.to_pylist()]
-    where = files[0].parent
-    if not values or None in values:
-        raise UserError(f"{where} has rows without a label" if values else f"the shards of {where} have no row")
-    if all(isinstance(value, str) for value in values):
-        names = names or tuple(sorted(set(values)))
-        known = {name: i for i, name in enumerate(names)}
-        values = [known.get(value, -1) for value in values]
-    if not all(type(value) is int for value in values):
-        raise UserError(f"the labels of {where} are {type(values[0]).__name__}: they must be whole numbers or names")
-    names = names or tuple(map(str, range(max(values) + 1)))
-    labels = np.array(values, np.int64)
-    if not 0 <= labels.min() <= labels.max() < len(names):
-        raise UserError(
-            f"{where} has labels from {labels.min()} to {labels.max()} for {len(names)} classes: write it again"
-        )
-    return labels, names
-
-
-def _ids(files: Sequence[Path], tables: Sequence["pa.Table"], image: str) -> npt.NDArray[np.str_]:
-    """The paths that the images had; where they have none of their own, file and row."""
-    if all(image in table.column_names for table in tables):
-        found = [(row or {}).get("path") for table in tables for row in table.column(image).to_pylist()]
-        if all(found) and len(set(found)) == len(found):
-            return np.array(found, dtype=np.str_)
-    return np.array(
-        [f"{f.name}:{row}" for f, t in zip(files, tables, strict=True) for row in range(len(t))], dtype=np.str_
-    )
-
-
-def _group_rows(path: Path) -> list[int]:
-    metadata = _open(path).metadata
-    return [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
-
-
-def _group_sizes(files: Sequence[Path]) -> IntArray:
-    """For each row the bytes of its row group: like a file's size, it tells that images are others now."""
-    sizes: list[int] = []
-    for path in files:
-        metadata = _open(path).metadata
-        for group in map(metadata.row_group, range(metadata.num_row_groups)):
-            sizes += [group.total_byte_size] * group.num_rows
-    return np.array(sizes, np.int64)
-
-
 def _words(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
@@ -190,6 +220,7 @@ class Writer:
     """One split, in files of about so many bytes."""
 
     def __init__(self, folder: Path, split: str, class_names: Sequence[str], file_bytes: int) -> None:
+        _parquet()
         import pyarrow as pa
 
         features = {"image": {"_type": "Image"}, "label": {"names": list(class_names), "_type": "ClassLabel"}}
@@ -202,7 +233,8 @@ class Writer:
         self.file: Any = None
 
     def add(self, encoded: bytes, path: str, label: int) -> None:
-        self.rows.append({"image": {"bytes": encoded, "path": path}, "label": label})
+        readable = path.encode(errors="surrogateescape").decode(errors="replace")  # parquet has UTF-8 alone
+        self.rows.append({"image": {"bytes": encoded, "path": readable}, "label": label})
         self.group_bytes += len(encoded)
         if self.group_bytes >= GROUP_BYTES:
             self.flush()

@@ -24,6 +24,7 @@ from longtail.data.pool import (
     Skipped,
     Source,
     array_pool,
+    check_classes,
     check_memory,
     class_counts,
     no_image_notes,
@@ -100,15 +101,18 @@ def load(config: DataConfig) -> DataSet:
 
 
 def _without_skipped(data: DataSet) -> DataSet:
-    """Say what is missing; a class of which nothing is left cannot be learnt."""
+    """Say what is missing; a class of which nothing is left cannot be learnt. Other images are left: another checksum."""
     lost = [name for name, n in zip(data.train.class_names, data.train.counts, strict=True) if not n]
     if lost:
-        raise UserError(f"no image of class {lost[0]!r} can be read: mend its files, or take the class out of the data")
-    if not len(data.test.labels):
-        raise UserError("no image of the evaluation set can be read: mend its files")
-    first = data.skipped[0]
+        raise UserError(
+            f"none of the training images chosen of class {lost[0]!r} can be read: mend them, or take it out"
+        )
+    for part, what in ((data.val, "validation split"), (data.test, "evaluation set")):
+        if part is not None and not len(part.labels):
+            raise UserError(f"no image of the {what} can be read: mend its files")
+    first, gone = data.skipped[0], "\n".join([data.checksum, *(image.id for image in data.skipped)])
     note = f"warning: {len(data.skipped):,} images cannot be read and are left out, such as {first.id} ({first.why})"
-    return replace(data, notes=(*data.notes, note))
+    return replace(data, notes=(*data.notes, note), checksum=_digest(gone))
 
 
 def load_once(config: DataConfig, loaded: dict[DataConfig, DataSet]) -> DataSet:
@@ -121,7 +125,14 @@ def load_once(config: DataConfig, loaded: dict[DataConfig, DataSet]) -> DataSet:
 
 def open_data(config: DataConfig) -> Opened:
     """What is there, before anything is drawn or decoded."""
-    skip = config.on_error == "skip"
+    if config.name != "list" and (config.train_list or config.test_list):
+        raise UserError(f"--data.test_list goes with a list of training images, and the data are {config.name}")
+    opened = _open(config, config.on_error == "skip")
+    check_classes(opened.name, opened.train)
+    return opened
+
+
+def _open(config: DataConfig, skip: bool) -> Opened:
     match config.name:
         case "digits":
             return _open_digits(config.image_size)
@@ -170,14 +181,16 @@ def long_tail(opened: Opened, config: DataConfig) -> tuple[IntArray, list[str]]:
 
 
 def _checksum(pool: Pool, drawn: IntArray, test: Pool) -> str:
-    """Of the official indices in the order drawn; of a folder, of its sorted paths with labels and sizes, the test's too."""
+    """Of the official indices in the order drawn; of files, of their sorted paths with labels and sizes, the test's too."""
     if pool.sizes is None or test.sizes is None:
         return checksum(pool.ids[drawn])
-    chosen = zip(pool.ids[drawn], pool.labels[drawn], pool.sizes[drawn], strict=True)
-    lines = sorted(
-        "\t".join(map(str, item)) for item in (*chosen, *zip(test.ids, test.labels, test.sizes, strict=True))
-    )
-    return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:16]
+    parts = (pool.ids[drawn], pool.labels[drawn], pool.sizes[drawn]), (test.ids, test.labels, test.sizes)
+    lines = ["\n".join(sorted("\t".join(map(str, item)) for item in zip(*part, strict=True))) for part in parts]
+    return _digest("\n\n".join(lines))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def _head_to_tail(counts: IntArray) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,9 +65,9 @@ def start_folder(run: Run) -> None:
             now = first | {"resumed": [*first.get("resumed", []), again]}
         else:
             runs.write_json(run.folder / runs.CONFIG, to_dict(run.config))
-        if run.data.skipped:
-            lines = [f"{image.id}\t{image.why}\n" for image in run.data.skipped]
-            (run.folder / runs.SKIPPED).write_text("".join(lines), encoding="utf-8", errors="surrogateescape")
+        lines = [json.dumps(image._asdict()) + "\n" for image in run.data.skipped]
+        if lines:
+            (run.folder / runs.SKIPPED).write_text("".join(lines), encoding="utf-8")
         runs.write_json(path, now)
     except OSError as error:
         raise UserError(f"cannot write to {run.folder} ({error.strerror}): choose another --out") from error

@@ -48,7 +48,7 @@ class TauNorm(CrossEntropy, settings=cfg.TauNorm):
 
     def check(self, validated: bool) -> None:
         if self.config.power is None and not validated:
-            advice = "hold images out with --data.val_fraction 0.1 (classes of five give one), or give --method.power"
+            advice = "hold images out with --data.val_fraction 0.2 (classes of five give one), or give --method.power"
             raise UserError(f"tau-norm chooses its power on a validation split, which is empty: {advice}")
 
     def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:

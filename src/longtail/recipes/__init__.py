@@ -106,11 +106,22 @@ LISTS = (".txt", ".csv", ".tsv", ".json")
 
 
 def _where(path: Path) -> dict[str, Any]:
-    """What kind of source a path is."""
+    """What kind of source a path is. Shards lie in a folder without class folders."""
     if path.is_file():
         return {"name": "list", "train_list": path}
-    shards = any(f.suffix == ".parquet" for f in path.iterdir())
+    try:
+        there = [f for f in path.iterdir() if not f.name.startswith(".")]
+    except OSError as error:
+        raise UserError(f"cannot list {path} ({error.strerror}): check its permissions") from error
+    shards = any(f.suffix.lower() == ".parquet" for f in there) and not any(f.is_dir() for f in there)
     return {"name": "shards" if shards else "folder", "root": path}
+
+
+def _is_source(path: Path) -> bool:
+    try:
+        return path.is_dir() or (path.is_file() and path.suffix.lower() in LISTS)
+    except OSError:  # no path at all
+        return False
 
 
 class Recipe(NamedTuple):
@@ -141,7 +152,7 @@ def make(name: str | Path, **choices: Any) -> Config:
     given = {k: v for k, v in choices.items() if v is not None}
     if str(name) in RECIPES:
         return RECIPES[str(name)].build(**given)
-    if Path(name).is_dir() or (Path(name).is_file() and Path(name).suffix.lower() in LISTS):
+    if _is_source(Path(name)):
         return folder(Path(name), **given)
     error = unknown("recipe", name, RECIPES)
     raise UserError(f"{error} (nor is it a folder of images, or a list of them: {' '.join(LISTS)})")

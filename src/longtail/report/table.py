@@ -151,7 +151,8 @@ def apart(here: dict[str, Any], others: Iterable[dict[str, Any]]) -> str:
 def data_name(run: runs.Run) -> str:
     """The data of a run, as a reader of the table would say it."""
     data = run.config.data
-    name = data.root.resolve().name if data.name == "folder" and data.root else data.name
+    place = data.train_list.with_suffix("") if data.train_list else data.root
+    name = place.resolve().name if data.name in ("folder", "list", "shards") and place else data.name
     return f"{name}-lt, imbalance {data.imbalance:g}" if data.imbalance > 1 else name
 
 
