@@ -1,9 +1,11 @@
 """The recipes hold the published settings (methods.md of the design documents, parts 1.15, 1.11 and 3)."""
 
+import numpy as np
 import pytest
 
-from longtail import recipes
+from longtail import methods, recipes
 from longtail.data.imbalance import exponential_counts
+from longtail.engine.schedule import learning_rate
 from longtail.errors import UserError
 
 
@@ -80,3 +82,34 @@ def test_unknown_names():
         recipes.digits_lt("pacho")
     with pytest.raises(UserError, match="no setting 'relased'"):
         recipes.cifar100_lt(setting="relased")
+
+
+def rates(optim, epochs):
+    """The rate of each epoch's first step."""
+    return [learning_rate(optim, 10 * epoch, 10, epochs) for epoch in range(epochs)]
+
+
+def test_schedules_of_bbn_and_those_who_took_it_over():
+    """Up from a third, and drops an epoch before the one that is named: their epochs count from 1."""
+    for method, lr, drops in (("bbn", 0.1, (119, 159)), ("causal-norm", 0.2, (119, 159)), ("crt", 0.1, (159, 179))):
+        found = rates(recipes.cifar100_lt(method, 100, "released").optim, 200)
+        assert found[:5] == pytest.approx([lr * (1 / 3 + 2 / 3 * (e + 1) / 5) for e in range(5)])
+        assert found[drops[0] - 1 : drops[0] + 1] == pytest.approx([lr, lr / 100])
+        assert found[drops[1] - 1 : drops[1] + 1] == pytest.approx([lr / 100, lr / 10_000])
+    assert [recipes.cifar100_lt(m, 100, "released").optim.nesterov for m in ("bbn", "crt", "causal-norm")] == [
+        True,
+        True,
+        False,
+    ]
+
+
+def test_decoupling_as_in_the_bag_of_tricks():
+    config = recipes.cifar100_lt("crt", 100, "released")
+    linear = methods.make(config, np.full(100, 5)).stages[1]
+    found = rates(linear.optim, linear.epochs)
+    assert found == pytest.approx([0.1] * 10 + [0.01] * 10 + [0.001] * 10)
+    tau = recipes.cifar100_lt("tau-norm", 100, "released")
+    assert (tau.method.power, tau.data.val_fraction) == (1.0, 0.0)
+    assert rates(methods.make(recipes.cifar100_lt("crt", 100, "equal"), np.full(100, 5)).stages[1].optim, 10)[5] == 0.05
+    mislas = recipes.cifar100_lt("mislas", 100, "released")
+    assert mislas.optim.weight_decay == mislas.method.linear_decay == 2e-4

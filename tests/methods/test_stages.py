@@ -235,7 +235,7 @@ def test_tau_norm_with_a_power_given_looks_at_no_images():
 def test_tau_norm_without_validation_images_says_what_to_do(tmp_path):
     """Before it is trained."""
     config = short("tau-norm")
-    with pytest.raises(UserError, match=r"which is empty: hold images out with --data\.val_fraction 0\.1"):
+    with pytest.raises(UserError, match=r"which is empty: hold images out with --data\.val_fraction 0\.2"):
         Run(config, 0, replace(load(config.data), val=None), tmp_path, CPU)
     Run(
         replace(config, method=replace(config.method, power=0.5)),

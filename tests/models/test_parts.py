@@ -11,7 +11,7 @@ from torch import nn
 
 from longtail import methods
 from longtail.errors import UserError
-from longtail.models.backbones import make_body, wrap
+from longtail.models.backbones import CifarResNet, make_body, wrap
 from longtail.models.heads import CosineHead, ScaledHead
 from longtail.models.parts import (
     Attended,
@@ -80,21 +80,23 @@ def test_both_twins_are_asked_at_once():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_light_branches_are_convolutions_of_their_own_on_the_last_map(name):
-    """Each by itself in float64: a 1x1 convolution, its batch norm, the mean over places."""
+def test_light_branches_are_layers_of_their_own_on_the_last_map(name):
+    """Each by itself in float64: a 1x1 convolution, or on CIFAR's ResNets a batch norm, then the mean over places."""
     body, light = made(name, LightBranches, 3)
     lively(light.branches)
     map_ = light.shared(IMAGES)
     close(map_, body.forward_features(IMAGES))
-    conv, norm = light.branches
-    x, width, parts = map_.double(), map_.shape[1], []
+    layer, x, width, parts = light.branches, map_.double(), map_.shape[1], []
+    assert isinstance(layer, nn.BatchNorm2d) == isinstance(body, CifarResNet)
     for r in range(3):
         mine = slice(r * width, (r + 1) * width)
-        out = torch.einsum("oi,bihw->bohw", conv.weight[mine, :, 0, 0].double(), x)
+        if isinstance(layer, nn.Conv2d):
+            parts.append(torch.einsum("oi,bihw->bo", layer.weight[mine, :, 0, 0].double(), x) / x[0, 0].numel())
+            continue
         mean, var, weight, bias = (
-            t[mine].double()[:, None, None] for t in (norm.running_mean, norm.running_var, norm.weight, norm.bias)
+            t[mine].double()[:, None, None] for t in (layer.running_mean, layer.running_var, layer.weight, layer.bias)
         )
-        parts.append(((out - mean) / (var + norm.eps).sqrt() * weight + bias).mean((2, 3)))
+        parts.append(((x - mean) / (var + layer.eps).sqrt() * weight + bias).mean((2, 3)))
     torch.testing.assert_close(light(IMAGES).double(), torch.cat(parts, 1), rtol=1e-3, atol=1e-4)
 
 
@@ -128,7 +130,7 @@ def test_resnet32_has_the_published_widths_and_parameters():
     )
     assert (twin.width, light.width, experts.width) == (128, 192, 144)
     assert parameters(twin) == plain + 2 * 9 * 64 * 64 + 4 * 64
-    assert parameters(light) == plain + 3 * 64 * 64 + 2 * 3 * 64
+    assert parameters(light) == plain + 2 * 3 * 64
     stem_and_first = 27 * 16 + 32 + 5 * (18 * 16**2 + 64)
     second = 9 * 16 * 24 + 9 * 24**2 + 96 + 4 * (18 * 24**2 + 96)
     third = 9 * 24 * 48 + 9 * 48**2 + 192 + 4 * (18 * 48**2 + 192)

@@ -17,6 +17,11 @@ def second_stage(config: Config, name: str, rate_field: str, decay: float | None
 
 
 def linear_stage(config: Config, **changes: Any) -> Stage:
-    """The trunk is frozen and what stands on it learns."""
+    """The trunk is frozen and what stands on it learns; where the method names milestones, in steps."""
     assert isinstance(config.method, LinearStage)
-    return second_stage(config, "linear", "linear_lr", config.method.linear_decay, frozen=True, **changes)
+    stage = second_stage(config, "linear", "linear_lr", config.method.linear_decay, frozen=True, **changes)
+    if not config.method.linear_milestones:
+        return stage
+    return replace(
+        stage, optim=replace(stage.optim, schedule="step", milestones=config.method.linear_milestones, gamma=0.1)
+    )

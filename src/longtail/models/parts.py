@@ -69,20 +69,22 @@ class TwinBlock(nn.Module):
 
 
 class LightBranches(nn.Module):
-    """1x1 convolutions with batch norm, side by side on the last map (ResLT); their pooled outputs one after the other."""
+    """Side by side on the last map (ResLT), their pooled outputs one after the other: 1x1 convolutions, and of the small CIFAR
+    networks batch norms alone, as in its authors' two codes."""
 
     def __init__(self, body: nn.Module, name: str, branches: int) -> None:
         super().__init__()
         width = width_of(stages_of(body, name)[-1])
         self.shared = Maps(body)
-        # side by side: one convolution of so many times the channels
-        self.branches = nn.Sequential(
-            nn.Conv2d(width, branches * width, 1, bias=False), nn.BatchNorm2d(branches * width)
-        )
+        # side by side: one layer of so many times the channels
+        self.copies = branches if isinstance(body, CifarResNet) else 1
+        self.branches: nn.Module = nn.Conv2d(width, branches * width, 1, bias=False)
+        if isinstance(body, CifarResNet):
+            self.branches = nn.BatchNorm2d(branches * width)
         self.branches.apply(kaiming_normal)
 
     def forward(self, x: Tensor) -> Tensor:
-        return pooled(self.branches(self.shared(x)))
+        return pooled(self.branches(self.shared(x).repeat(1, self.copies, 1, 1)))
 
 
 class Experts(nn.Module):

@@ -200,7 +200,7 @@ def _cifar_lt(data: Any, method: str, imbalance: float, setting: str) -> Config:
         known |= {"linear_epochs": 400 if setting == "paper" else 100}
     config = Config(
         recipe=f"{data}-lt/{setting}",
-        data=DataConfig(name=data, imbalance=imbalance, **chosen.data),
+        data=DataConfig(name=data, imbalance=imbalance, **({} if released and chosen.authors else chosen.data)),
         views=ViewsConfig(query=AUTO_CUTOUT, key=SIM),
         model=ModelConfig(name="resnet32_cifar"),
         method=chosen.settings(512 if setting == "paper" else 128, imbalance, released, **known),

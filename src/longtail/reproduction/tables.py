@@ -151,8 +151,8 @@ TABLES = {
         setting="released",
         methods=first_two(*(m for m, e in METHODS.items() if e.published), "ce"),
         imbalance=(100, 50, 10),
-        note="In brackets what was published: by the PaCo paper; for CB-Focal by its own authors, for cRT, LWS and tau-norm by "
-        "the Bag of Tricks code, for RIDE by its README.",
+        note="In brackets what was published: by the PaCo paper; for CB-Focal by a leaderboard (the best of several "
+        "class-balanced losses), for cRT, LWS and tau-norm by the Bag of Tricks code, for RIDE by its README.",
         shares=("cifar100-lt",),
     ),
     "methods": PaperTable(

@@ -68,12 +68,16 @@ class LinearStage(MethodConfig):
     linear_epochs: int = 10
     """Epochs of the second stage."""
     linear_lr: float = 0.1
-    """Learning rate of the second stage (cosine to zero)."""
+    """Learning rate of the second stage."""
+    linear_milestones: tuple[float, ...] = ()
+    """Where it falls to a tenth, as shares of the second stage; none: along a cosine to zero."""
     linear_decay: float = 5e-4
     """L2 penalty in the second stage."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.linear_decay >= 0, "method.linear_decay", self.linear_decay, "0 or more: try 5e-4")
+        rising = list(self.linear_milestones) == sorted(m for m in set(self.linear_milestones) if 0 < m < 1)
+        require(rising, "method.linear_milestones", self.linear_milestones, "rising shares below 1: try 0.33 0.67")
         require(self.linear_epochs >= 1, "method.linear_epochs", self.linear_epochs, "at least 1")
         require(self.linear_lr > 0, "method.linear_lr", self.linear_lr, "above 0")
