@@ -13,17 +13,19 @@ _HOME = {
     "cross_entropy_loss": "losses",
     "demo": "quickstart",
     "evaluate": "engine.evaluate",
+    "inspect": "data.inspection",
     "paco_loss": "losses",
     "paco_terms": "losses",
     "reproduce": "reproduction",
+    "shard": "data.packing",
     "supcon_loss": "losses",
     "table": "report.table",
     "train": "engine.train",
 }
 _MODULES = ("recipes", "losses", "metrics")
 
-__all__ = ["Config", "UserError", "compare", "demo", "evaluate", "recipes", "reproduce", "table", "train"]
-__all__ += ["balanced_softmax_loss", "cross_entropy_loss", "paco_loss", "paco_terms", "supcon_loss"]
+__all__ = ["Config", "UserError", "compare", "demo", "evaluate", "inspect", "recipes", "reproduce", "shard"]
+__all__ += ["balanced_softmax_loss", "cross_entropy_loss", "paco_loss", "paco_terms", "supcon_loss", "table", "train"]
 
 
 def __getattr__(name: str) -> Any:

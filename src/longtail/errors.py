@@ -29,10 +29,16 @@ class Interrupted(RunError):
         return Interrupted(f"stopped in {where}: the same command continues", self.exit_code - 128)
 
 
+def some(items: Iterable[object], most: int = 3) -> str:
+    """The first few, for a message."""
+    shown = [str(item) for item in items]
+    return ", ".join(shown[:most]) + (", …" if len(shown) > most else "")
+
+
 def unknown(kind: str, given: object, known: Iterable[str]) -> UserError:
     """The error for a name that is not among the known ones, with the nearest as a suggestion."""
     names = sorted(known)
     near = difflib.get_close_matches(str(given), names, n=1)
-    some = ", ".join(names[:20]) + (f" and {len(names) - 20:,} more" if len(names) > 20 else "")
-    hint = f"did you mean {near[0]!r}?" if near else f"choose one of: {some}"
+    several = ", ".join(names[:20]) + (f" and {len(names) - 20:,} more" if len(names) > 20 else "")
+    hint = f"did you mean {near[0]!r}?" if near else f"choose one of: {several}"
     return UserError(f"unknown {kind} {str(given)!r}: {hint}")

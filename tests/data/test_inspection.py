@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import longtail
 from longtail.cli import main
 from longtail.config import DataConfig
 from longtail.data import load
@@ -210,3 +211,8 @@ def test_a_training_lists_what_it_left_out(folder, tmp_path_factory):
     assert len(lines) == 7 and {"id": "train/cat/empty.jpg", "why": "the file is empty"} in lines
     environment = json.loads((out / "b/seed0/environment.json").read_text())
     assert environment["data"]["counts"] == [3, 3] and "7 images cannot be read" in environment["data"]["notes"][-1]
+
+
+def test_the_verbs_have_twins(folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out") / "shards"
+    assert longtail.shard(of(folder), out).images == longtail.inspect(of(folder)).read == 10

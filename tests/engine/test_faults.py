@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -74,7 +73,7 @@ def killed_once(method: str, out: Path, whole: Path, seconds: float, rng: random
     else:
         process.join(rng.uniform(0, seconds))
         met = False
-    os.kill(process.pid, signal.SIGKILL) if process.is_alive() else None
+    process.kill()
     process.join(60)
     half = (folder / runs.CHECKPOINT).with_suffix(".tmp").exists()
     finish(method, out)
@@ -108,7 +107,7 @@ def test_killed_again_and_again(unbroken, tmp_path):
         process.join(0.6 * seconds)
         if not process.is_alive():
             break
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
         process.join(60)
     finish("paco", tmp_path)
     assert equal(tmp_path / "seed0", whole)

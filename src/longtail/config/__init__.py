@@ -41,6 +41,10 @@ __all__ = [
 ]
 
 
+# Where images come from: a checksum says which they are.
+SOURCE = ("root", "download", "train_list", "test_list", "columns", "on_error")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config(Section):
     recipe: str = "custom"
@@ -75,14 +79,7 @@ class Config(Section):
         """What makes two runs repetitions of one another: everything but seeds, place, display and speed."""
         tree = to_dict(self)
         del tree["recipe"], tree["log"]
-        for key in (
-            "root",
-            "download",
-            "train_list",
-            "test_list",
-            "columns",
-            "on_error",
-        ):  # a checksum says which images
+        for key in SOURCE:
             del tree["data"][key]
         for key in ("seeds", "device", "step", "together", "checkpoint_every", "validate_every"):
             del tree["train"][key]

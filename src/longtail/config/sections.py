@@ -105,7 +105,7 @@ class ModelConfig(Section):
     section: ClassVar[str] = "model"
 
     name: str = "resnet32_cifar"
-    """Any timm name, or resnet{8,20,32,44,56}_cifar (16/32/64 wide) and resnet{18,50}_cifar (3x3 stem)."""
+    """Any timm name, or resnet{8,20,32,44,56,74}_cifar (16/32/64 wide) and resnet{18,50}_cifar (3x3 stem)."""
     pretrained: bool = False
     """Start from timm's weights for this name (downloaded)."""
     bias: bool = True

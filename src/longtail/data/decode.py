@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from longtail.data.pool import ImageArray, IntArray, Pool, Read
 from longtail.errors import UserError
+from longtail.progress import shown
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -25,7 +26,6 @@ MOVING = ("GIF", "WEBP", "PNG", "AVIF")  # formats whose frames are an animation
 
 # Its remarks on odd files (a damaged EXIF, many pixels) name no file; what matters is checked here.
 warnings.filterwarnings("ignore", module=r"PIL\..*")
-
 
 T = TypeVar("T")
 
@@ -58,7 +58,8 @@ def decode_all(
     """The first bad image ends it, or where they are to be skipped each is told of."""
     images, bad = np.empty((len(indices), size, size, 3), np.uint8), dict[int, str]()
     order = np.argsort(indices, kind="stable")  # as they lie in their files
-    for i, found in zip(order, in_threads(lambda index: decode(encoded(index), size), indices[order]), strict=True):
+    every = in_threads(lambda index: decode(encoded(index), size), indices[order])
+    for i, found in zip(order, shown(every, len(order), "reading images"), strict=True):
         if not isinstance(found, BadImage):
             images[i] = found
         elif skip:

@@ -10,7 +10,7 @@ import numpy as np
 from longtail.data.decode import encoded_pool, read_file
 from longtail.data.imbalance import validation_split
 from longtail.data.pool import IntArray, Opened, Pool, check_classes, no_image_notes
-from longtail.errors import UserError, unknown
+from longtail.errors import UserError, some, unknown
 
 EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"}
@@ -141,12 +141,8 @@ def _size(path: Path) -> int:
 
 def _left_alone(others: list[str]) -> list[str]:
     """Files that may be images, and are not taken for such."""
-    endings = sorted({os.path.splitext(f)[1] or "no ending" for f in others})
-    return (
-        [f"files left alone, as they do not end as images do: {len(others):,} ({', '.join(endings[:5])})"]
-        if others
-        else []
-    )
+    endings = some(sorted({os.path.splitext(f)[1] or "no ending" for f in others}))
+    return [f"files left alone, as they do not end as images do: {len(others):,} ({endings})"] if others else []
 
 
 def _evaluation_pool(

@@ -60,7 +60,7 @@ class Inspection:
 
 
 def inspect(data: DataConfig, quick: bool = False) -> Inspection:
-    """Counts from the labels alone; then, unless `quick`, every image decoded and compared. As `longtail data inspect`."""
+    """Counts from the labels alone; then, unless `quick`, every image decoded and compared. The twin of `data inspect`."""
     opened = open_data(replace(data, on_error="skip"))  # a file that is missing is a finding
     drawn, notes = long_tail(opened, data)
     parts = {"train": opened.train.subset(drawn), "test": opened.test}

@@ -9,7 +9,7 @@ import io
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -18,11 +18,10 @@ import numpy as np
 
 from longtail.data.folder import file_pool, own_split
 from longtail.data.pool import IntArray, Opened, Pool, no_image_notes
-from longtail.errors import UserError
+from longtail.errors import UserError, some
 
 COLUMNS = ("path", "label")  # of a CSV that does not say otherwise
 LABEL_DIGITS = 9  # a number with more is no class
-SHOWN = 3  # examples in an error
 
 
 class Line(NamedTuple):
@@ -226,7 +225,7 @@ def _pool(path: Path, listed: Listed, classes: Classes, root: Path | None, size:
     if missing and not skip:
         fix = "set --data.root to where the paths begin, or leave them out with --data.on_error skip"
         raise UserError(
-            f"{len(missing):,} of the {len(ids):,} files of {path} are not in {base} ({_some(missing)}): {fix}"
+            f"{len(missing):,} of the {len(ids):,} files of {path} are not in {base} ({some(missing)}): {fix}"
         )
     return pool
 
@@ -256,19 +255,14 @@ def _repeated(path: Path, pool: Pool) -> list[str]:
         labels.setdefault(i, set()).add(label)
     again = len(pool.ids) - len(labels)
     torn = [i for i, found in labels.items() if len(found) > 1]
-    words = f", some of them in several classes ({_some(torn)})" if torn else ""
+    words = f", some of them in several classes ({some(torn)})" if torn else ""
     return [f"warning: {path.name} names files more than once, {again:,} lines in all{words}"] if again else []
 
 
 def _in_both(train: Pool, test: Pool) -> list[str]:
     both = sorted(set(train.ids.tolist()) & set(test.ids.tolist()))
     return (
-        [f"warning: files that are in both lists, training and evaluation: {len(both):,} ({_some(both)})"]
+        [f"warning: files that are in both lists, training and evaluation: {len(both):,} ({some(both)})"]
         if both
         else []
     )
-
-
-def _some(items: Iterable[object]) -> str:
-    shown = [str(item) for item in items]
-    return ", ".join(shown[:SHOWN]) + (", …" if len(shown) > SHOWN else "")

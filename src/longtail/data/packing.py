@@ -24,7 +24,7 @@ class Packed(NamedTuple):
 
 
 def shard(data: DataConfig, out: Path | str, megabytes: int = 256) -> Packed:
-    """Write OUT/train-*.parquet and OUT/test-*.parquet.
+    """Write OUT/train-*.parquet and OUT/test-*.parquet. The twin of `longtail data shard`.
 
     The training images as drawn, where `data` asks for an imbalance. Each image is decoded once: one that cannot be read ends
     it, or is left out (`on_error="skip"`). OUT appears when all of it is written.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from longtail.errors import UserError
+from longtail.errors import UserError, some
 
 # Shapes: N images, H x W pixels. Data classes of arrays compare by identity (eq=False): arrays have no single ==.
 ImageArray = npt.NDArray[np.uint8]
@@ -117,9 +117,9 @@ def check_classes(name: str, train: Pool) -> None:
     if len(names) < 2:
         raise UserError(f"{name} has a single class, {names[0]!r}: a classifier needs at least two")
     if len(absent):
-        some = ", ".join(names[c] for c in absent[:3]) + (", …" if len(absent) > 3 else "")
         fix = "number labels without gaps from 0, or take these classes out of the data"
-        raise UserError(f"{name} has no training image of {len(absent)} of its {len(names)} classes ({some}): {fix}")
+        which = f"{len(absent)} of its {len(names)} classes ({some(names[c] for c in absent)})"
+        raise UserError(f"{name} has no training image of {which}: {fix}")
 
 
 def no_image_notes(class_names: tuple[str, ...], counts: IntArray, held: IntArray, split: str) -> list[str]:

@@ -200,6 +200,7 @@ def _cifar_lt(data: Any, method: str, imbalance: float, setting: str) -> Config:
         known |= {"linear_epochs": 400 if setting == "paper" else 100}
     config = Config(
         recipe=f"{data}-lt/{setting}",
+        # its authors held nothing out
         data=DataConfig(name=data, imbalance=imbalance, **({} if released and chosen.authors else chosen.data)),
         views=ViewsConfig(query=AUTO_CUTOUT, key=SIM),
         model=ModelConfig(name="resnet32_cifar"),

@@ -172,7 +172,7 @@ TABLES = {
         imbalance=(100,),
         variants=DEEPER,
         # An image passes 51 convolutions in a row with two experts and 71 with three, each on a ResNet-32 whose first 11 they
-        # share; 55 and 73 in these networks. At this size the time is that of launching them.
+        # share; 55 and 73 in these networks. So small a network takes about the time of launching them: the table's ms tell.
         pairs=(("paco-resnet56", "ride-2"), ("paco-resnet74", "ride-3")),
         note="PaCo on networks about as deep in all as RIDE's experts one after the other; RIDE and PaCo without a word on "
         "a ResNet-32. In brackets what was published.",
