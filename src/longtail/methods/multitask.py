@@ -20,8 +20,8 @@ class MultiTask(MomentumContrast, settings=cfg.MultiTask):
     def after_projections(self, x_BF: Tensor, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> dict[str, Tensor]:
         c, logits_BC = self.config, self.classify(x_BF)
         contrast_BM, y_M, drop_BM = self.contrast(q_BD, k_BD, y_B)
-        weight_B = self.weight_C[y_B] if c.contrast == "reweighted" else None
-        log_prior_M = self.log_prior_C[y_M.clamp(min=0)] if c.contrast == "balanced" else None
+        weight_B = self.weight_C[y_B] if c.supcon == "reweighted" else None
+        log_prior_M = self.log_prior_C[y_M.clamp(min=0)] if c.supcon == "balanced" else None
         contrast = supcon_loss(contrast_BM, y_B, y_M, drop_BM, c.tau, weight_B, log_prior_M)
         softmax = (
             balanced_softmax_loss(logits_BC, y_B, self.log_prior_C)

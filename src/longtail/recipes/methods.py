@@ -149,9 +149,9 @@ METHODS: dict[str, Entry] = {
     },
     "supcon": Entry(cfg.SupCon, rates_at_512={"linear_lr": 5.0}),  # its authors' README, for CIFAR
     "ce-supcon": Entry(cfg.MultiTask),
-    "ce-supcon-reweighted": Entry(cfg.MultiTask, {"contrast": "reweighted"}),
-    "ce-supcon-balanced": Entry(cfg.MultiTask, {"contrast": "balanced"}),
-    "balanced-softmax-supcon": Entry(cfg.MultiTask, {"rebalance": True, "contrast": "reweighted"}),
+    "ce-supcon-reweighted": Entry(cfg.MultiTask, {"supcon": "reweighted"}),
+    "ce-supcon-balanced": Entry(cfg.MultiTask, {"supcon": "balanced"}),
+    "balanced-softmax-supcon": Entry(cfg.MultiTask, {"rebalance": True, "supcon": "reweighted"}),
     "paco": Entry(cfg.PaCo, published={100: 52.0, 50: 56.0, 10: 64.2}),
     "paco-no-rebalance": Entry(cfg.PaCo, {"rebalance": False}),
     "gpaco": Entry(cfg.GPaCo),

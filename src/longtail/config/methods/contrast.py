@@ -70,7 +70,7 @@ class MultiTask(MomentumContrast):
     """Of the contrastive loss, where the softmax loss has weight 1."""
     rebalance: bool = False
     """Balanced Softmax in the softmax loss, instead of cross-entropy."""
-    contrast: Literal["plain", "reweighted", "balanced"] = "plain"
+    supcon: Literal["plain", "reweighted", "balanced"] = "plain"
     """SupCon as it is; its anchors weighted by the effective number of images; or Balanced Softmax among its samples."""
     beta: float = 0.999
     """`reweighted`: a class of n images weighs (1 - beta) / (1 - beta^n), scaled to a mean of 1."""
@@ -78,7 +78,7 @@ class MultiTask(MomentumContrast):
     @property
     def label(self) -> str:
         softmax = "Balanced Softmax" if self.rebalance else "CE"
-        how = {"plain": "", "reweighted": "re-weighted ", "balanced": "balanced "}[self.contrast]
+        how = {"plain": "", "reweighted": "re-weighted ", "balanced": "balanced "}[self.supcon]
         return f"{softmax} + {how}SupCon"
 
     def __post_init__(self) -> None:
