@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longtail.losses import (
+    AnchorTerms,
     Samples,
     balanced_softmax_loss,
     chunk_for,
@@ -76,7 +77,7 @@ def gradients(loss_B: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     return list(torch.autograd.grad((loss_B * weight_B).sum(), leaves, materialize_grads=True))
 
 
-def in_chunks(given: Case, chunk: int, **numbers: float) -> tuple[chunked.Terms, list[Tensor]]:
+def in_chunks(given: Case, chunk: int, **numbers: float) -> tuple[AnchorTerms, list[Tensor]]:
     factors = given.x, given.c, given.bias, given.y_B, given.samples, given.log_prior
     terms = chunked_terms(*factors, **numbers, chunk=chunk)
     return terms, gradients(terms.loss_B, given.leaves)

@@ -1,6 +1,6 @@
 """The equations: pure functions of tensors, importing torch and nothing of ours."""
 
-from longtail.losses.chunked import Samples, chunk_for, chunked_terms
+from longtail.losses.chunked import AnchorTerms, Samples, chunk_for, chunked_terms
 from longtail.losses.contrastive import supcon_loss
 from longtail.losses.paco import paco_loss, paco_terms
 from longtail.losses.softmax import (
@@ -16,6 +16,7 @@ from longtail.losses.softmax import (
 )
 
 __all__ = [
+    "AnchorTerms",
     "Samples",
     "balanced_softmax_loss",
     "chunk_for",

@@ -39,7 +39,7 @@ class Samples(NamedTuple):
     """Which of the samples each anchor is: not in its own A(i)."""
 
 
-class Terms(NamedTuple):
+class AnchorTerms(NamedTuple):
     """What the loss has to say of each anchor; all but the first is for the log and has no gradient."""
 
     loss_B: Tensor
@@ -49,7 +49,7 @@ class Terms(NamedTuple):
     centre_B: Tensor
     """The largest magnitude among its products with centres."""
     contrast_B: Tensor
-    """The same among its products with samples."""
+    """The same among its products with samples; 0 without any."""
 
 
 @torch.compiler.disable  # unrolled, the chunks would take longer to compile than they take
@@ -65,7 +65,7 @@ def chunked_terms(
     centre_tau: float = 1.0,
     smoothing: float = 0.0,
     chunk: int = 0,
-) -> Terms:
+) -> AnchorTerms:
     """L_i and P_sup of `paco_terms` with centre_BC = F.linear(x, c, bias), contrast_BM = q @ z.T, and the drops of `samples`.
 
     Without samples it is Balanced Softmax, and without a prior either cross-entropy. Partners are worked on `chunk` at a time;
@@ -79,14 +79,15 @@ def chunked_terms(
     y_C = torch.arange(len(c_CF), device=y_B.device)
     spread_C, own = spread(smoothing, log_q_C.detach()), 1 - smoothing
     centres = Met(*Pass.apply(x_BF, c_CF, bias_C, log_q_C, spread_C, origin_B, y_B, y_C, None, centre_tau, own, size))
-    all_met = [centres]
+    log_Z_B, pull_B, weight_B, guess_B, centre_B = centres
+    contrast_B = torch.zeros_like(centre_B)
     if samples is not None:
         q_BD, z_MD, y_M, itself_B = samples
-        all_met.append(Met(*Pass.apply(q_BD, z_MD, None, None, None, origin_B, y_B, y_M, itself_B, tau, alpha, size)))
-    log_Z_B = torch.stack([met.log_Z_B for met in all_met]).logsumexp(0)
-    pull_B, weight_B = sum(met.pull_B for met in all_met), sum(met.weight_B for met in all_met)
+        met = Met(*Pass.apply(q_BD, z_MD, None, None, None, origin_B, y_B, y_M, itself_B, tau, alpha, size))
+        log_Z_B = torch.logaddexp(log_Z_B, met.log_Z_B)
+        pull_B, weight_B, contrast_B = pull_B + met.pull_B, weight_B + met.weight_B, met.largest_B
     P_sup_B = (centres.log_Z_B - log_Z_B).detach().exp()
-    return Terms(log_Z_B - pull_B / weight_B, P_sup_B, centres.guess_B, centres.largest_B, all_met[-1].largest_B)
+    return AnchorTerms(log_Z_B - pull_B / weight_B, P_sup_B, guess_B, centre_B, contrast_B)
 
 
 def chunk_for(chunk: int, anchors: int, partners: int) -> int:
