@@ -1,7 +1,7 @@
 """The loss of `paco.py` for very many classes: from the factors of the products, some partners at a time.
 
-With a million classes the matrix of the anchors' products with all centres takes more room than most networks, and the plain
-loss holds it several times. But L_i needs only sums over the partners k of an anchor,
+With a million classes the matrix of the anchors' products with all centres takes more room than most networks, and its gradient
+as much again. But L_i needs only sums over the partners k of an anchor,
 
     L_i = log Z_i - sum_k w_k log psi_k,    Z_i = sum_k psi_k,
 
@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from longtail.losses.numerics import at_least_float32, finite, mask_out_
 from longtail.losses.paco import AT_ONCE, spread
 
-PLAIN = 2**26  # pairs: 256 MB a matrix in float32, of which the plain loss holds some four
+PLAIN = 2**26  # pairs: 256 MB a matrix in float32, of which the plain loss holds two
 
 
 class Samples(NamedTuple):
