@@ -114,13 +114,18 @@ def own_centre(
 
 
 class Met(NamedTuple):
-    """The sums over one kind of partners: log of that of psi, those of w log psi and of w before they are scaled; the log's."""
+    """What a pass over one kind of partners leaves of each anchor."""
 
     log_Z_B: Tensor
+    """Of their psi alone, counted from the origin as all log psi are."""
     pull_B: Tensor
+    """The sum of w log psi, where w is not scaled yet."""
     weight_B: Tensor
+    """The sum of w."""
     guess_B: Tensor
+    """The partner of the largest product."""
     largest_B: Tensor
+    """The largest magnitude of a product."""
 
 
 class Side(NamedTuple):
