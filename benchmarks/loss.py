@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import Row, release, save, seconds_per_call, table, where
+from measure import Row, peak_memory, release, save, seconds_per_call, table, where
 from reference import plain_paco_loss
 from torch import Tensor
 
@@ -53,14 +53,6 @@ def replayed(work: Callable[[], None]) -> Callable[[], None]:
     return graph.replay
 
 
-def peak_memory(work: Callable[[], None]) -> int:
-    """Bytes on a CUDA device beyond what was there before."""
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    work()
-    return torch.cuda.max_memory_allocated() - before
-
-
 def measure_size(vary: str, name: str, device: torch.device, **size: int) -> Row:
     given = inputs(**size, device=device)
     products = list(given[:2])
@@ -74,7 +66,7 @@ def measure_size(vary: str, name: str, device: torch.device, **size: int) -> Row
     row["ms"] = 1000 * seconds_per_call(work, device, 10, BUDGET)
     row["replayed_ms"] = 1000 * seconds_per_call(replayed(work), device, 10, BUDGET) if cuda else None
     release()
-    peak = peak_memory(work) if cuda else None
+    peak = peak_memory(work, device) if cuda else None
     row["MB"] = None if peak is None else (peak - matrices) / 2**20
     row["matrices"] = None if peak is None else (peak - matrices) / matrices
     return row

@@ -1,5 +1,6 @@
 """What the benchmarks share: the clock, the record of where they ran, and tables."""
 
+import ctypes
 import gc
 import os
 import platform
@@ -41,6 +42,29 @@ def seconds_per_call(work: Callable[[], Any], device: torch.device, calls: int, 
         wait(device)
         blocks.append(time.perf_counter() - start)
     return sorted(blocks)[len(blocks) // 2] / calls
+
+
+def peak_memory(work: Callable[[], Any], device: torch.device) -> int | None:
+    """Bytes at the peak beyond what was there before: on a CUDA device, or of the process where Linux counts them."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        work()
+        return torch.cuda.max_memory_allocated() - before
+    try:
+        ctypes.CDLL(None).malloc_trim(0)  # what was freed goes back
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        before = _status("VmRSS")
+    except (OSError, AttributeError):
+        return None
+    work()
+    return _status("VmHWM") - before
+
+
+def _status(field: str) -> int:
+    """Bytes, of the kernel's count of a process's memory."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
 def release() -> None:

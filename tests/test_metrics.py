@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import confusion_matrix, f1_score  # type: ignore[import-untyped]
 
+from longtail import metrics
 from longtail.errors import UserError
-from longtail.metrics import evaluate_predictions, mean_std, paired_difference, t_quantile
+from longtail.metrics import evaluate_guesses, evaluate_predictions, mean_std, paired_difference, t_quantile
 
 COUNTS = [300, 20, 100, 101, 19, 20, 1]
 NAMES = [f"class {c}" for c in range(7)]
@@ -119,6 +120,22 @@ def test_what_does_not_fit_is_refused(case):
             evaluate_predictions(*arguments)
     with pytest.raises(UserError, match=r"1 of 500 .* diverged"):
         evaluate_predictions(np.where(np.arange(500)[:, None] == 3, np.nan, case[0]), case[1], COUNTS, NAMES)
+
+
+def test_of_many_classes_there_is_no_matrix(case, figures, monkeypatch):
+    monkeypatch.setattr(metrics, "MANY", 6)  # there are 7
+    many = evaluate_predictions(*case, COUNTS, NAMES)
+    assert many["confusion"] is None and many | {"confusion": figures["confusion"]} == figures
+
+
+def test_a_million_classes_are_measured_in_little_time_and_memory():
+    """Each of their matrices would have 10^12 entries."""
+    classes = 1_000_000
+    guess, truth = np.arange(100) * 7, np.arange(100) * 9_999
+    figures = evaluate_guesses(guess, np.full(100, 0.25), truth, np.ones(classes), range(classes))
+    assert figures["top1"] == 1 and figures["ece"] == pytest.approx(24)
+    assert len(figures["per_class"]) == classes and figures["per_class"][0] == 100 and figures["per_class"][1] is None
+    assert figures["macro_f1"] == pytest.approx(100 / len({*guess, *truth}))
 
 
 def test_mean_std():

@@ -18,6 +18,7 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 BINS = 15  # of equal width over the confidence, as in Guo et al. 2017
+MANY = 1_000  # classes; of more no matrix is kept, be it classes by classes or images by classes
 SHIFTS = (2, 5, 10, 25, 50)  # imbalance factors of the shifted test priors, as in LADE (Hong et al. 2021)
 
 
@@ -32,24 +33,42 @@ def evaluate_predictions(
 ) -> dict[str, Any]:
     """All figures of `metrics.json` that follow from logits (N, C); `counts` (C,) are those of the training set.
 
-    Percentages throughout. None stands where there is nothing to average: a shot group without a class, a class
-    without a test image. `confusion` counts images, its rows are the truth.
+    Logits that are not finite are a UserError.
     """
-    scores_NC, y_N, n_C = _checked(logits, labels, counts, class_names)
-    guess_N = scores_NC.argmax(1)
-    confusion_CC = _confusion(y_N, guess_N, len(n_C))
-    acc_C = _class_accuracies(confusion_CC)
-    bins = _calibration(_confidence(scores_NC), guess_N == y_N)
+    scores_NC, images = np.asarray(logits, np.float64), len(np.asarray(labels))
+    if scores_NC.shape != (images, len(class_names)):
+        shapes = f"logits {scores_NC.shape}, {images} labels, {len(class_names)} class names"
+        raise ValueError(f"these do not belong together: {shapes}")
+    refuse_broken(np.logical_not(np.isfinite(scores_NC).all(1)))
+    return evaluate_guesses(scores_NC.argmax(1), confidence(scores_NC), labels, counts, class_names)
+
+
+def evaluate_guesses(
+    guesses: npt.ArrayLike,
+    confidences: npt.ArrayLike,
+    labels: npt.ArrayLike,
+    counts: npt.ArrayLike,
+    class_names: Sequence[str],
+) -> dict[str, Any]:
+    """The same from the class that is guessed for each image (N,) and its probability (N,).
+
+    Percentages throughout. None stands where there is nothing to average: a shot group without a class, a class without a test
+    image. `confusion` counts images, its rows are the truth; of more than MANY classes it is None, as predictions.npz tells.
+    """
+    guess_N, p_N, y_N, n_C = _checked(guesses, confidences, labels, counts, class_names)
+    hits_C, images_C, guessed_C = (np.bincount(c_N, minlength=len(n_C)) for c_N in (y_N[guess_N == y_N], y_N, guess_N))
+    acc_C = _class_accuracies(hits_C, images_C)
+    bins = _calibration(p_N, guess_N == y_N)
     return {
         "top1": 100 * float(np.mean(guess_N == y_N)),
         **{group: _mean(acc_C[mask]) for group, mask in shot_groups(n_C).items()},
         "per_class": [None if np.isnan(a) else float(a) for a in acc_C],
         "counts": n_C.tolist(),
         "class_names": list(class_names),
-        "macro_f1": _macro_f1(confusion_CC),
+        "macro_f1": _macro_f1(hits_C, images_C + guessed_C),
         "ece": _expected_calibration_error(bins),
         "calibration": bins,
-        "confusion": confusion_CC.tolist(),
+        "confusion": _confusion(y_N, guess_N, len(n_C)).tolist() if len(n_C) <= MANY else None,
         "shifted": _shifted(acc_C, n_C),
     }
 
@@ -90,28 +109,35 @@ def _within(angle: float, freedom: int) -> float:
 
 
 def _checked(
-    logits: npt.ArrayLike, labels: npt.ArrayLike, counts: npt.ArrayLike, class_names: Sequence[str]
-) -> tuple[FloatArray, IntArray, IntArray]:
-    scores, y, n = np.asarray(logits, np.float64), np.asarray(labels, np.int64), np.asarray(counts, np.int64)
-    if scores.shape != (len(y), len(n)) or len(n) != len(class_names) or len(y) == 0:
-        shapes = f"logits {scores.shape}, labels {y.shape}, counts {n.shape}, {len(class_names)} class names"
+    guesses: npt.ArrayLike,
+    confidences: npt.ArrayLike,
+    labels: npt.ArrayLike,
+    counts: npt.ArrayLike,
+    class_names: Sequence[str],
+) -> tuple[IntArray, FloatArray, IntArray, IntArray]:
+    guess, y, n = (np.asarray(whole, np.int64) for whole in (guesses, labels, counts))
+    p = np.asarray(confidences, np.float64)
+    if not guess.shape == p.shape == y.shape or len(n) != len(class_names) or len(y) == 0:
+        shapes = f"guesses {guess.shape}, labels {y.shape}, counts {n.shape}, {len(class_names)} class names"
         raise ValueError(f"these do not belong together: {shapes}")
-    # argmax would take a NaN for the largest value, and a diverged run would pass for a poor one.
-    broken = int((~np.isfinite(scores).all(1)).sum())
-    if broken:
-        raise UserError(f"the logits of {broken} of {len(y)} images are not finite: the run diverged, lower --optim.lr")
-    return scores, y, n
+    return guess, p, y, n
 
 
-def _confusion(y_N: IntArray, guess_N: npt.NDArray[np.intp], classes: int) -> IntArray:
+def refuse_broken(broken_N: BoolArray) -> None:
+    """Whose logits are not finite: argmax would take a NaN for the largest, and a diverged run would pass for a poor one."""
+    if broken_N.any():
+        which = f"{broken_N.sum()} of {len(broken_N)} images"
+        raise UserError(f"the logits of {which} are not finite: the run diverged, lower --optim.lr")
+
+
+def _confusion(y_N: IntArray, guess_N: IntArray, classes: int) -> IntArray:
     flat = np.bincount(y_N * classes + guess_N, minlength=classes * classes)
     return flat.reshape(classes, classes).astype(np.int64)
 
 
-def _class_accuracies(confusion_CC: IntArray) -> FloatArray:
+def _class_accuracies(hits_C: IntArray, images_C: IntArray) -> FloatArray:
     """Accuracy of each class, NaN where it has no test image."""
-    images_C = confusion_CC.sum(1)
-    return np.where(images_C > 0, 100 * confusion_CC.diagonal() / np.maximum(images_C, 1), np.nan)
+    return np.where(images_C > 0, 100 * hits_C / np.maximum(images_C, 1), np.nan)
 
 
 def _mean(acc: FloatArray) -> float | None:
@@ -120,14 +146,14 @@ def _mean(acc: FloatArray) -> float | None:
     return float(known.mean()) if len(known) else None
 
 
-def _macro_f1(confusion_CC: IntArray) -> float:
+def _macro_f1(hits_C: IntArray, seen_C: IntArray) -> float:
     """Mean F1 over the classes that occur, be it in the truth or in the predictions (scikit-learn's convention)."""
-    hits_C, seen_C = confusion_CC.diagonal(), confusion_CC.sum(0) + confusion_CC.sum(1)
     return 100 * float(np.mean(2 * hits_C[seen_C > 0] / seen_C[seen_C > 0]))
 
 
-def _confidence(scores_NC: FloatArray) -> FloatArray:
+def confidence(logits_NC: npt.ArrayLike) -> FloatArray:
     """Largest softmax probability of each row, in (0, 1]: with the maximum subtracted its numerator is exp(0)."""
+    scores_NC = np.asarray(logits_NC, np.float64)
     return np.asarray(1 / np.exp(scores_NC - scores_NC.max(1, keepdims=True)).sum(1))
 
 

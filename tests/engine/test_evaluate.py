@@ -4,12 +4,17 @@ import json
 import math
 
 import numpy as np
+import pytest
 import torch
 
 from longtail import methods
 from longtail.data.sources import load
+from longtail.engine import evaluate as evaluation
+from longtail.engine import predictions
 from longtail.engine.evaluate import balanced_accuracy, knn_top1, latency, peak_memory
 from longtail.engine.examples import write_examples
+from longtail.engine.predictions import predict
+from longtail.errors import UserError
 from longtail.views import Views
 from tests.conftest import tiny
 
@@ -42,6 +47,44 @@ def test_balanced_accuracy_weighs_classes_alike():
     wanted = np.mean([100 * (predicted[DATA.train.labels == c] == c).mean() for c in range(10)])
     method.train()
     assert balanced_accuracy(method, DATA.train, views, CPU, 50) == wanted and method.training
+
+
+def test_of_many_classes_the_largest_logits_are_kept(monkeypatch):
+    """Worked on some images at a time, they give the guesses, confidences and probabilities of all logits."""
+    rng = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(30, 8, generator=rng), torch.randn(1_500, 8, generator=rng)
+    seen: list[int] = []
+
+    def classify(some: torch.Tensor) -> torch.Tensor:
+        seen.append(len(some))
+        return some @ weight.T
+
+    monkeypatch.setattr(predictions, "LOGITS_AT_ONCE", 1_500 * 8)
+    guess, sure, kept = predict(classify, x, 1_500)
+    assert seen == [8, 8, 8, 6]
+    logits = (x @ weight.T).double()
+    assert guess.tolist() == logits.argmax(1).tolist()
+    np.testing.assert_allclose(sure, logits.softmax(1).amax(1), rtol=1e-5)
+    assert {name: a.shape for name, a in kept.items()} == {
+        "top_logits": (30, 20),
+        "top_classes": (30, 20),
+        "log_sum_exp": (30,),
+    }
+    probabilities = logits.softmax(1).gather(1, torch.from_numpy(kept["top_classes"]).long())
+    np.testing.assert_allclose(np.exp(kept["top_logits"] - kept["log_sum_exp"][:, None]), probabilities, rtol=1e-4)
+    few = predict(lambda some: some @ weight[:1_000].T, x, 1_000)
+    assert list(few.kept) == ["logits"] and few.kept["logits"].shape == (30, 1_000)
+    weight[3] = torch.nan
+    with pytest.raises(UserError, match="30 of 30 images are not finite"):
+        predict(classify, x, 1_500)
+
+
+def test_neighbours_of_many_classes_vote_some_images_at_a_time(monkeypatch):
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 8, generator=rng), torch.randint(7, (60,), generator=rng)
+    whole = knn_top1(x[:40], y[:40], x[40:], y[40:])
+    monkeypatch.setattr(evaluation, "LOGITS_AT_ONCE", 40 * 3)
+    assert knn_top1(x[:40], y[:40], x[40:], y[40:]) == whole
 
 
 def test_latency_and_memory():

@@ -1,5 +1,6 @@
 """What the loss takes beyond its inputs and their gradients, at the largest size that it is promised for."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from longtail.losses import paco, paco_loss
+from longtail.losses import Samples, chunked_terms, paco, paco_loss
 
 BOUND = 1.2  # times the two matrices of products
 SIZES = {"anchors": 128, "samples": 65_536 + 2 * 128, "classes": 100_000}
@@ -77,15 +78,55 @@ def test_at_full_size_the_loss_keeps_its_bound(dtype):
     assert share < BOUND
 
 
-def test_the_loss_keeps_nothing_but_its_inputs():
-    given, kept = inputs("cpu", torch.float32, 16, 500, 300), []
+def kept_by(work: Callable[[], Any]) -> list[torch.Tensor]:
+    """What waits for the backward pass."""
+    kept = []
 
     def keep(t: torch.Tensor) -> torch.Tensor:
         kept.append(t)
         return t
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        paco_loss(*given)
+        work()
+    return kept
+
+
+def test_the_loss_keeps_nothing_but_its_inputs():
+    given = inputs("cpu", torch.float32, 16, 500, 300)
+    kept = kept_by(lambda: paco_loss(*given))
     places = {t.data_ptr() for t in given}
     assert len(kept) >= len(given)
+    assert all(t.data_ptr() in places or t.ndim < 2 for t in kept)
+
+
+def factors(device: str, anchors: int, samples: int, classes: int, width: int = 8) -> tuple[Any, ...]:
+    """The arguments of the loss in chunks; features, centres and bias, queries and samples are leaves."""
+    rng = torch.Generator(device).manual_seed(0)
+    x, c, q, z = (
+        torch.randn(n, width, generator=rng, device=device).requires_grad_()
+        for n in (anchors, classes, anchors, samples)
+    )
+    y_B, y_M = (torch.randint(classes, (n,), generator=rng, device=device) for n in (anchors, samples))
+    met = Samples(q, z, y_M, torch.arange(anchors, device=device))
+    bias = torch.zeros(classes, device=device).requires_grad_()
+    return x, c, bias, y_B, met, torch.rand(classes, generator=rng, device=device).log_softmax(0)
+
+
+@pytest.mark.parametrize(("anchors", "classes"), [(16, 2_000), (16, 20_000), (64, 20_000)])
+def test_in_chunks_the_loss_takes_a_few_chunks_and_vectors(anchors, classes):
+    """Whatever the number of classes: no matrix of all pairs, of which the largest here would be forty chunks."""
+    x, c, bias, y_B, met, log_prior = factors("cpu", anchors, 1_000, classes)
+    with Memory() as memory:
+        terms = chunked_terms(x, c, bias, y_B, met, log_prior, smoothing=0.1, chunk=500)
+        terms.loss_B.mean().backward()
+    grads = size(*(t.grad for t in (x, c, bias, met.q_BD, met.z_MD)))
+    chunk, vectors = 4 * anchors * 500, 4 * size(log_prior)
+    assert memory.peak - grads < 3.2 * chunk + vectors
+
+
+def test_in_chunks_the_loss_keeps_nothing_but_its_inputs():
+    given = factors("cpu", 16, 500, 300)
+    kept = kept_by(lambda: chunked_terms(*given, chunk=100))
+    places = {t.data_ptr() for t in (*given[:4], *given[4], given[5])}
+    assert len(kept) >= 8
     assert all(t.data_ptr() in places or t.ndim < 2 for t in kept)

@@ -83,6 +83,7 @@ class Config(Section):
             del tree["data"][key]
         for key in ("seeds", "device", "step", "together", "checkpoint_every", "validate_every"):
             del tree["train"][key]
+        tree["method"].pop("chunk", None)
         if not isinstance(self.method, Contrast):
             del tree["views"]["key"]
         return {"method": tree.pop("method")} | tree  # first, as what a reader looks for first

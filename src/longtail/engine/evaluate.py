@@ -17,11 +17,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from longtail import methods, runs
+from longtail.data.pool import class_counts
 from longtail.data.sources import DataSet, Source, load
 from longtail.engine.device import choose_device, place
 from longtail.engine.examples import write_examples
+from longtail.engine.predictions import LOGITS_AT_ONCE, Predictions, logits_of, predict
 from longtail.errors import UserError
-from longtail.metrics import evaluate_predictions
+from longtail.metrics import evaluate_guesses
 from longtail.views import Views
 
 KNN = 20  # neighbours
@@ -56,10 +58,11 @@ def features_of(method: methods.Method, source: Source, views: Views, device: to
 
 def balanced_accuracy(method: methods.Method, source: Source, views: Views, device: torch.device, batch: int) -> float:
     """Mean over classes of the share of images recognised, in percent: validation splits are as long-tailed as the rest."""
+    x_NF, classes = features_of(method, source, views, device, batch), len(source.class_names)
     with in_test_mode(method):
-        logits = method.classify(features_of(method, source, views, device, batch))
-    right = (logits.argmax(1).cpu().numpy() == source.labels).astype(np.float64)
-    return float(np.mean([100 * right[source.labels == c].mean() for c in np.unique(source.labels)]))
+        guess_N = torch.cat([logits.argmax(1) for logits in logits_of(method.classify, x_NF, classes)])
+    hits_C = class_counts(source.labels[guess_N.cpu().numpy() == source.labels], source.class_names)
+    return float(np.mean((100 * (hits_C / np.maximum(source.counts, 1)))[source.counts > 0]))
 
 
 @torch.no_grad()
@@ -68,7 +71,8 @@ def knn_top1(train_ND: Tensor, y_N: Tensor, test_MD: Tensor, y_M: Tensor, k: int
     train_ND, test_MD = F.normalize(train_ND.float()), F.normalize(test_MD.float())
     k, right = min(k, len(y_N)), 0
     votes_C = torch.zeros(int(y_N.max()) + 1, device=y_N.device)
-    for chunk_MD, y in zip(test_MD.split(1024), y_M.split(1024), strict=True):
+    rows = max(1, min(1024, LOGITS_AT_ONCE // max(len(votes_C), len(y_N))))
+    for chunk_MD, y in zip(test_MD.split(rows), y_M.split(rows), strict=True):
         similarity, index = (chunk_MD @ train_ND.T).topk(k)
         votes_MC = votes_C.repeat(len(y), 1).scatter_add(1, y_N[index], (similarity / KNN_TAU).exp())
         right += int((votes_MC.argmax(1) == y).sum())
@@ -105,17 +109,18 @@ def peak_memory(device: torch.device) -> int:
 
 def measure(
     method: methods.Method, data: DataSet, views: Views, device: torch.device, batch: int
-) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
-    """The metrics, and the logits and features of the test set they come from."""
+) -> tuple[dict[str, Any], Predictions, np.ndarray]:
+    """The metrics, and the predictions and features of the test set they come from."""
     train_ND, test_MD = (features_of(method, s, views, device, batch) for s in (data.train, data.test))
     with in_test_mode(method):
-        logits, figures = method.classify(test_MD).float().cpu().numpy(), method.figures(test_MD)
+        said, figures = predict(method.classify, test_MD, len(data.counts)), method.figures(test_MD)
     y_N, y_M = (torch.from_numpy(s.labels).to(device) for s in (data.train, data.test))
-    metrics = evaluate_predictions(logits, data.test.labels, data.counts, data.train.class_names)
+    truth = data.test.labels, data.counts, data.train.class_names
+    metrics = evaluate_guesses(said.guess_N, said.confidence_N, *truth)
     metrics["knn_top1"] = knn_top1(train_ND, y_N, test_MD, y_M)
     metrics["latency_b64"] = latency(method, data.test, views, device)
     metrics |= figures
-    return metrics, logits, test_MD.cpu().numpy()
+    return metrics, said, test_MD.cpu().numpy()
 
 
 def finish(
@@ -133,21 +138,21 @@ def finish(
     and these seconds), peak_memory (bytes, of all of them).
     """
     save_file({k: v.contiguous() for k, v in method.net.state_dict().items()}, folder / runs.MODEL)
-    metrics, logits, features = measure(method, data, views, device, batch)
+    metrics, said, features = measure(method, data, views, device, batch)
     metrics |= cost
-    write_results(folder, data, metrics, logits, features)
+    write_results(folder, data, metrics, said, features)
     return metrics
 
 
 def write_results(
-    folder: Path, data: DataSet, metrics: dict[str, Any], logits: np.ndarray, features: np.ndarray
+    folder: Path, data: DataSet, metrics: dict[str, Any], said: Predictions, features: np.ndarray
 ) -> None:
     labels, ids = data.test.labels, np.asarray(data.test.ids)
-    save_arrays(folder / "predictions.npz", logits=logits, labels=labels, ids=ids)
+    save_arrays(folder / "predictions.npz", **said.kept, labels=labels, ids=ids)
     kept = np.linspace(0, len(labels) - 1, min(len(labels), FEATURES_KEPT)).round().astype(int)
     some = features[kept].astype(np.float16)
     save_arrays(folder / "features.npz", features=some, labels=labels[kept], ids=ids[kept])
-    write_examples(folder / "examples", data, logits.argmax(1))
+    write_examples(folder / "examples", data, said.guess_N)
     runs.write_json(folder / runs.METRICS, metrics)
 
 
@@ -181,7 +186,7 @@ def evaluate_one(record: runs.Run, data_root: Path | None, device_name: str) -> 
         reason = str(error).splitlines()[0]
         raise UserError(f"{path} does not hold the network of config.json ({reason}): train it again") from error
     views = Views(config.views, config.data.image_size)
-    metrics, logits, features = measure(method, data, views, device, config.train.batch_size)
+    metrics, said, features = measure(method, data, views, device, config.train.batch_size)
     metrics |= {k: record.metrics[k] for k in COST if k in record.metrics}
-    write_results(record.folder, data, metrics, logits, features)
+    write_results(record.folder, data, metrics, said, features)
     return metrics

@@ -32,31 +32,35 @@ def write_examples(folder: Path, data: DataSet, predicted: np.ndarray) -> None:
 def worst_confusions(data: DataSet, predicted: np.ndarray) -> list[dict[str, Any]]:
     """The most frequent wrong answers, as shares of the true class's test images."""
     truth, classes = data.test.labels, len(data.train.class_names)
-    table = np.zeros((classes, classes))
-    np.add.at(table, (truth, predicted), 1)
-    share = table / np.maximum(table.sum(1, keepdims=True), 1)
-    np.fill_diagonal(share, 0)
-    worst = np.argsort(-share, axis=None, kind="stable")[:CONFUSIONS]
-    pairs = [divmod(int(i), classes) for i in worst if share.flat[i] > 0]
+    wrong = truth != predicted
+    pairs, times = np.unique(truth[wrong] * classes + predicted[wrong], return_counts=True)
+    share = times / data.test.counts[pairs // classes]
+    worst = np.argsort(-share, kind="stable")[:CONFUSIONS]
     return [
         {
-            "truth": t,
-            "predicted": p,
-            "share": round(float(share[t, p]), 4),
+            "truth": int(t),
+            "predicted": int(p),
+            "share": round(float(share[i]), 4),
             "items": _items((truth == t) & (predicted == p)),
         }
-        for t, p in pairs
+        for i, t, p in zip(worst, *divmod(pairs[worst], classes), strict=True)
     ]
 
 
 def rare_classes(data: DataSet, predicted: np.ndarray) -> dict[str, list[dict[str, Any]]]:
     """Among the rarer half of the classes, those recognised best and worst."""
-    truth, counts = data.test.labels, data.train.counts
-    rare = [int(c) for c in np.argsort(counts, kind="stable")[: max(1, len(counts) // 2)] if (truth == c).any()]
-    right = {c: float((predicted[truth == c] == c).mean()) for c in rare}
-    ranked = sorted(rare, key=lambda c: -right[c])
-    entries = [{"class": c, "accuracy": round(100 * right[c], 2), "items": _items(truth == c)} for c in ranked]
-    return {"best_rare": entries[:CLASSES], "worst_rare": entries[::-1][:CLASSES]}
+    truth, counts, tested = data.test.labels, data.train.counts, data.test.counts
+    right = np.bincount(truth[predicted == truth], minlength=len(counts)) / np.maximum(tested, 1)
+    rare = np.argsort(counts, kind="stable")[: max(1, len(counts) // 2)]
+    rare = rare[tested[rare] > 0]
+    ranked = rare[np.argsort(-right[rare], kind="stable")]
+
+    def entries(chosen: np.ndarray) -> list[dict[str, Any]]:
+        return [
+            {"class": int(c), "accuracy": round(100 * float(right[c]), 2), "items": _items(truth == c)} for c in chosen
+        ]
+
+    return {"best_rare": entries(ranked[:CLASSES]), "worst_rare": entries(ranked[::-1][:CLASSES])}
 
 
 def _items(mask: np.ndarray) -> list[int]:

@@ -1,5 +1,6 @@
 """The equations: pure functions of tensors, importing torch and nothing of ours."""
 
+from longtail.losses.chunked import AnchorTerms, Samples, chunk_for, chunked_terms
 from longtail.losses.contrastive import supcon_loss
 from longtail.losses.paco import paco_loss, paco_terms
 from longtail.losses.softmax import (
@@ -15,7 +16,11 @@ from longtail.losses.softmax import (
 )
 
 __all__ = [
+    "AnchorTerms",
+    "Samples",
     "balanced_softmax_loss",
+    "chunk_for",
+    "chunked_terms",
     "class_balanced_focal_loss",
     "cross_entropy_loss",
     "effective_number_weights",

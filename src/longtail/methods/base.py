@@ -193,9 +193,19 @@ def compiled(work: Callable[..., Any]) -> Callable[..., Any]:
 
 def largest(logits: Tensor) -> Tensor:
     """Of their magnitudes; row by row first, which a compiler does along with the loss."""
-    return logits.detach().abs().amax(1).amax()
+    return magnitudes(logits).amax()
+
+
+def magnitudes(logits: Tensor) -> Tensor:
+    """The largest of each row."""
+    return logits.detach().abs().amax(1)
 
 
 def accuracy(logits_BC: Tensor, y_B: Tensor) -> Tensor:
     """Share of anchors whose largest logit is their own, in percent."""
-    return 100 * (logits_BC.detach().argmax(1) == y_B).to(torch.float32).mean()
+    return share_right(logits_BC.detach().argmax(1), y_B)
+
+
+def share_right(guess_B: Tensor, y_B: Tensor) -> Tensor:
+    """In percent."""
+    return 100 * (guess_B == y_B).to(torch.float32).mean()

@@ -46,10 +46,16 @@ class Contrast(Method):
         """The terms of the loss from the trunk's features, the queries and the keys; as `after_trunk`, which see."""
         raise NotImplementedError
 
-    def contrast(self, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> Meeting:
-        """`k_BD` has as many rows as there are keys of this step: none, where queries alone meet."""
+    def samples(self, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> tuple[Tensor, Tensor]:
+        """All z, the queries first, and their labels.
+
+        `k_BD` has as many rows as there are keys of this step: none, where queries alone meet.
+        """
         z_MD = torch.cat([q_BD, k_BD, self.queue.keys_KD])
-        y_M = torch.cat([y_B, y_B[: len(k_BD)], self.queue.labels_K])
+        return z_MD, torch.cat([y_B, y_B[: len(k_BD)], self.queue.labels_K])
+
+    def contrast(self, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> Meeting:
+        z_MD, y_M = self.samples(q_BD, k_BD, y_B)
         itself_BM = torch.eye(len(q_BD), len(z_MD), dtype=torch.bool, device=y_M.device)  # q_i is column i
         return Meeting(q_BD @ z_MD.T, y_M, itself_BM | (y_M == EMPTY))
 

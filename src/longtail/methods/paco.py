@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from longtail import config as cfg
-from longtail.losses import paco_terms
-from longtail.methods.base import Batch, accuracy, largest
+from longtail.losses import AnchorTerms, Samples, chunk_for, chunked_terms, paco_terms
+from longtail.methods.base import Batch, magnitudes, share_right
 from longtail.methods.contrast import Contrast, MomentumContrast
 
 
@@ -15,20 +15,33 @@ class Centred(Contrast):
     config: cfg.PaCo | cfg.GPaCo
 
     def after_projections(self, x_BF: Tensor, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> dict[str, Tensor]:
-        c = self.config
+        c, partners = self.config, len(self.linear.weight) + len(q_BD) + len(k_BD) + self.queue.length
+        chunk = chunk_for(c.chunk, len(y_B), partners)
+        given = x_BF, q_BD, k_BD, y_B
+        terms = self.in_chunks(*given, chunk) if chunk else self.at_once(*given)
+        return {
+            "loss": terms.loss_B.mean(),
+            "accuracy": share_right(terms.guess_B, y_B),
+            "P_sup": terms.P_sup_B.detach().mean(),
+            "centre_logit": terms.centre_B.amax() / c.centre_tau,
+            "contrast_logit": terms.contrast_B.amax() / c.tau,
+        }
+
+    def at_once(self, x_BF: Tensor, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> AnchorTerms:
         contrast_BM, y_M, drop_BM = self.contrast(q_BD, k_BD, y_B)
         centre_BC = self.classify(x_BF)
-        log_q_C = self.log_prior_C if c.rebalance else None
-        loss_B, P_sup_B = paco_terms(
-            centre_BC, contrast_BM, y_B, y_M, drop_BM, log_q_C, c.alpha, c.tau, c.centre_tau, c.smoothing
-        )
-        return {
-            "loss": loss_B.mean(),
-            "accuracy": accuracy(centre_BC, y_B),
-            "P_sup": P_sup_B.detach().mean(),
-            "centre_logit": largest(centre_BC) / c.centre_tau,
-            "contrast_logit": largest(contrast_BM) / c.tau,
-        }
+        terms = paco_terms(centre_BC, contrast_BM, y_B, y_M, drop_BM, *self.numbers())
+        return AnchorTerms(*terms, centre_BC.detach().argmax(1), magnitudes(centre_BC), magnitudes(contrast_BM))
+
+    def in_chunks(self, x_BF: Tensor, q_BD: Tensor, k_BD: Tensor, y_B: Tensor, chunk: int) -> AnchorTerms:
+        """The same for very many classes."""
+        samples = Samples(q_BD, *self.samples(q_BD, k_BD, y_B), torch.arange(len(q_BD), device=y_B.device))
+        return chunked_terms(x_BF, self.linear.weight, self.linear.bias, y_B, samples, *self.numbers(), chunk=chunk)
+
+    def numbers(self) -> tuple[Tensor | None, float, float, float, float]:
+        """What the loss takes beside anchors and partners."""
+        c = self.config
+        return self.log_prior_C if c.rebalance else None, c.alpha, c.tau, c.centre_tau, c.smoothing
 
 
 class PaCo(Centred, MomentumContrast, settings=cfg.PaCo):

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from longtail import config as cfg
 from longtail.losses import (
     balanced_softmax_loss,
+    chunk_for,
+    chunked_terms,
     class_balanced_focal_loss,
     cross_entropy_loss,
     effective_number_weights,
@@ -16,7 +18,7 @@ from longtail.losses import (
     ldam_loss,
     ldam_margins,
 )
-from longtail.methods.base import Method, Stage, Start, accuracy
+from longtail.methods.base import Method, Stage, Start, accuracy, share_right
 from longtail.models.heads import Classifier, CosineHead, linear_head
 
 
@@ -35,17 +37,37 @@ class Softmax(Method):
         raise NotImplementedError
 
 
-class CrossEntropy(Softmax, settings=cfg.CrossEntropy):
+class Shifted(Softmax):
+    """Cross-entropy of the logits, plus a `shift` of each class in some methods; where classes are very many, in chunks."""
+
+    def shift(self) -> Tensor | None:
+        return None
+
     def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
-        return cross_entropy_loss(logits_BC, y_B)
+        shift_C = self.shift()
+        if shift_C is None:
+            return cross_entropy_loss(logits_BC, y_B)
+        return balanced_softmax_loss(logits_BC, y_B, shift_C)
+
+    def after_trunk(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
+        c, classes = self.config, len(self.log_prior_C)
+        chunk = chunk_for(c.chunk, len(y_B), classes) if isinstance(c, cfg.Chunked) else 0
+        if not chunk:
+            return super().after_trunk(x_BF, y_B, *mixed)
+        terms = chunked_terms(x_BF, self.linear.weight, self.linear.bias, y_B, None, self.shift(), chunk=chunk)
+        return {"loss": terms.loss_B.mean(), "accuracy": share_right(terms.guess_B, y_B)}
 
 
-class BalancedSoftmax(Softmax, settings=cfg.BalancedSoftmax):
-    def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
-        return balanced_softmax_loss(logits_BC, y_B, self.log_prior_C)
+class CrossEntropy(Shifted, settings=cfg.CrossEntropy):
+    """Without a shift."""
 
 
-class LogitAdjustment(Softmax, settings=cfg.LogitAdjustment):
+class BalancedSoftmax(Shifted, settings=cfg.BalancedSoftmax):
+    def shift(self) -> Tensor | None:
+        return self.log_prior_C
+
+
+class LogitAdjustment(Shifted, settings=cfg.LogitAdjustment):
     """In the loss; or post hoc, in the classifier's bias once it has been learnt."""
 
     config: cfg.LogitAdjustment
@@ -59,10 +81,8 @@ class LogitAdjustment(Softmax, settings=cfg.LogitAdjustment):
         assert isinstance(config.method, cfg.LogitAdjustment)
         return linear_head(width, classes, config.model.bias or config.method.post_hoc)
 
-    def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
-        if self.config.post_hoc:
-            return cross_entropy_loss(logits_BC, y_B)
-        return balanced_softmax_loss(logits_BC, y_B, self.adjustment())
+    def shift(self) -> Tensor | None:
+        return None if self.config.post_hoc else self.adjustment()
 
     @torch.no_grad()
     def begin(self, start: Start) -> None:

@@ -6,7 +6,7 @@ A file beside this one is found by itself, and its settings by the name they hav
 import importlib
 import pkgutil
 
-from longtail.config.methods.base import METHODS, Deferred, LinearStage, MethodConfig
+from longtail.config.methods.base import METHODS, Chunked, Deferred, LinearStage, MethodConfig
 from longtail.config.methods.contrast import Centres, Contrast, GPaCo, MomentumContrast, MultiTask, PaCo, SupCon
 from longtail.config.methods.networks import BBN, OLTR, RIDE, CausalNorm, ResLT
 from longtail.config.methods.softmax import (
@@ -34,6 +34,7 @@ __all__ = [
     "BalancedSoftmax",
     "CausalNorm",
     "Centres",
+    "Chunked",
     "ClassBalancedFocal",
     "Contrast",
     "CrossEntropy",

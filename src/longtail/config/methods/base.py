@@ -60,6 +60,19 @@ class Deferred(MethodConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Chunked(MethodConfig):
+    """A loss that can do without the matrix of all pairs, for very many classes."""
+
+    chunk: int = 0
+    """Classes and samples that the loss works on at a time; 0: all at once up to 67 million pairs of an anchor and one of them,
+    and above that as many as make 4 million. The loss is the same."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.chunk >= 0, "method.chunk", self.chunk, "0 (automatic) or more: try 10000")
+
+
+@dataclass(frozen=True, kw_only=True)
 class LinearStage(MethodConfig):
     """A second stage, in which the trunk is frozen and what stands on it learns."""
 

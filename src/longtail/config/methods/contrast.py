@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from longtail.config.methods.base import LinearStage, MethodConfig
+from longtail.config.methods.base import Chunked, LinearStage, MethodConfig
 from longtail.config.section import require
 
 
@@ -88,7 +88,7 @@ class MultiTask(MomentumContrast):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Centres(MethodConfig):
+class Centres(Chunked):
     """Class centres as further contrast partners."""
 
     alpha: float = 0.05

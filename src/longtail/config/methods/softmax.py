@@ -3,18 +3,18 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from longtail.config.methods.base import Deferred, MethodConfig
+from longtail.config.methods.base import Chunked, Deferred, MethodConfig
 from longtail.config.section import require
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossEntropy(MethodConfig):
+class CrossEntropy(Chunked):
     name: ClassVar[str] = "ce"
     title: ClassVar[str] = "Cross-entropy"
 
 
 @dataclass(frozen=True, kw_only=True)
-class BalancedSoftmax(MethodConfig):
+class BalancedSoftmax(Chunked):
     """Ren et al., 2020."""
 
     name: ClassVar[str] = "balanced-softmax"
@@ -22,7 +22,7 @@ class BalancedSoftmax(MethodConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogitAdjustment(MethodConfig):
+class LogitAdjustment(Chunked):
     """Menon et al., 2021."""
 
     name: ClassVar[str] = "logit-adjustment"

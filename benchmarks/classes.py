@@ -1,0 +1,140 @@
+"""Time and memory of the PaCo loss, forward and backward, against the number of classes: all pairs at once, and in chunks.
+
+    python benchmarks/classes.py [--device cpu] [--classes N …] [--out FILE]
+
+From features, centres, queries and samples to their gradients: batch 128, queue 8,192, features of 2,048 (on a CPU 64), float32
+with products in TF32 on CUDA, as in training. `ms` is by the wall clock, operation by operation; `replayed_ms` the same work
+replayed as a CUDA graph. `MB` (of 2^20 bytes) is what is taken at the peak beyond inputs and gradients: on CUDA the allocator's
+count, on Linux that of the process, to some megabytes. `time` and `memory` are ratios to the plain loss of that size: of
+`replayed_ms` where there is one, else of `ms`, and of `MB`.
+"""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from loss import replayed
+from measure import Row, peak_memory, release, save, seconds_per_call, table, where
+from torch import Tensor
+
+from longtail.engine.advice import out_of_memory
+from longtail.engine.device import choose_device, products_in
+from longtail.losses import AnchorTerms, Samples, chunked_terms, paco_terms
+from longtail.methods.base import magnitudes
+
+CLASSES = (1_000, 8_142, 100_000, 1_000_000)
+BATCH, QUEUE, PROJECTION = 128, 8192, 128
+ALPHA, TAU = 0.05, 0.2
+BUDGET = 0.2  # seconds for each time
+Given = tuple[Tensor, Tensor, Tensor, Tensor, Samples, Tensor]
+
+
+def inputs(classes: int, features: int, device: torch.device, batch: int = BATCH, queue: int = QUEUE) -> Given:
+    """Features, centres and bias (leaves), labels, the samples (leaves) and the prior; half of the queue is filled."""
+    rng = torch.Generator(device).manual_seed(0)
+
+    def leaf(rows: int, width: int, scale: float = 1.0) -> Tensor:
+        return (torch.randn(rows, width, generator=rng, device=device).mul_(scale)).requires_grad_()
+
+    x, c = leaf(batch, features), leaf(classes, features, features**-0.5)
+    q, z = leaf(batch, PROJECTION, PROJECTION**-0.5), leaf(batch + queue, PROJECTION, PROJECTION**-0.5)
+    y_B, y_M = (torch.randint(classes, (n,), generator=rng, device=device) for n in (batch, 2 * batch + queue))
+    y_M[-(queue // 2) :] = -1
+    samples = Samples(q, torch.cat([q, z]), y_M, torch.arange(batch, device=device))
+    bias = torch.zeros(classes, device=device).requires_grad_()
+    return x, c, bias, y_B, samples, torch.rand(classes, generator=rng, device=device).log_softmax(0)
+
+
+def plain_terms(
+    x_BF: Tensor, c_CF: Tensor, bias_C: Tensor, y_B: Tensor, samples: Samples, log_prior_C: Tensor, *numbers: float
+) -> AnchorTerms:
+    """All pairs at once, as `methods/paco.py` has it."""
+    q_BD, z_MD, y_M, _ = samples
+    centre_BC, contrast_BM = F.linear(x_BF, c_CF, bias_C), q_BD @ z_MD.T
+    drop_BM = torch.eye(len(q_BD), len(z_MD), dtype=torch.bool, device=y_B.device) | (y_M < 0)
+    terms = paco_terms(centre_BC, contrast_BM, y_B, y_M, drop_BM, log_prior_C, *numbers)
+    return AnchorTerms(*terms, centre_BC.detach().argmax(1), magnitudes(centre_BC), magnitudes(contrast_BM))
+
+
+LOSSES: dict[str, Callable[..., AnchorTerms]] = {"plain": plain_terms, "chunks": chunked_terms}
+
+
+def gradients(name: str, given: Given) -> tuple[Tensor, ...]:
+    x, c, bias, _, samples, _ = given
+    loss = LOSSES[name](*given, ALPHA, TAU).loss_B.mean()
+    return torch.autograd.grad(loss, [x, c, bias, samples.q_BD, samples.z_MD])
+
+
+def measure_size(name: str, classes: int, features: int, device: torch.device) -> Row:
+    given, cuda = inputs(classes, features, device), device.type == "cuda"
+    results = 4 * (given[0].numel() + given[1].numel() + classes + given[4].q_BD.numel() + given[4].z_MD.numel())
+
+    def work() -> None:
+        gradients(name, given)
+
+    with products_in("bf16", device):
+        calls = 3 if cuda else 1
+        ms = 1000 * seconds_per_call(work, device, calls, BUDGET)
+        replayed_ms = 1000 * seconds_per_call(replayed(work), device, calls, BUDGET) if cuda else None
+        release()
+        peak = peak_memory(work, device)
+    return {"ms": ms, "replayed_ms": replayed_ms, "MB": None if peak is None else (peak - results) / 2**20}
+
+
+def try_size(name: str, classes: int, features: int, device: torch.device) -> Row:
+    """Where there is too little memory, that is the result."""
+    row: Row = {"classes": classes, "features": features, "loss": name}
+    found: Row = {"ms": "out of memory", "replayed_ms": None, "MB": None}
+    try:
+        found = measure_size(name, classes, features, device)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+    release()
+    return row | found
+
+
+def ratios(row: Row, plain: Row) -> Row:
+    """Of a loss to the plain one of the same size; none where either did not fit."""
+
+    def ratio(key: str) -> float | None:
+        ours, theirs = row[key], plain[key]
+        return (
+            ours / theirs if isinstance(ours, float) and isinstance(theirs, float) and min(ours, theirs) > 0 else None
+        )
+
+    return {"time": ratio("ms" if row["replayed_ms"] is None else "replayed_ms"), "memory": ratio("MB")}
+
+
+def check(device: torch.device) -> None:
+    """That both losses are the same, and their gradients."""
+    given = inputs(500, 16, device, 32, 64)
+    torch.testing.assert_close(gradients("chunks", given), gradients("plain", given), rtol=1e-3, atol=1e-5)
+
+
+def measure(device: torch.device, classes: tuple[int, ...] = CLASSES, features: int = 0) -> Row:
+    check(device)
+    width, rows = features or (2048 if device.type == "cuda" else 64), []
+    for number in classes:
+        pair = [try_size(name, number, width, device) for name in LOSSES]
+        rows += [row | ratios(row, pair[0]) for row in pair]
+    return {"what": (__doc__ or "").strip(), **where(device), "rows": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--classes", type=int, nargs="+", default=CLASSES)
+    parser.add_argument("--features", type=int, default=0, help="width; by default 2,048 on CUDA and 64 elsewhere")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    found: dict[str, Any] = measure(choose_device(args.device), tuple(args.classes), args.features)
+    print(table(found["rows"]))
+    save(args.out, found)
+
+
+if __name__ == "__main__":
+    main()
