@@ -13,9 +13,12 @@ Sampler = Literal["uniform", "balanced", "sqrt", "reversed", "progressive"]
 class DataConfig(Section):
     section: ClassVar[str] = "data"
 
-    name: Literal["cifar10", "cifar100", "digits", "folder", "list", "shards"] = "cifar100"
-    """The data set; `folder` is an image folder, train/CLASS/*.jpg with val/CLASS/*.jpg beside it or without; `list` a list of
-    files with their classes; `shards` a folder of parquet files."""
+    name: Literal[
+        "cifar10", "cifar100", "digits", "imagenet-lt", "inat2018", "places-lt", "folder", "list", "shards"
+    ] = "cifar100"
+    """The data set; `imagenet-lt`, `inat2018` and `places-lt` are published lists, looked for in the root; `folder` is an image
+    folder, train/CLASS/*.jpg with val/CLASS/*.jpg beside it or without; `list` a list of files with their classes; `shards` a
+    folder of parquet files."""
     root: Path | None = None
     """Where the archives lie, the image folder itself, that of the shards, or where the paths of a list begin (archives: else
     $LONGTAIL_DATA, else ./data; lists: else the folder of the list)."""

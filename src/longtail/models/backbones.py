@@ -152,7 +152,7 @@ class Trunk(nn.Module):
         self.fused = False  # train a CIFAR ResNet by our own kernels
         self.fixed: list[str] = []  # parameters that never learn, by name
 
-    def fix(self, parameters: Iterable[nn.Parameter]) -> None:
+    def fix(self, parameters: Iterable[Tensor]) -> None:
         """From now on these never learn."""
         chosen = {id(p) for p in parameters}
         self.fixed = [name for name, p in self.named_parameters() if id(p) in chosen]
