@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -343,3 +344,23 @@ def test_rows_are_shown(capsys):
         assert main(["recipes", name]) == 0
         shown = capsys.readouterr().out
         assert "stands in for" in shown and all(f"{printed.top1:.1f}" in shown for printed in recipe.rows.values())
+
+
+def page_lines(name: str) -> list[str]:
+    """The table of docs/large.md: a line for each method, augmentation and setting, with the networks' figures in it."""
+    lines: dict[tuple[str, str, str], list[str]] = {}
+    for row, printed in LARGE[name].rows.items():
+        lines.setdefault((row.method, row.augment, row.setting), []).append(f"{row.network} {printed.top1:.1f}")
+    found = []
+    for (method, augment, setting), figures in lines.items():
+        network = figures[-1].split()[0]
+        train = made(name, Row(method, network, augment, setting)).train
+        length = f"{train.epochs} × {train.batch_size}" if setting else "quoted"
+        found.append(f"| `{Row(method, '', augment, setting).flags()}` | {length} | {', '.join(figures)} |")
+    return found
+
+
+def test_the_page_has_every_row():
+    page = (Path(__file__).parents[1] / "docs/large.md").read_text()
+    written = [line for line in page.splitlines() if line.startswith("| `--method")]
+    assert written == [line for name in LARGE for line in page_lines(name)]
