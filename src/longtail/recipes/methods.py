@@ -164,6 +164,6 @@ def entry(name: str) -> Entry:
     return METHODS[name]
 
 
-def only(recipe: str, kind: str, given: str, known: tuple[str, ...], else_: str = "") -> None:
+def only(recipe: str, kind: str, given: str, known: tuple[str, ...], further: str = "") -> None:
     if given not in known:
-        raise UserError(f"{recipe} has no {kind} {given!r}: choose {' or '.join(known)}{else_}")
+        raise UserError(f"{recipe} has no {kind} {given!r}: choose {' or '.join(known)}{further}")
