@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from longtail import methods
 from longtail.losses import balanced_softmax_loss, cross_entropy_loss, paco_loss, supcon_loss
@@ -126,3 +127,28 @@ def test_accuracy_is_that_of_the_logits_without_prior():
     method = make("paco").eval()
     right = (method(batch().query).argmax(1) == batch().y_B).float().mean() * 100
     assert method.loss(batch())["accuracy"] == right
+
+
+@pytest.mark.parametrize("method", ["paco", "ride-2", "bbn", "crt"])
+def test_only_the_last_block_s_convolutions_learn_where_asked(method):
+    """Of the network that was given; what a method adds to it learns, and so do all batch norms."""
+    config = tiny(method)
+    config = replace(config, model=replace(config.model, name="resnet20_cifar", learns="last-block"))
+    made = methods.make(config, np.array([40, 20, 10]))
+    made.enter(made.stages[0])
+    trunk = made.net.trunk
+    frozen = {name for name, p in trunk.named_parameters() if not p.requires_grad}
+    convolutions = {f"{name}.weight" for name, m in trunk.named_modules() if isinstance(m, nn.Conv2d)}
+    learn = convolutions - frozen
+    own = {
+        "paco": "body.stages.2.2.",
+        "crt": "body.stages.2.2.",
+        "bbn": ("body.left.", "body.right."),
+        "ride-2": "body.experts.",
+    }
+    assert frozen < convolutions and frozen and learn == {n for n in convolutions if n.startswith(own[method])}
+    if len(made.stages) > 1 and made.stages[1].frozen:
+        made.enter(made.stages[1])
+        assert not any(p.requires_grad for p in trunk.parameters())
+        made.enter(made.stages[0])
+        assert {name for name, p in trunk.named_parameters() if not p.requires_grad} == frozen

@@ -308,6 +308,55 @@ def test_stacked_rand_is_sim_then_rand() -> None:
     assert torch.equal(raw(x, stacked, 32), ops.to_float(policies.apply_draw(jittered, draw, 128, bilinear=True)))
 
 
+# Colour jitter before the policy.
+
+
+def jittered(x: Tensor, amount: float, rng: torch.Generator) -> Tensor:
+    """torchvision's ColorJitter without hue, by the draws that a view makes."""
+    factor = 1 - amount + 2 * amount * torch.rand(len(x), 3, generator=rng)
+    order = torch.rand(len(x), 3, generator=rng).argsort(1)
+    adjust = (TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation)
+
+    def one(image: Tensor, factors: list[float], turns: list[int]) -> Tensor:
+        for k in turns:
+            image = adjust[k](image, factors[k])
+        return image
+
+    rows = zip(ops.to_float(x), factor.tolist(), order.tolist(), strict=True)
+    return torch.stack([one(*row) for row in rows])
+
+
+def test_jitter_is_torchvisions() -> None:
+    x, rng = patches(32), after_flip(16)
+    wanted = jittered(x, 0.4, rng)
+    ours = raw(x, ViewConfig(crop="none", flip=False, jitter=0.4), 32)
+    assert 255 * (ours - wanted).abs().max() < 0.51 < 5 < 255 * (ours - ops.to_float(x)).abs().mean()
+
+
+def test_jitter_comes_before_randaugment() -> None:
+    x, rng = patches(32), after_flip(16)
+    before = ops.to_uint8(255 * jittered(x, 0.4, rng))
+    draw = policies.draw_randaugment(16, 32, 2, 10.0, 0.5, rng)
+    wanted = ops.to_float(policies.apply_draw(before, draw, 128, bilinear=True))
+    ours = raw(x, ViewConfig(crop="none", flip=False, policy="rand", jitter=0.4), 32)
+    assert (255 * (ours - wanted).abs() > 1.01).double().mean() < 1e-3
+
+
+def test_jitter_is_in_place_of_sims_own() -> None:
+    """Greyscale and blur are left to it; stacked, RandAugment follows."""
+    x, rng = patches(32), after_flip(16)
+    before = jittered(x, 0.4, rng)
+    draw = policies.draw_sim(16, rng, jitters=False)
+    wanted = policies.apply_sim(before, draw._replace(jittered=torch.zeros(16, dtype=torch.bool)))
+    assert not draw.jittered.any() and draw.grey.any() and (draw.sigma > 0).any()
+    ours = raw(x, ViewConfig(crop="none", flip=False, policy="sim", jitter=0.4), 32)
+    assert 255 * (ours - wanted).abs().max() < 0.51
+    rand = policies.draw_randaugment(16, 32, 3, 10.0, 0.5, rng)
+    after = ops.to_float(policies.apply_draw(ops.to_uint8(255 * ours), rand, 128, bilinear=True))
+    stacked = ViewConfig(crop="none", flip=False, policy="stacked-rand", rand_ops=3, jitter=0.4)
+    assert torch.equal(raw(x, stacked, 32), after)
+
+
 # Crops and Cutout.
 
 

@@ -38,10 +38,14 @@ class Train:
     """Largest over smallest class."""
     setting: str | None = None
     """released, paper or equal."""
+    network: str | None = None
+    """Of large data sets, one of the paper's networks (`longtail recipes RECIPE` lists them)."""
+    augment: str | None = None
+    """Of large data sets, plain, sim, rand, rand-rand or stacked (`longtail recipes RECIPE` says which the paper has where)."""
     strategy: int | None = None
     """The paper's augmentation: 1 sim/sim, 2 rand/rand, 3 rand for the query and sim for the key."""
     out: Path | None = None
-    """Where the runs go (default: runs/RECIPE-METHOD-IMBALANCE, and the setting where it is not the recipe's own)."""
+    """Where the runs go (default: runs/RECIPE-METHOD-IMBALANCE, then setting, network and augmentation where given)."""
     resume: bool = False
     """Continue what OUT holds."""
     data: DataConfig
@@ -169,9 +173,12 @@ class Shard:
     data: DataConfig
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recipes:
     """List the recipes, with the figures published for them."""
+
+    recipe: Positional[str | None] = None
+    """One of them: what it is, and the lines that the paper prints for it."""
 
 
 def name_first(verb: str, args: list[str]) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from longtail import recipes
 from longtail.cli.arguments import (
@@ -42,7 +41,8 @@ def run_train(args: list[str]) -> None:
     from longtail.engine.train import train
     from longtail.report.table import table
 
-    out = given.out or default_out(name, given.method_name or config.method.name, config, given.setting)
+    chosen = (given.setting, given.network, given.augment)
+    out = given.out or default_out(name, given.method_name or config.method.name, config, *chosen)
     show_tables(table(train(config, out, given.resume)))
     print(f"written to {out}")
 
@@ -51,19 +51,14 @@ def sections_of(config: Config, *names: str) -> dict[str, Any]:
     return {name: getattr(config, name) for name in names}
 
 
-def default_out(name: str, method: str, config: Config, setting: str | None) -> Path:
-    parts = [
-        Path(name).resolve().name,
-        method,
-        f"{config.data.imbalance:g}",
-        *([setting] if setting else []),
-    ]
+def default_out(name: str, method: str, config: Config, *chosen: str | None) -> Path:
+    parts = [Path(name).resolve().name, method, f"{config.data.imbalance:g}", *filter(None, chosen)]
     return Path("runs") / "-".join(parts)
 
 
 def chosen_recipe(name: str, args: list[str]) -> Config:
     """The recipe with its own arguments; section flags are applied after it, so that nothing derived from these is stale."""
-    choices = scanned(args, method=str, imbalance=float, setting=str, strategy=int)
+    choices = scanned(args, method=str, imbalance=float, setting=str, network=str, augment=str, strategy=int)
     strategy = choices.pop("strategy")
     config = recipes.make(name, **choices)
     return config if strategy is None else recipes.with_strategy(config, strategy)
@@ -184,37 +179,14 @@ def run_shard(args: list[str]) -> None:
 
 
 def run_recipes(args: list[str]) -> None:
-    parse(Recipes, "recipes", args)
-    screen = console()
-    data = Table(title="Data", title_justify="left")
-    for heading in ("recipe", "settings", "what"):
-        data.add_column(heading)
-    for name, recipe in recipes.RECIPES.items():
-        what = (recipe.build.__doc__ or "").split(":")[0]
-        data.add_row(name, " ".join(recipe.settings), " ".join(what.split()))
-    screen.print(data)
-    screen.print(methods_table(wide=screen.width >= 120))
-    print("longtail train RECIPE --method METHOD [--imbalance 100] [--setting released]")
-    print("longtail train FOLDER --method METHOD       a folder of images: train/CLASS/*.jpg, val/CLASS/*.jpg")
-    print("longtail compare RECIPE|FOLDER              several methods under one budget")
+    given = parse(Recipes, "recipes", args)
 
+    from longtail.cli.listed import show_all, show_one
 
-def methods_table(wide: bool) -> Table:
-    """Names, and what was published for them, by recipe and imbalance."""
-    shown = {"cifar100-lt": (100, 50, 10)} | ({"cifar100": (1,)} if wide else {})
-    words = "top-1 percentages, most from the PaCo paper. Ours stand in results/; docs/methods.md says what each does."
-    table = Table(title="Methods", title_justify="left", caption=f"Published {words}", caption_justify="left")
-    table.add_column("method", no_wrap=True)
-    if wide:
-        table.add_column("in tables")
-    for name, factors in shown.items():
-        for factor in factors:
-            table.add_column(f"{name}, {factor}" if factor > 1 else name, justify="right")
-    for method in recipes.METHODS:
-        figures = [recipes.RECIPES[name].published.get((method, f)) for name, factors in shown.items() for f in factors]
-        label = [recipes.digits_lt(method).method.label] if wide else []
-        table.add_row(method, *label, *("–" if figure is None else f"{figure:.1f}" for figure in figures))
-    return table
+    if given.recipe is None:
+        show_all(console())
+    else:
+        show_one(given.recipe, console())
 
 
 def show_tables(rows: Any) -> None:

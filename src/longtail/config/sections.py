@@ -13,9 +13,12 @@ Sampler = Literal["uniform", "balanced", "sqrt", "reversed", "progressive"]
 class DataConfig(Section):
     section: ClassVar[str] = "data"
 
-    name: Literal["cifar10", "cifar100", "digits", "folder", "list", "shards"] = "cifar100"
-    """The data set; `folder` is an image folder, train/CLASS/*.jpg with val/CLASS/*.jpg beside it or without; `list` a list of
-    files with their classes; `shards` a folder of parquet files."""
+    name: Literal[
+        "cifar10", "cifar100", "digits", "imagenet-lt", "inat2018", "places-lt", "folder", "list", "shards"
+    ] = "cifar100"
+    """The data set; `imagenet-lt`, `inat2018` and `places-lt` are published lists, looked for in the root; `folder` is an image
+    folder, train/CLASS/*.jpg with val/CLASS/*.jpg beside it or without; `list` a list of files with their classes; `shards` a
+    folder of parquet files."""
     root: Path | None = None
     """Where the archives lie, the image folder itself, that of the shards, or where the paths of a list begin (archives: else
     $LONGTAIL_DATA, else ./data; lists: else the folder of the list)."""
@@ -63,6 +66,9 @@ class ViewConfig(Section):
     """Mirror left and right, with probability one half."""
     rotate: float = 0.0
     """Turn by an angle of at most so many degrees, either way."""
+    jitter: float = 0.0
+    """Change brightness, contrast and saturation of every image by at most this share, before the policy; SimAugment then does
+    not (else it does so to four images in five, hue too). Released PaCo has 0.4 at 224 pixels."""
     policy: Literal["none", "sim", "rand", "stacked-rand", "auto"] = "none"
     """SimAugment, RandAugment, both (stacked), or the CIFAR AutoAugment policy."""
     rand_ops: int = 2
@@ -81,6 +87,7 @@ class ViewConfig(Section):
         low, high = self.crop_scale
         require(0 < low <= high <= 1, "views.*.crop_scale", self.crop_scale, "two shares 0 < low <= high <= 1")
         require(0 <= self.rotate <= 180, "views.*.rotate", self.rotate, "between 0 (not) and 180 degrees: try 15")
+        require(0 <= self.jitter < 1, "views.*.jitter", self.jitter, "in [0, 1): try 0.4")
         require(self.rand_ops >= 0, "views.*.rand_ops", self.rand_ops, "0 or more")
         require(0 <= self.rand_magnitude <= 10, "views.*.rand_magnitude", self.rand_magnitude, "between 0 and 10")
         require(self.rand_std >= 0, "views.*.rand_std", self.rand_std, "0 or more")
@@ -96,7 +103,7 @@ class ViewsConfig(Section):
     """The view that the query network and the class centres see."""
     key: ViewConfig = field(default_factory=ViewConfig)
     """The view that the momentum (key) network sees; unused by methods without one."""
-    normalise: Literal["cifar10", "cifar100", "imagenet", "half"] = "cifar10"
+    normalise: Literal["cifar10", "cifar100", "imagenet", "inaturalist", "half"] = "cifar10"
     """Whose mean and standard deviation; `half`: 0.5 each. Released CIFAR-100 code uses those of CIFAR-10."""
 
 
@@ -110,6 +117,18 @@ class ModelConfig(Section):
     """Start from timm's weights for this name (downloaded)."""
     bias: bool = True
     """A bias in the classifier: released PaCo has one, the paper's centres have none."""
+    learns: Literal["all", "last-block"] = "all"
+    """`last-block`: the convolutions before the last block of a ResNet stay as they are, and their batch norms learn; for a
+    pretrained network, as released PaCo has it on Places-LT."""
+    norm: Literal["batch", "ghost", "sync"] = "batch"
+    """Whose statistics batch norm takes in training: those of the process's batch, of groups of `ghost` images each, or of the
+    batches of all processes together."""
+    ghost: int = 32
+    """Images of a group of norm `ghost`: 128 in groups of 32 stand in for 4 processes of 32."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.ghost >= 1, "model.ghost", self.ghost, "at least 1: try 32")
 
 
 @dataclass(frozen=True, kw_only=True)

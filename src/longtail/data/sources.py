@@ -30,6 +30,7 @@ from longtail.data.pool import (
     no_image_notes,
     resized,
 )
+from longtail.data.published import PUBLISHED, open_published
 from longtail.data.shards import open_shards
 from longtail.errors import UserError
 
@@ -125,7 +126,7 @@ def load_once(config: DataConfig, loaded: dict[DataConfig, DataSet]) -> DataSet:
 
 def open_data(config: DataConfig) -> Opened:
     """What is there, before anything is drawn or decoded."""
-    if config.name != "list" and (config.train_list or config.test_list):
+    if config.name not in ("list", *PUBLISHED) and (config.train_list or config.test_list):
         raise UserError(f"--data.test_list goes with a list of training images, and the data are {config.name}")
     opened = _open(config, config.on_error == "skip")
     check_classes(opened.name, opened.train)
@@ -142,6 +143,8 @@ def _open(config: DataConfig, skip: bool) -> Opened:
             return open_lists(config.train_list, config.test_list, config.root, config.columns, config.image_size, skip)
         case "shards":
             return open_shards(config.root, config.columns, config.image_size, skip)
+        case "imagenet-lt" | "inat2018" | "places-lt":
+            return open_published(config, skip)
         case name:
             root = config.root or Path(os.environ.get("LONGTAIL_DATA") or "data")
             return open_cifar(name, root, config.download, config.image_size)

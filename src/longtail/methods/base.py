@@ -14,6 +14,7 @@ from longtail.config import Config, MethodConfig, OptimConfig, Sampler
 from longtail.models.backbones import Trunk, make_body, wrap
 from longtail.models.beside import Beside
 from longtail.models.heads import Classifier, linear_head
+from longtail.models.parts import early_convolutions
 
 
 class Mixed(NamedTuple):
@@ -96,8 +97,11 @@ class Method(nn.Module):
 
     @classmethod
     def trunk(cls, config: Config, pretrained: bool) -> Trunk:
-        body = cls.body(make_body(config.model.name, pretrained), config)
-        return wrap(body, config.model.name, config.data.image_size)
+        net = make_body(config.model.name, pretrained)
+        fixed = early_convolutions(net, config.model.name) if config.model.learns == "last-block" else []
+        trunk = wrap(cls.body(net, config), config.model.name, config.data.image_size)
+        trunk.fix(fixed)
+        return trunk
 
     @classmethod
     def body(cls, net: nn.Module, config: Config) -> nn.Module:

@@ -4,6 +4,7 @@
 a 100-way classifier. The 3x3-stem ResNet-18/50 are the wide ones of the contrastive literature, under their own names.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import timm
@@ -149,6 +150,18 @@ class Trunk(nn.Module):
         self.body, self.width = body, width
         self.precision = torch.float32
         self.fused = False  # train a CIFAR ResNet by our own kernels
+        self.fixed: list[str] = []  # parameters that never learn, by name
+
+    def fix(self, parameters: Iterable[Tensor]) -> None:
+        """From now on these never learn."""
+        chosen = {id(p) for p in parameters}
+        self.fixed = [name for name, p in self.named_parameters() if id(p) in chosen]
+
+    def requires_grad_(self, requires_grad: bool = True) -> "Trunk":
+        super().requires_grad_(requires_grad)
+        for name in self.fixed:
+            self.get_parameter(name).requires_grad_(False)
+        return self
 
     def forward(self, x: Tensor, *part: Any) -> Tensor:
         """Of the whole inside, or of the `part` that the inside knows by that name."""

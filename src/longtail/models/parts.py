@@ -36,6 +36,12 @@ def cut(body: nn.Module, stage: int, blocks: int, name: str) -> list[nn.Module]:
     return taken[blocks:]
 
 
+def early_convolutions(body: nn.Module, name: str) -> list[Tensor]:
+    """The weights of all convolutions before the last block."""
+    last = set(stages_of(body, name)[-1][-1].modules())
+    return [m.weight for m in body.modules() if isinstance(m, nn.Conv2d) and m not in last]
+
+
 def width_of(stage: nn.Sequential) -> int:
     """Channels that a stage leaves."""
     convolutions = [m for m in stage[-1].modules() if isinstance(m, nn.Conv2d)]

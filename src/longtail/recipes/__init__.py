@@ -27,7 +27,20 @@ from longtail.config import (
     ViewsConfig,
 )
 from longtail.errors import UserError, unknown
-from longtail.recipes.methods import AUTO_CUTOUT, BALANCED_SGD, METHODS, PACO_SGD, PLAIN, SIM, Authors, entry
+from longtail.recipes import rows
+from longtail.recipes.large import (
+    AUGMENTS,
+    IMAGENET,
+    IMAGENET_LT,
+    INAT2018,
+    PLACES_LT,
+    imagenet,
+    imagenet_lt,
+    inat2018,
+    places_lt,
+)
+from longtail.recipes.methods import AUTO_CUTOUT, BALANCED_SGD, METHODS, PACO_SGD, PLAIN, SIM, Authors, entry, only
+from longtail.recipes.rows import Rows
 
 SETTINGS = ("released", "paper", "equal")
 
@@ -54,7 +67,7 @@ def cifar100(method: str = "paco-no-rebalance", imbalance: float = 1, setting: s
     Balanced data: the prior says nothing, so the centres are not rebalanced. SimAugment only, batch 256, lr 0.1, weight
     decay 5e-4, tau 0.07, alpha 0.008. The queue's length is not published: 1,024 is our choice, and so is the cosine.
     """
-    _only("cifar100", "setting", setting, ("paper",))
+    only("cifar100", "setting", setting, ("paper",))
     chosen = _method(method, 256, 400, tau=0.07, alpha=0.008, queue=1024, projection_dim=128)
     return Config(
         recipe=f"cifar100/{setting}",
@@ -69,7 +82,7 @@ def cifar100(method: str = "paco-no-rebalance", imbalance: float = 1, setting: s
 
 def digits_lt(method: str = "paco", imbalance: float = 40, setting: str = "equal") -> Config:
     """Handwritten digits of 8x8 pixels (1,797 images, inside scikit-learn), long-tailed: the demo's data."""
-    _only("digits-lt", "setting", setting, ("equal",))
+    only("digits-lt", "setting", setting, ("equal",))
     soft = ViewConfig(crop="resized", crop_scale=(0.6, 1.0), flip=False)  # a mirrored digit is another sign
     return Config(
         recipe=f"digits-lt/{setting}",
@@ -89,7 +102,7 @@ def folder(root: Path, method: str = "paco", imbalance: float = 1, setting: str 
 
     `root` is an image folder, a folder of parquet shards, or a list of files.
     """
-    _only("a folder or list of images", "setting", setting, ("equal",))
+    only("a folder or list of images", "setting", setting, ("equal",))
     query = ViewConfig(crop="resized", crop_scale=(0.2, 1.0), policy="rand")
     return Config(
         recipe=f"folder/{setting}",
@@ -129,6 +142,12 @@ class Recipe(NamedTuple):
     settings: tuple[str, ...]
     published: dict[tuple[str, float], float]
     """(method, imbalance) -> top-1 percentage of the PaCo paper."""
+    networks: tuple[str, ...] = ()
+    """The choices of --network, the recipe's own first; none: there is one, by --model.name."""
+    augments: tuple[str, ...] = ()
+    """Those of --augment."""
+    rows: Rows = {}  # noqa: RUF012
+    """What the paper prints, where a data set has several networks and augmentations."""
 
 
 RECIPES: dict[str, Recipe] = {
@@ -144,14 +163,22 @@ RECIPES: dict[str, Recipe] = {
         {("ce", 1): 77.9, ("supcon", 1): 76.5, ("ce-supcon", 1): 78.0, ("paco-no-rebalance", 1): 79.1},
     ),
     "digits-lt": Recipe(digits_lt, ("equal",), {}),
+    "imagenet-lt": Recipe(imagenet_lt, SETTINGS, {}, IMAGENET_LT.networks, tuple(AUGMENTS), rows.IMAGENET_LT),
+    "inat2018": Recipe(inat2018, SETTINGS, {}, INAT2018.networks, tuple(AUGMENTS), rows.INAT2018),
+    "places-lt": Recipe(places_lt, SETTINGS, {}, PLACES_LT.networks, tuple(AUGMENTS), rows.PLACES_LT),
+    "imagenet": Recipe(imagenet, SETTINGS, {}, IMAGENET.networks, tuple(AUGMENTS), rows.IMAGENET),
 }
 
 
 def make(name: str | Path, **choices: Any) -> Config:
     """The configuration of a recipe by its command-line name, or of the user's images by their path."""
     given = {k: v for k, v in choices.items() if v is not None}
-    if str(name) in RECIPES:
-        return RECIPES[str(name)].build(**given)
+    recipe = RECIPES.get(str(name))
+    for choice, instead in (("network", "--model.name"), ("augment", "--views.query and --views.key")):
+        if choice in given and not (recipe and recipe.networks):
+            raise UserError(f"{name} has no choice of --{choice}: it is set by {instead}")
+    if recipe:
+        return recipe.build(**given)
     if _is_source(Path(name)):
         return folder(Path(name), **given)
     error = unknown("recipe", name, RECIPES)
@@ -191,7 +218,7 @@ def with_strategy(config: Config, strategy: int) -> Config:
 
 
 def _cifar_lt(data: Any, method: str, imbalance: float, setting: str) -> Config:
-    _only(f"{data}-lt", "setting", setting, SETTINGS)
+    only(f"{data}-lt", "setting", setting, SETTINGS)
     chosen, released = entry(method), setting == "released"
     known: dict[str, Any] = {"tau": 0.05, "alpha": 0.01, "queue": 1024, "projection_dim": 32, "removal": 1.5}
     if setting == "paper":
@@ -250,8 +277,3 @@ def _method(name: str, batch_size: int, supcon_epochs: int, **values: Any) -> Me
     chosen = entry(name)
     linear: dict[str, Any] = {"linear_epochs": supcon_epochs} if chosen.kind is SupCon else {}
     return chosen.settings(batch_size, **values, **linear)
-
-
-def _only(recipe: str, kind: str, given: str, known: tuple[str, ...]) -> None:
-    if given not in known:
-        raise UserError(f"{recipe} has no {kind} {given!r}: choose {' or '.join(known)}")

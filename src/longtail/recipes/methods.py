@@ -9,7 +9,7 @@ from typing import Any
 
 from longtail import config as cfg
 from longtail.config import MethodConfig, OptimConfig, ViewConfig
-from longtail.errors import unknown
+from longtail.errors import UserError, unknown
 
 AUTO_CUTOUT = ViewConfig(crop="pad", policy="auto", cutout=16)
 SIM = ViewConfig(crop="resized", crop_scale=(0.2, 1.0), policy="sim")
@@ -162,3 +162,8 @@ def entry(name: str) -> Entry:
     if name not in METHODS:
         raise unknown("method", name, METHODS)
     return METHODS[name]
+
+
+def only(recipe: str, kind: str, given: str, known: tuple[str, ...], further: str = "") -> None:
+    if given not in known:
+        raise UserError(f"{recipe} has no {kind} {given!r}: choose {' or '.join(known)}{further}")

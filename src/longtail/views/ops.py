@@ -357,6 +357,14 @@ def colour_jitter(
     return x
 
 
+def tone_jitter(x: Tensor, factor_N3: Tensor, order_N3: Tensor) -> Tensor:
+    """The same without hue: factors of brightness, contrast and saturation, in the order that each sample has."""
+    for k in range(3):
+        kind_N = order_N3[:, k]
+        x = _tone(x, kind_N, factor_N3.gather(1, kind_N[:, None])[:, 0])
+    return x
+
+
 def _tone(x: Tensor, kind_N: Tensor, factor_N: Tensor) -> Tensor:
     """Each sample's blend with black (0), its mean grey (1) or its grey image (2)."""
     grey = _luminance(x)

@@ -181,9 +181,9 @@ class SimDraw(NamedTuple):
     sigma: Tensor  # (N,) pixels, 0: no blur
 
 
-def draw_sim(n: int, rng: torch.Generator) -> SimDraw:
+def draw_sim(n: int, rng: torch.Generator, jitters: bool = True) -> SimDraw:
     return SimDraw(
-        jittered=_happens((n,), 0.8, rng),
+        jittered=_happens((n,), 0.8 if jitters else 0.0, rng),
         factor=_uniform((n, 3), 0.6, 1.4, rng),
         hue=_uniform((n,), -0.1, 0.1, rng),
         order=_uniform((n, 4), 0, 1, rng).argsort(1),
@@ -192,11 +192,12 @@ def draw_sim(n: int, rng: torch.Generator) -> SimDraw:
     )
 
 
-def apply_sim(x: Tensor, draw: SimDraw) -> Tensor:
+def apply_sim(x: Tensor, draw: SimDraw, jitters: bool = True) -> Tensor:
     """Floats in [0, 1] to the same."""
-    brightness, contrast, saturation = draw.factor.unbind(1)
-    jittered = ops.colour_jitter(x, brightness, contrast, saturation, draw.hue, draw.order)
-    x = ops.choose(draw.jittered, jittered, x)
+    if jitters:
+        brightness, contrast, saturation = draw.factor.unbind(1)
+        jittered = ops.colour_jitter(x, brightness, contrast, saturation, draw.hue, draw.order)
+        x = ops.choose(draw.jittered, jittered, x)
     x = ops.choose(draw.grey, ops.greyscale(x), x)
     return ops.gaussian_blur(x, draw.sigma)
 
@@ -277,8 +278,9 @@ def _plain(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> 
 
 
 def _sim(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Tensor:
-    draw = draw_sim(len(x), rng)
-    return fused.apply_sim(x, *draw) if kernels and fused.knows(x) else apply_sim(ops.to_float(x), draw)
+    jitters = not view.jitter  # else it was done
+    draw = draw_sim(len(x), rng, jitters)
+    return fused.apply_sim(x, *draw) if kernels and fused.knows(x) else apply_sim(ops.to_float(x), draw, jitters)
 
 
 def _rand(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Tensor:
@@ -305,6 +307,13 @@ POLICIES: dict[str, Callable[[Tensor, ViewConfig, torch.Generator, bool], Tensor
 }
 
 
+def _jitter(x: Tensor, amount: float, rng: torch.Generator) -> Tensor:
+    """torchvision's ColorJitter(amount, amount, amount): uint8 to uint8."""
+    factor_N3 = _uniform((len(x), 3), 1 - amount, 1 + amount, rng)
+    order_N3 = _uniform((len(x), 3), 0, 1, rng).argsort(1)
+    return ops.to_uint8(255 * ops.tone_jitter(ops.to_float(x), factor_N3, order_N3))
+
+
 def _cut(x: Tensor, side: int, rng: torch.Generator) -> Tensor:
     centre_y, centre_x = (_whole((len(x),), length, rng) for length in x.shape[2:])
     return ops.cutout(x, centre_y, centre_x, side)
@@ -325,7 +334,7 @@ def make_view(
     std_C11: Tensor,
     kernels: bool = False,
 ) -> Tensor:
-    """One view of uint8 images N,3,H,W: crop, mirror, turn, policy, Cutout, normalise; float32 N,3,size,size.
+    """One view of uint8 images N,3,H,W: crop, mirror, turn, jitter, policy, Cutout, normalise; float32 N,3,size,size.
 
     `kernels`: by our own where there are some for such images, equal to the operations up to the rounding of sums.
     """
@@ -333,6 +342,8 @@ def make_view(
         x = _crop(x, view, size, rng)
         if view.rotate:
             x = _turn(x, view.rotate, rng, kernels)
+        if view.jitter:
+            x = _jitter(x, view.jitter, rng)
         x = POLICIES[view.policy](x, view, rng, kernels)
         if view.cutout:
             x = _cut(x, view.cutout, rng)
@@ -343,6 +354,7 @@ STATISTICS = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "inaturalist": ((0.466, 0.471, 0.380), (0.195, 0.194, 0.192)),
     "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
 }
 

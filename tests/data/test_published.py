@@ -1,0 +1,95 @@
+"""Published lists by name: found in the root in either layout, named instead, told of where they are absent or others."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from longtail.config import DataConfig
+from longtail.data import load
+from longtail.data.published import PUBLISHED
+from longtail.data.sources import open_data
+from longtail.errors import UserError
+
+FILES = {"train_val2018/Aves/0/a.jpg": 0, "train_val2018/Aves/0/b.jpg": 0, "train_val2018/Fungi/1/c.jpg": 1}
+HELD = {"train_val2018/Aves/0/d.jpg": 0, "train_val2018/Fungi/1/e.jpg": 1}
+
+
+@pytest.fixture
+def root(tmp_path):
+    for file in FILES | HELD:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((6, 6, 3), 90, np.uint8)).save(tmp_path / file)
+    return tmp_path
+
+
+def as_text(path, files):
+    path.write_text("".join(f"{file} {label}\n" for file, label in files.items()))
+    return path
+
+
+def as_json(path, files):
+    tree = {
+        "images": [{"id": i, "file_name": file} for i, file in enumerate(files)],
+        "annotations": [{"image_id": i, "category_id": label} for i, label in enumerate(files.values())],
+        "categories": [{"id": 0, "name": "Corvus"}, {"id": 1, "name": "Boletus"}],
+    }
+    path.write_text(json.dumps(tree))
+    return path
+
+
+def config(root, **options) -> DataConfig:
+    return DataConfig(name="inat2018", root=root, image_size=6, **options)
+
+
+@pytest.mark.parametrize(
+    ("write", "train", "test", "names"),
+    [
+        (as_text, "iNaturalist18_train.txt", "iNaturalist18_val.txt", ("0", "1")),
+        (as_json, "train2018.json", "val2018.json", ("Corvus", "Boletus")),
+    ],
+)
+def test_both_layouts_of_inaturalist(root, write, train, test, names):
+    write(root / train, FILES)
+    write(root / test, HELD)
+    data = load(config(root))
+    assert data.name == "inat2018" and data.train.class_names == names
+    assert data.train.counts.tolist() == [2, 1] and data.test.counts.tolist() == [1, 1]
+    warning = (
+        "warning: inat2018 as published has 437,513 training and 24,426 evaluation images, these lists 3 training and 2"
+    )
+    assert any(note.startswith(warning) for note in data.notes)
+
+
+def test_lists_of_the_published_size_are_not_warned_of(root, monkeypatch):
+    as_text(root / "iNaturalist18_train.txt", FILES), as_text(root / "iNaturalist18_val.txt", HELD)
+    monkeypatch.setitem(PUBLISHED, "inat2018", PUBLISHED["inat2018"]._replace(images=(3, 2)))
+    assert not load(config(root)).notes
+
+
+def test_lists_may_lie_elsewhere(root, tmp_path_factory):
+    other = tmp_path_factory.mktemp("lists")
+    train, test = as_text(other / "t.txt", FILES), as_text(root / "iNaturalist18_val.txt", HELD)
+    opened = open_data(config(root, train_list=train))
+    assert len(opened.train.labels) == 3 and len(opened.test.labels) == 2
+    test.unlink()
+    assert len(open_data(config(root, train_list=train, test_list=as_text(other / "v.txt", FILES))).test.labels) == 3
+
+
+def test_what_is_absent_is_said_with_its_place_and_source(root):
+    with pytest.raises(UserError, match=r"add --data.root DIR, the folder of train_val2018/"):
+        open_data(DataConfig(name="inat2018"))
+    with pytest.raises(UserError, match=r"iNaturalist18_train.txt: get .* from github.com/.* --data.train_list"):
+        open_data(config(root))
+    as_json(root / "train2018.json", FILES)
+    with pytest.raises(UserError, match=r"no .*val2018.json: get val2018.json from .* put it there.* --data.test_list"):
+        open_data(config(root))
+
+
+def test_published_counts_are_the_paper_s():
+    assert {name: known.images[0] for name, known in PUBLISHED.items()} == {
+        "imagenet-lt": 115_846,
+        "inat2018": 437_513,
+        "places-lt": 62_500,
+    }
