@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -149,6 +151,29 @@ def test_damaged_shards(folder, tmp_path):
     write_rows(bad / "train-0.parquet", [None] * 10, [0] * 5 + [1] * 5)
     with pytest.raises(BadImage, match="the row holds no bytes"):
         Rows([Shard(bad / "train-0.parquet", "image", "label")])(3)
+
+
+def test_a_shard_cut_short_under_its_reader_ends_no_process(folder, tmp_path):
+    """As when somebody writes it anew: a file mapped into memory would end the process with a bus error."""
+    shard(of(folder), tmp_path / "out")
+    file = tmp_path / "out/train-00000.parquet"
+    code = """
+import os, pathlib, sys
+from longtail.data.decode import BadImage
+from longtail.data.shards import Rows, Shard
+
+path = pathlib.Path(sys.argv[1])
+rows = Rows([Shard(path, "image", "label")])
+assert rows(0)
+rows.mine.group = None  # forget the row group that was read
+os.truncate(path, 100)
+try:
+    rows(0)
+except BadImage as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
+    assert "train-00000.parquet" in done.stdout
 
 
 def test_a_bad_image_is_not_packed_unseen(folder, tmp_path):

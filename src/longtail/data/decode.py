@@ -4,9 +4,9 @@ import errno
 import io
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -58,18 +58,18 @@ def decode_all(
     """The first bad image ends it, or where they are to be skipped each is told of."""
     images, bad = np.empty((len(indices), size, size, 3), np.uint8), dict[int, str]()
     order = np.argsort(indices, kind="stable")  # as they lie in their files
-    every = in_threads(lambda index: decode(encoded(index), size), indices[order])
-    for i, found in zip(order, shown(every, len(order), "reading images"), strict=True):
-        if not isinstance(found, BadImage):
-            images[i] = found
-        elif skip:
-            bad[int(i)] = str(found)
-        else:
-            raise cannot_read(place(int(indices[i])), found)
+    with closing(in_threads(lambda index: decode(encoded(index), size), indices[order])) as every:
+        for i, found in zip(order, shown(every, len(order), "reading images"), strict=True):
+            if not isinstance(found, BadImage):
+                images[i] = found
+            elif skip:
+                bad[int(i)] = str(found)
+            else:
+                raise cannot_read(place(int(indices[i])), found)
     return Read(images, dict(sorted(bad.items())))
 
 
-def in_threads(work: Callable[[int], T], indices: IntArray) -> Iterator[T | BadImage]:
+def in_threads(work: Callable[[int], T], indices: IntArray) -> Generator[T | BadImage]:
     """The work on each index, in order; a BadImage is a result like others. Few are under way: little is held in memory."""
 
     def one(index: int) -> T | BadImage:

@@ -71,7 +71,7 @@ class Shard:
         self.path, self.image = path, image
         parquet = _parquet()
         try:
-            file = parquet.ParquetFile(path, memory_map=True)
+            file = parquet.ParquetFile(path)
             self.metadata, there = file.metadata, file.schema_arrow.names
             for column in (image, label):
                 if column not in there:
@@ -144,7 +144,7 @@ class Rows:
         if shard.path not in opened:
             while len(opened) >= OPEN_FILES:
                 opened.pop(next(iter(opened))).close()
-            opened[shard.path] = _parquet().ParquetFile(shard.path, metadata=shard.metadata, memory_map=True)
+            opened[shard.path] = _parquet().ParquetFile(shard.path, metadata=shard.metadata)
         return opened[shard.path]
 
 
