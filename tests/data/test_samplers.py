@@ -130,10 +130,10 @@ def test_the_loader_takes_the_stages_draw_in_its_order(sampler):
     ours.enter(sampler, 2, 5)
     order = epoch_order(sampler, LABELS, 0, 4, 0.5)  # the third of five epochs
     ours.seek(4, 3)
-    images, y = ours.take(2)
+    (images, _), y = ours.take(2)
     assert torch.equal(numbers(images), order[3 * 32 : 5 * 32]) and torch.equal(y, LABELS[order[3 * 32 : 5 * 32]])
     ours.seek(4, 10)
-    assert torch.equal(numbers(ours.take(1)[0]), torch.cat([order[320:], order[: 352 - N]]))
+    assert torch.equal(numbers(ours.take(1)[0].images), torch.cat([order[320:], order[: 352 - N]]))
 
 
 def test_a_stage_that_begins_draws_anew():

@@ -276,10 +276,10 @@ def test_an_epoch_shows_no_image_twice_and_leaves_out_only_the_remainder():
     seen = []
     for epoch in (0, 1, 0):
         loader.seek(epoch, 0)
-        seen.append(loader.take(loader.batches)[0].tolist())
+        seen.append(loader.take(loader.batches)[0].images.tolist())
     assert loader.batches == 7 and len(set(seen[0])) == 350 and seen[0] == seen[2] and seen[0] != seen[1]
     loader.seek(0, 3)
-    assert loader.take(1)[0].tolist() == seen[0][150:200]
+    assert loader.take(1)[0].images.tolist() == seen[0][150:200]
 
 
 # What goes wrong

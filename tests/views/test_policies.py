@@ -360,9 +360,13 @@ def test_jitter_is_in_place_of_sims_own() -> None:
 # Crops and Cutout.
 
 
+def sizes(n: int, height: int, width: int) -> Tensor:
+    return torch.tensor([[height, width]]).expand(n, 2)
+
+
 @pytest.mark.parametrize("height, width, scale", [(32, 32, (0.2, 1.0)), (48, 80, (0.08, 1.0)), (30, 64, (0.5, 1.0))])
 def test_box_is_torchvisions(height: int, width: int, scale: tuple[float, float]) -> None:
-    box = policies.draw_box(DRAWS, height, width, scale, seeded())
+    box = policies.draw_box(sizes(DRAWS, height, width), scale, seeded())
     blank = torch.empty(3, height, width)
     torch.manual_seed(0)
     drawn = [T.RandomResizedCrop.get_params(blank, list(scale), list(policies.RATIO)) for _ in range(3000)]
@@ -385,7 +389,7 @@ def test_box_is_torchvisions(height: int, width: int, scale: tuple[float, float]
 @pytest.mark.parametrize("height, width", [(8, 64), (64, 8), (9, 12), (50, 49)])
 def test_box_falls_back_to_the_centre(height: int, width: int) -> None:
     """Where no candidate can fit (all of the area, in a ratio the image does not have) the box is torchvision's."""
-    box = policies.draw_box(200, height, width, (1.0, 1.0), seeded())
+    box = policies.draw_box(sizes(200, height, width), (1.0, 1.0), seeded())
     torch.manual_seed(0)
     blank = torch.empty(3, height, width)
     theirs = Counter(T.RandomResizedCrop.get_params(blank, [1.0, 1.0], list(policies.RATIO)) for _ in range(200))
@@ -398,6 +402,61 @@ def places(side: int, n: int) -> Tensor:
     """Images whose red and green channels say where each pixel came from (1-based: the padding is 0)."""
     row, column = torch.meshgrid(torch.arange(1, side + 1), torch.arange(1, side + 1), indexing="ij")
     return torch.stack((row, column, row)).to(torch.uint8).expand(n, 3, side, side)
+
+
+# Whole images on canvases
+
+
+def canvases(fill: int) -> tuple[Tensor, Tensor]:
+    """Pieces of photographs of many shapes, in the upper left of 96 x 96 pixels of `fill`."""
+    sizes = torch.tensor([[96, 96], [96, 64], [50, 96], [33, 70], [80, 41], [32, 32], [95, 33], [64, 64]])
+    x = torch.full((8, 3, 96, 96), fill, dtype=torch.uint8)
+    for canvas, photo, (height, width) in zip(x, patches(96), sizes.tolist(), strict=False):
+        canvas[:, :height, :width] = photo[:, :height, :width]
+    return x, sizes
+
+
+KINDS = [
+    ViewConfig(crop="resized", crop_scale=(0.08, 1.0), policy="sim"),
+    ViewConfig(crop="resized", policy="rand"),
+    ViewConfig(crop="pad", policy="auto", cutout=8),
+    ViewConfig(crop="none", rotate=10),
+]
+
+
+@pytest.mark.parametrize("view", KINDS, ids=lambda view: view.crop + view.policy)
+def test_what_surrounds_an_image_on_its_canvas_is_never_seen(view: ViewConfig) -> None:
+    black, white = (canvases(fill) for fill in (0, 255))
+    one, two = (make_view(x, view, 32, seeded(), *BARE, size_N2=sizes) for x, sizes in (black, white))
+    assert torch.equal(one, two) and one.shape == (8, 3, 32, 32)
+
+
+def test_a_canvas_that_is_full_is_an_image() -> None:
+    x = patches(96)
+    full = torch.full((16, 2), 96)
+    for view in KINDS[:2]:
+        assert torch.equal(raw(x, view, 32), make_view(x, view, 32, seeded(), *BARE, size_N2=full))
+
+
+def test_boxes_lie_within_their_images() -> None:
+    wanted = torch.tensor([[40, 96], [96, 40], [33, 33], [7, 90]]).repeat(500, 1)
+    top, left, height, width = policies.draw_box(wanted, (0.08, 1.0), seeded())
+    inside = (top >= 0) & (left >= 0) & (top + height <= wanted[:, 0]) & (left + width <= wanted[:, 1])
+    assert inside.all() and (height > 0).all() and (width > 0).all()
+    share = (height * width) / (wanted[:, 0] * wanted[:, 1])
+    for i in range(3):
+        assert share[i::4].min() < 0.15 and share[i::4].max() > 0.5  # of its own image, each
+
+
+@pytest.mark.parametrize("share", [1.0, 0.875])
+def test_the_plain_view_is_the_central_square(share: float) -> None:
+    x, sizes = canvases(0)
+    ours = 255 * Views(ViewsConfig(normalise="half", test_crop=share), 28).plain(x, sizes).mul(0.5).add(0.5)
+    for i, (height, width) in enumerate(sizes.tolist()):
+        side = round(min(height, width) * share)
+        box = (height - side) // 2, (width - side) // 2, side, side
+        theirs = TF.resized_crop(TF.to_pil_image(x[i, :, :height, :width]), *box, [28, 28])
+        assert (ours[i] - 255 * TF.to_tensor(theirs)).abs().max() <= 1.01
 
 
 def test_padded_crop_and_flip_draws() -> None:
@@ -420,7 +479,7 @@ def test_flip_can_be_off() -> None:
 def test_resized_crop_view_is_torchvisions() -> None:
     x, rng = patches(64), seeded()
     flips = torch.rand(16, generator=rng) < 0.5
-    box = policies.draw_box(16, 64, 64, (0.2, 1.0), rng)
+    box = policies.draw_box(sizes(16, 64, 64), (0.2, 1.0), rng)
     ours = raw(x, ViewConfig(crop="resized", crop_scale=(0.2, 1.0)), 32)
     for i, (top, left, h, w) in enumerate(zip(*(b.tolist() for b in box), strict=True)):
         theirs = TF.resized_crop(TF.to_pil_image(x[i]), top, left, h, w, [32, 32])

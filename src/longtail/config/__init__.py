@@ -42,7 +42,7 @@ __all__ = [
 
 
 # Where images come from: a checksum says which they are.
-SOURCE = ("root", "download", "train_list", "test_list", "columns", "on_error")
+SOURCE = ("root", "download", "train_list", "test_list", "columns", "on_error", "workers")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,15 @@ class DataConfig(Section):
     profile: Literal["exponential", "step"] = "exponential"
     """How the counts fall from head to tail; `step`: the rarer half of the classes has the tail's count."""
     image_size: int = 32
-    """Side in pixels that the network sees (images of a folder are resized and centre-cropped to it)."""
+    """Side in pixels that the network sees."""
+    load: Literal["auto", "resident", "stream"] = "auto"
+    """`resident`: images are read once, their centre squares kept in memory at image_size; `stream`: whole images are read when
+    they are needed; `auto`: streams files for networks that see more than 96 pixels, or where memory would not hold them."""
+    resolution: int = 0
+    """`stream`: the longer side in pixels at which images are kept to cut views from, larger ones are made smaller; 0: 16/7 of
+    image_size, 512 at 224."""
+    workers: int = 0
+    """`stream`: threads that read and decode; 0: one for each core."""
     val_fraction: float = 0.0
     """Share of the training images held out for validation, per class: at most a fifth, never a class's last two."""
     download: bool = True
@@ -49,6 +57,9 @@ class DataConfig(Section):
         rule = "at least 1 (it is the largest class over the smallest): try --data.imbalance 100"
         require(self.imbalance >= 1, "data.imbalance", self.imbalance, rule)
         require(self.image_size >= 4, "data.image_size", self.image_size, "at least 4 pixels")
+        rule = f"0 or at least image_size, {self.image_size}"
+        require(self.resolution == 0 or self.resolution >= self.image_size, "data.resolution", self.resolution, rule)
+        require(self.workers >= 0, "data.workers", self.workers, "0 (one for each core) or more")
         require(len(self.columns) in (0, 2), "data.columns", self.columns, "two names: try --data.columns path label")
         rule = "between 0 and 0.2 (no class gives more than a fifth): try 0.1"
         require(0 <= self.val_fraction <= 0.2, "data.val_fraction", self.val_fraction, rule)
@@ -105,6 +116,12 @@ class ViewsConfig(Section):
     """The view that the momentum (key) network sees; unused by methods without one."""
     normalise: Literal["cifar10", "cifar100", "imagenet", "inaturalist", "half"] = "cifar10"
     """Whose mean and standard deviation; `half`: 0.5 each. Released CIFAR-100 code uses those of CIFAR-10."""
+    test_crop: float = 1.0
+    """Side of the central square that is tested on, as a share of the shorter side; ImageNet's 224 of 256 pixels are 0.875."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 < self.test_crop <= 1, "views.test_crop", self.test_crop, "a share above 0, up to 1: try 0.875")
 
 
 @dataclass(frozen=True, kw_only=True)

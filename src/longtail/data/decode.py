@@ -1,5 +1,6 @@
 """From an image file's bytes to pixels: upright, eight bits a channel, three channels; what cannot be read is a BadImage."""
 
+import contextlib
 import errno
 import io
 import os
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from longtail.data.jpeg import read_header
 from longtail.data.pool import ImageArray, IntArray, Pool, Read
 from longtail.errors import UserError
 from longtail.progress import shown
@@ -49,7 +51,7 @@ def encoded_pool(
     def read(indices: IntArray) -> Read:
         return decode_all(encoded, indices, image_size, skip, place or ids.__getitem__)
 
-    return Pool(labels, class_names, ids, read, encoded, sizes)
+    return Pool(labels, class_names, ids, read, encoded, sizes, place)
 
 
 def decode_all(
@@ -113,6 +115,40 @@ def decode(encoded: bytes, size: int) -> ImageArray:
         image.draft(None, (2 * size, 2 * size))  # a large JPEG is decoded at a fraction of its size
         square = ImageOps.fit(upright(image), (size, size), Image.Resampling.BILINEAR)
         return np.asarray(square)
+
+
+def decode_whole(encoded: bytes, side: int) -> ImageArray:
+    """The whole image, upright, (3, height, width); made smaller where it would not fit a square of `side` pixels.
+
+    A plain JPEG goes through torchvision: there threads do not wait for one another, as they do here and there in PIL.
+    """
+    header = read_header(encoded)
+    if header and header.orientation == 1 and header.channels in (1, 3) and max(header.height, header.width) <= side:
+        with contextlib.suppress(RuntimeError, ImportError):  # PIL reads it all the same, or says what is wrong with it
+            return _by_torchvision(encoded)
+    from PIL import Image
+
+    with opened(encoded) as image:
+        share = min(side / max(image.width, image.height), 1)
+        image.draft(None, (int(image.width * share), int(image.height * share)))
+        whole = upright(image)
+        whole.thumbnail((side, side), Image.Resampling.BILINEAR, reducing_gap=None)
+        return np.asarray(whole).transpose(2, 0, 1)
+
+
+def _by_torchvision(encoded: bytes) -> ImageArray:
+    import torch
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    with torch.inference_mode():
+        return decode_jpeg(torch.frombuffer(bytearray(encoded), dtype=torch.uint8), ImageReadMode.RGB).numpy()
+
+
+def unreadable(encoded: Callable[[int], bytes], indices: IntArray) -> dict[int, str]:
+    """Which of these images cannot be read, and why; all of them are decoded for it."""
+    with closing(in_threads(lambda index: look(encoded(index)), indices)) as every:
+        walk = zip(indices.tolist(), shown(every, len(indices), "looking for bad images"), strict=True)
+        return {index: str(found) for index, found in walk if isinstance(found, BadImage)}
 
 
 class Look(NamedTuple):

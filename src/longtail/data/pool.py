@@ -25,10 +25,20 @@ class Skipped(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
-    """Labelled images in memory."""
+class OnDisk:
+    """Images that are read when they are needed."""
 
-    images: ImageArray  # (N, H, W, 3)
+    encoded: Callable[[int], bytes]  # the image file, by its number in the source
+    place: Callable[[int], object]  # what an error calls it
+    side: int  # pixels: of the square that an image is made to fit in
+    workers: int  # threads that read; 0: one for each core
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Labelled images, in memory or on disk."""
+
+    images: ImageArray | OnDisk  # (N, H, W, 3)
     labels: IntArray  # (N,)
     class_names: tuple[str, ...]
     ids: npt.NDArray[Any]  # (N,) index in the official file; path below the root; shard and row
@@ -53,9 +63,10 @@ class Pool:
     ids: npt.NDArray[Any]
     read: Callable[[IntArray], Read]  # by indices (n,)
     encoded: Callable[[int], bytes]  # the image file of one index
-    sizes: IntArray | None = (
-        None  # (N,) bytes of each file, or of a shard's row group: they tell that images are others now
-    )
+    sizes: IntArray | None = None
+    """(N,) bytes of each file, or of a shard's row group: they tell that images are others now. None: they are no files."""
+    place: Callable[[int], object] | None = None
+    """What an error calls an image; its id, if not said."""
 
     @property
     def counts(self) -> IntArray:
@@ -69,8 +80,16 @@ class Pool:
             images, indices = images[good], indices[good]
         return Source(images, self.labels[indices], self.class_names, self.ids[indices], skipped)
 
+    def stream(self, indices: IntArray, side: int, workers: int, skipped: dict[int, str]) -> Source:
+        """These images, which stay where they are; without those that are known to be `skipped`, and why."""
+        bad = tuple(Skipped(str(self.ids[i]), skipped[i]) for i in indices.tolist() if i in skipped)
+        kept = np.array([i for i in indices.tolist() if i not in skipped], np.int64) if bad else indices
+        part = self.subset(kept)
+        images = OnDisk(part.encoded, part.place or part.ids.__getitem__, side, workers)
+        return Source(images, part.labels, part.class_names, part.ids, bad)
+
     def subset(self, indices: IntArray) -> "Pool":
-        sizes = None if self.sizes is None else self.sizes[indices]
+        sizes, place = None if self.sizes is None else self.sizes[indices], self.place
         return Pool(
             self.labels[indices],
             self.class_names,
@@ -78,6 +97,7 @@ class Pool:
             lambda chosen: self.read(indices[chosen]),
             lambda index: self.encoded(int(indices[index])),
             sizes,
+            None if place is None else lambda index: place(int(indices[index])),
         )
 
 
@@ -136,12 +156,16 @@ def _images(n: int) -> str:
     return f"{n} image" if n == 1 else f"{n} images"
 
 
+def fit_in_memory(images: int, size: int) -> bool:
+    return images * size * size * 3 <= MEMORY_LIMIT
+
+
 def check_memory(images: int, size: int) -> None:
     """Refuse a set that would not fit, before the first image of it is decoded."""
-    need = images * size * size * 3
-    if need > MEMORY_LIMIT:
-        have = f"{images:,} images of {size}x{size} pixels take {need / 2**30:.1f} GiB of memory"
-        raise UserError(f"{have}, above the {MEMORY_LIMIT / 2**30:.0f} GiB allowed: lower --data.image_size")
+    if not fit_in_memory(images, size):
+        have = f"{images:,} images of {size}x{size} pixels take {images * size * size * 3 / 2**30:.1f} GiB of memory"
+        limit = f"above the {MEMORY_LIMIT / 2**30:.0f} GiB allowed"
+        raise UserError(f"{have}, {limit}: add --data.load stream, or lower --data.image_size")
 
 
 def resized(images: ImageArray, size: int) -> ImageArray:

@@ -6,6 +6,7 @@ The long-tailed draw and the validation split are made on labels alone, so that 
 
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,12 +14,14 @@ import numpy as np
 
 from longtail.config import DataConfig
 from longtail.data.cifar import open_cifar
+from longtail.data.decode import unreadable
 from longtail.data.folder import open_folder
 from longtail.data.imbalance import checksum, draw, exponential_counts, shot_groups, step_counts, validation_split
 from longtail.data.lists import open_lists
 from longtail.data.pool import (
     ImageArray,
     IntArray,
+    OnDisk,
     Opened,
     Pool,
     Skipped,
@@ -27,6 +30,7 @@ from longtail.data.pool import (
     check_classes,
     check_memory,
     class_counts,
+    fit_in_memory,
     no_image_notes,
     resized,
 )
@@ -65,11 +69,10 @@ class DataSet:
     def describe(self) -> list[str]:
         """The lines that every run prints on start."""
         counts = self.train.counts
-        pixels = "x".join(str(side) for side in self.train.images.shape[1:3])
         many, medium, few = (int(mask.sum()) for mask in shot_groups(self.counts).values())
         held = f"{len(self.val.labels):,} images" if self.val else "none"
         return [
-            f"{self.name}: {counts.sum():,} training images of {len(counts)} classes, {pixels} pixels",
+            f"{self.name}: {counts.sum():,} training images of {len(counts)} classes, {_kept(self.train)}",
             f"images per class: {_head_to_tail(counts)}",
             f"classes by training images: {many} many (>100), {medium} medium (20-100), {few} few (<20)",
             f"validation: {held}; test: {len(self.test.labels):,} images",
@@ -83,22 +86,49 @@ def load(config: DataConfig) -> DataSet:
     opened = open_data(config)
     pool, names = opened.train, opened.train.class_names
     drawn, notes = long_tail(opened, config)
-    check_memory(len(drawn) + len(opened.test.labels), config.image_size)
+    every = np.arange(len(opened.test.labels))
+    take = _way_to_take(config, opened, len(drawn) + len(every))
     kept, held = validation_split(pool.labels[drawn], config.val_fraction)
     if config.val_fraction > 0:
         before, given = (class_counts(pool.labels[indices], names) for indices in (drawn, drawn[held]))
         notes += no_image_notes(names, before, given, "validation")
-    train, val = pool.take(drawn[kept]), pool.take(drawn[held]) if len(held) else None
+    train, val = take(pool, drawn[kept]), take(pool, drawn[held]) if len(held) else None
     data = DataSet(
         name=opened.name,
         train=train,
         val=val,
-        test=opened.test.take(np.arange(len(opened.test.labels))),
+        test=take(opened.test, every),
         checksum=_checksum(pool, drawn, opened.test),
         notes=(*opened.notes, *notes),
         drawn=train.counts + val.counts if val else train.counts,
     )
     return _without_skipped(data) if data.skipped else data
+
+
+RESIDENT_SIDE = 96  # pixels: from larger images views are cut that a small copy of their centre would not hold
+
+
+def _way_to_take(config: DataConfig, opened: Opened, images: int) -> Callable[[Pool, IntArray], Source]:
+    """Into memory, or as they lie on disk."""
+    files, small = opened.train.sizes is not None, config.image_size <= RESIDENT_SIDE
+    stays = files and not (small and fit_in_memory(images, config.image_size))
+    if config.load == "stream" or (config.load == "auto" and stays):
+        return lambda pool, indices: _stream(pool, indices, config)
+    check_memory(images, config.image_size)
+    return Pool.take
+
+
+def _stream(pool: Pool, indices: IntArray, config: DataConfig) -> Source:
+    """Where bad images are to be skipped they must be known beforehand: counts and order depend on them."""
+    side = config.resolution or round(config.image_size * 16 / 7)
+    skipped = unreadable(pool.encoded, indices) if config.on_error == "skip" else {}
+    return pool.stream(indices, side, config.workers, skipped)
+
+
+def _kept(source: Source) -> str:
+    if isinstance(source.images, OnDisk):
+        return f"read when needed, up to {source.images.side} pixels"
+    return "x".join(str(side) for side in source.images.shape[1:3]) + " pixels"
 
 
 def _without_skipped(data: DataSet) -> DataSet:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from longtail.data.loader import ResidentLoader
+from longtail.data.loader import Loader
 from longtail.data.samplers import derive_seed
 from longtail.engine.capture import Captured
 from longtail.methods import Batch, Mixed, Stage
@@ -24,15 +24,17 @@ class Batches:
     """
 
     def __init__(
-        self, loader: ResidentLoader, views: Views, accumulate: int, layout: torch.memory_format, dtype: torch.dtype
+        self, loader: Loader, views: Views, accumulate: int, layout: torch.memory_format, dtype: torch.dtype
     ) -> None:
         self.loader, self.views, self.accumulate = loader, views, accumulate
-        self.layout, self.dtype, self.device = layout, dtype, loader.y_N.device
+        self.layout, self.dtype, self.device = layout, dtype, loader.device
         self.steps_per_epoch = loader.batches // accumulate
         self.ahead = self._ahead()
+        self._in_parts(loader)
         self.rng = torch.Generator(self.device)
         self.cursor = torch.zeros((), dtype=torch.int64, device=self.device)
         self.rows_B = torch.arange(loader.batch_size, device=self.device)
+        self.partner: Loader | None = None
 
     def _ahead(self) -> int:
         """Steps; an epoch in equal parts. A CPU gains nothing by it: one step."""
@@ -42,14 +44,18 @@ class Batches:
         parts = -(-self.steps_per_epoch // max(PIXELS_AT_ONCE // step, 1))
         return -(-self.steps_per_epoch // parts)
 
+    def _in_parts(self, loader: Loader) -> None:
+        loader.in_parts(self.ahead * self.accumulate, self.steps_per_epoch * self.accumulate)
+
     def enter(self, index: int, stage: Stage, first_epoch: int, captured: bool) -> None:
         """Make room for the views of a stage, whose first epoch is the run's `first_epoch`."""
         self.stage, self.first = index, -1  # first: of the steps whose views are there
         self.loader.enter(stage.sampler, first_epoch, stage.epochs)
         self.views_of = self._room(stage)
-        self.partner: ResidentLoader | None = None
+        self.close()
         if stage.partner:
             self.partner = self.loader.beside("partner")
+            self._in_parts(self.partner)
             self.partner.enter(stage.partner, first_epoch, stage.epochs)
             self.partners = self._room(Stage("partner", stage.epochs, stage.optim))
         self.make: Callable[[], None] = Captured(self._make, self.rng) if captured else self._make
@@ -63,6 +69,13 @@ class Batches:
         return Room(
             query, torch.empty_like(query) if stage.two_views else None, y, stage.mixup, mixed if stage.mixup else None
         )
+
+    def close(self) -> None:
+        """Nothing more will be asked for, or of another stage."""
+        self.loader.close()
+        if self.partner is not None:
+            self.partner.close()
+            self.partner = None
 
     def prepare(self, epoch: int, step: int) -> None:
         """The host's part of a step of the stage: see that its views are there, and say where."""
@@ -82,17 +95,17 @@ class Batches:
         if self.partner is not None:
             self._fill(self.partners, self.partner)
 
-    def _fill(self, room: "Room", loader: ResidentLoader) -> None:
-        images, y = loader.take(self.ahead * self.accumulate)
+    def _fill(self, room: "Room", loader: Loader) -> None:
+        (images, size_N2), y = loader.take(self.ahead * self.accumulate)
         room.y.copy_(y)
-        query = self.views.query(images, self.rng)
+        query = self.views.query(images, self.rng, size_N2)
         if room.mixed is not None:
             query, other, share = mixup(query, y, loader.batch_size, room.mixup, self.rng)
             room.mixed[0].copy_(other)
             room.mixed[1].copy_(share)
         room.query.copy_(query)
         if room.key is not None:
-            room.key.copy_(self.views.key(images, self.rng))
+            room.key.copy_(self.views.key(images, self.rng, size_N2))
 
     def next(self) -> Batch:
         """The batch at the cursor, which moves on."""

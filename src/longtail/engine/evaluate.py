@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from longtail import methods, runs
+from longtail.data.loader import in_turn
 from longtail.data.pool import class_counts
 from longtail.data.sources import DataSet, Source, load
 from longtail.engine.device import choose_device, place
@@ -27,6 +28,7 @@ from longtail.metrics import evaluate_guesses
 from longtail.views import Views
 
 KNN = 20  # neighbours
+KNN_IMAGES = 100_000  # training images that are neighbours, at most; of more, as many at equal distances
 KNN_TAU = 0.07  # a neighbour votes with exp(cosine similarity / KNN_TAU)
 FEATURES_KEPT = 10_000
 LATENCY_BATCH = 64
@@ -46,13 +48,19 @@ def in_test_mode(method: methods.Method) -> Iterator[None]:
         method.train(was_training)
 
 
-def features_of(method: methods.Method, source: Source, views: Views, device: torch.device, batch: int) -> Tensor:
-    """Trunk features of every image, without augmentation."""
+def features_of(
+    method: methods.Method,
+    source: Source,
+    views: Views,
+    device: torch.device,
+    batch: int,
+    chosen: np.ndarray | None = None,
+) -> Tensor:
+    """Trunk features of every image, or of the chosen ones, without augmentation."""
     parts = []
     with in_test_mode(method):
-        for start in range(0, len(source.labels), batch):
-            images = torch.from_numpy(source.images[start : start + batch]).permute(0, 3, 1, 2).to(device)
-            parts.append(method.features(views.plain(images)))
+        for frames in in_turn(source, batch, device, chosen):
+            parts.append(method.features(views.plain(*frames)))
     return torch.cat(parts)
 
 
@@ -85,8 +93,8 @@ def latency(method: methods.Method, source: Source, views: Views, device: torch.
     They are real ones, spread over the set: how long a router takes depends on what it sees. Nothing is compiled, however the
     method was trained.
     """
-    some = np.linspace(0, len(source.labels) - 1, LATENCY_BATCH).round().astype(int)
-    x = views.plain(torch.from_numpy(source.images[some]).permute(0, 3, 1, 2).to(device))
+    some = np.linspace(0, len(source.labels) - 1, LATENCY_BATCH).round().astype(int)  # fewer images come more than once
+    x = views.plain(*next(in_turn(source, LATENCY_BATCH, device, some)))
     if any(p.is_contiguous(memory_format=torch.channels_last) for p in method.parameters() if p.dim() == 4):
         x = x.to(memory_format=torch.channels_last)
     times: list[float] = []
@@ -111,10 +119,12 @@ def measure(
     method: methods.Method, data: DataSet, views: Views, device: torch.device, batch: int
 ) -> tuple[dict[str, Any], Predictions, np.ndarray]:
     """The metrics, and the predictions and features of the test set they come from."""
-    train_ND, test_MD = (features_of(method, s, views, device, batch) for s in (data.train, data.test))
+    known = spread(len(data.train.labels), KNN_IMAGES)
+    train_ND = features_of(method, data.train, views, device, batch, known)
+    test_MD = features_of(method, data.test, views, device, batch)
     with in_test_mode(method):
         said, figures = predict(method.classify, test_MD, len(data.counts)), method.figures(test_MD)
-    y_N, y_M = (torch.from_numpy(s.labels).to(device) for s in (data.train, data.test))
+    y_N, y_M = (torch.from_numpy(y).to(device) for y in (data.train.labels[known], data.test.labels))
     truth = data.test.labels, data.counts, data.train.class_names
     metrics = evaluate_guesses(said.guess_N, said.confidence_N, *truth)
     metrics["knn_top1"] = knn_top1(train_ND, y_N, test_MD, y_M)
@@ -149,11 +159,16 @@ def write_results(
 ) -> None:
     labels, ids = data.test.labels, np.asarray(data.test.ids)
     save_arrays(folder / "predictions.npz", **said.kept, labels=labels, ids=ids)
-    kept = np.linspace(0, len(labels) - 1, min(len(labels), FEATURES_KEPT)).round().astype(int)
+    kept = spread(len(labels), FEATURES_KEPT)
     some = features[kept].astype(np.float16)
     save_arrays(folder / "features.npz", features=some, labels=labels[kept], ids=ids[kept])
     write_examples(folder / "examples", data, said.guess_N)
     runs.write_json(folder / runs.METRICS, metrics)
+
+
+def spread(n: int, most: int) -> np.ndarray:
+    """Of n items all, or so many of them at equal distances."""
+    return np.linspace(0, n - 1, min(n, most)).round().astype(int)
 
 
 def save_arrays(path: Path, **arrays: np.ndarray) -> None:

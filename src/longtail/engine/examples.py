@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from longtail.data.sources import DataSet
+from longtail.data.decode import decode_whole
+from longtail.data.pool import ImageArray, OnDisk
+from longtail.data.sources import DataSet, Source
 
 CONFUSIONS, CLASSES, IMAGES = 12, 6, 4  # how many pairs, rare classes each way, and images of each
 SIDE = 96  # pixels, at most
@@ -21,12 +23,18 @@ def write_examples(folder: Path, data: DataSet, predicted: np.ndarray) -> None:
     folder.mkdir()
     chosen = {"confusions": worst_confusions(data, predicted), **rare_classes(data, predicted)}
     for item in {i for entries in chosen.values() for entry in entries for i in entry["items"]}:
-        image = Image.fromarray(data.test.images[item])
+        image = Image.fromarray(picture(data.test, item))
         image.thumbnail((SIDE, SIDE))
         image.save(folder / f"{item}.png")
     (folder / "index.json").write_text(json.dumps(chosen, indent=1) + "\n")
     shutil.rmtree(final, ignore_errors=True)
     folder.replace(final)
+
+
+def picture(source: Source, item: int) -> ImageArray:
+    if isinstance(source.images, OnDisk):
+        return decode_whole(source.images.encoded(item), SIDE).transpose(1, 2, 0)
+    return source.images[item]
 
 
 def worst_confusions(data: DataSet, predicted: np.ndarray) -> list[dict[str, Any]]:

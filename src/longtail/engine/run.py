@@ -10,7 +10,7 @@ from torch import Tensor
 
 from longtail import methods, runs
 from longtail.config import Config, OptimConfig
-from longtail.data.loader import ResidentLoader
+from longtail.data.loader import Loader, make_loader
 from longtail.data.samplers import derive_seed
 from longtail.data.sources import DataSet, Source
 from longtail.engine import checkpoint, log
@@ -53,7 +53,7 @@ class Run:
         self.method: methods.Method = place(methods.make(config, data.train.counts, stored), config, device)
         self.method.check(data.val is not None)
         self.views = Views(config.views, config.data.image_size, uses_kernels(config.train, device))
-        self.loader: ResidentLoader = ResidentLoader(
+        self.loader: Loader = make_loader(
             data.train, config.train.batch_size, seed, device, twin.loader if twin else None
         )
         self.accumulate = config.train.accumulate

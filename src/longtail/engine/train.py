@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 
 from longtail import runs
 from longtail.config import Config
+from longtail.data.pool import OnDisk
 from longtail.data.sources import DataSet, load
 from longtail.engine.advice import advise_batch, advise_finite, out_of_memory
 from longtail.engine.capture import CapturedStep, rehearse
@@ -156,7 +157,8 @@ def train(config: Config, out: Path | str, resume: bool = False, data: DataSet |
         for folder in folders.values():
             if folder not in left.values():
                 print(f"{folder} has finished already", flush=True)
-    together = config.train.together if device.type == "cuda" and config.train.step != "eager" else 1
+    alone = device.type != "cuda" or config.train.step == "eager" or isinstance(data.train.images, OnDisk)
+    together = 1 if alone else config.train.together
     seeds = list(left)
     for i in range(0, len(seeds), together):
         train_seeds(config, {seed: left[seed] for seed in seeds[i : i + together]}, data, device, shows)
@@ -230,7 +232,11 @@ def train_group(group: Sequence[Run]) -> None:
             progress = config.log.progress if run is group[0] else "none"
             log = Log(run.folder / runs.LOG, run.total_steps(), progress, f"{config.method.label}, {seeds}")
             logs.append(open_logs.enter_context(log))
-        fit(group, logs, stop)
+        try:
+            fit(group, logs, stop)
+        finally:
+            for run in group:
+                run.batches.close()
     shared = {"together": len(group), "peak_memory": peak_memory(group[0].device)}
     failure: UserError | None = None
     for run in group:

@@ -214,7 +214,7 @@ def _large(
         frame, query = frame.as_its(authors), authors.view if augment in (None, "plain") else query
     elif setting == "paper":
         frame = frame.as_in_the_text()
-    views = ViewsConfig(query=query, key=key, normalise=frame.normalise)
+    views = ViewsConfig(query=query, key=key, normalise=frame.normalise, test_crop=0.875)
     return _framed(frame, method, imbalance, setting, network, views)
 
 

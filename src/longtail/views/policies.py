@@ -218,12 +218,13 @@ TRIES = 10
 RATIO = (3 / 4, 4 / 3)  # width over height
 
 
-def draw_box(n: int, height: int, width: int, scale: tuple[float, float], rng: torch.Generator) -> Box:
+def draw_box(size_N2: Tensor, scale: tuple[float, float], rng: torch.Generator) -> Box:
     """torchvision's RandomResizedCrop: the first of ten candidates that fits the image, else the central box."""
-    area = height * width * _uniform((n, TRIES), *scale, rng)
+    n, (height, width) = len(size_N2), size_N2.float().unbind(1)
+    area = (height * width)[:, None] * _uniform((n, TRIES), *scale, rng)
     ratio = _uniform((n, TRIES), math.log(RATIO[0]), math.log(RATIO[1]), rng).exp()
     box_h, box_w = (area / ratio).sqrt().round(), (area * ratio).sqrt().round()
-    fits = (box_w > 0) & (box_w <= width) & (box_h > 0) & (box_h <= height)
+    fits = (box_w > 0) & (box_w <= width[:, None]) & (box_h > 0) & (box_h <= height[:, None])
     first = fits.int().argmax(1, keepdim=True)
     found = fits.any(1)
     central_h, central_w = _central(height, width)
@@ -236,29 +237,38 @@ def draw_box(n: int, height: int, width: int, scale: tuple[float, float], rng: t
     return Box(top.long(), left.long(), box_h.long(), box_w.long())
 
 
-def _central(height: int, width: int) -> tuple[int, int]:
+def _central(height: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
     """Height and width of the largest box whose ratio is allowed."""
     low, high = RATIO
-    return min(height, round(width / low)), min(width, round(height * high))
+    return torch.minimum(height, (width / low).round()), torch.minimum(width, (height * high).round())
 
 
-def resize(x: Tensor, size: int) -> Tensor:
-    """uint8 images at size x size, untouched where they have it."""
-    if x.shape[2:] == (size, size):
-        return x
-    zero = torch.zeros(len(x), dtype=torch.long, device=x.device)
-    height, width = zero + x.shape[2], zero + x.shape[3]
-    return ops.to_uint8(ops.resized_crop(x, zero, zero, height, width, size, zero > 0))
+def _sizes(x: Tensor) -> Tensor:
+    """Height and width of each, where all fill their tensor."""
+    sides = [torch.full((len(x),), side, device=x.device) for side in x.shape[2:]]
+    return torch.stack(sides, 1)
 
 
-def _crop(x: Tensor, view: ViewConfig, size: int, rng: torch.Generator) -> Tensor:
+def resize(x: Tensor, size: int, size_N2: Tensor | None = None, share: float = 1.0) -> Tensor:
+    """The central square, its side a share of the shorter one: uint8 at size x size, untouched where that is all there is."""
+    if size_N2 is None:
+        if x.shape[2:] == (size, size) and share == 1:
+            return x
+        size_N2 = _sizes(x)
+    side_N = (size_N2.amin(1) * share).round().long().clamp(min=1)
+    top_N, left_N = ((size_N2 - side_N[:, None]) // 2).unbind(1)
+    return ops.to_uint8(ops.resized_crop(x, top_N, left_N, side_N, side_N, size, torch.zeros_like(side_N).bool()))
+
+
+def _crop(x: Tensor, size_N2: Tensor | None, view: ViewConfig, size: int, rng: torch.Generator) -> Tensor:
     """Cropped and mirrored: uint8 at size x size."""
     flip_N = _happens((len(x),), 0.5 if view.flip else 0.0, rng)
     if view.crop == "resized":
-        box = draw_box(len(x), x.shape[2], x.shape[3], view.crop_scale, rng)
+        box = draw_box(_sizes(x) if size_N2 is None else size_N2, view.crop_scale, rng)
         return ops.to_uint8(ops.resized_crop(x, *box, size, flip_N))
-    x = _pad_crop(x, size, rng) if view.crop == "pad" else resize(x, size)
-    return ops.flip(x, flip_N)
+    if size_N2 is not None or view.crop == "none":
+        x = resize(x, size, size_N2)
+    return ops.flip(_pad_crop(x, size, rng) if view.crop == "pad" else x, flip_N)
 
 
 def _pad_crop(x: Tensor, size: int, rng: torch.Generator) -> Tensor:
@@ -333,13 +343,15 @@ def make_view(
     mean_C11: Tensor,
     std_C11: Tensor,
     kernels: bool = False,
+    size_N2: Tensor | None = None,
 ) -> Tensor:
     """One view of uint8 images N,3,H,W: crop, mirror, turn, jitter, policy, Cutout, normalise; float32 N,3,size,size.
 
-    `kernels`: by our own where there are some for such images, equal to the operations up to the rounding of sums.
+    `size_N2`: height and width of each, where they do not fill H and W. `kernels`: by our own where there are some for such
+    images, equal to the operations up to the rounding of sums.
     """
     with torch.autocast(x.device.type, enabled=False):  # eight bits of mantissa would blur the resampling weights
-        x = _crop(x, view, size, rng)
+        x = _crop(x, size_N2, view, size, rng)
         if view.rotate:
             x = _turn(x, view.rotate, rng, kernels)
         if view.jitter:
@@ -367,19 +379,24 @@ def statistics(name: str, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 class Views:
-    """The views of a run: `query` and `key` are drawn, `plain` is what the network sees at test time."""
+    """The views of a run: `query` and `key` are drawn, `plain` is what the network sees at test time.
+
+    Of images x, uint8 N,3,H,W, with the height and width of each where they do not fill H and W.
+    """
 
     def __init__(self, config: ViewsConfig, size: int, kernels: bool = False) -> None:
         self.config, self.size, self.kernels = config, size, kernels
 
-    def query(self, x: Tensor, rng: torch.Generator) -> Tensor:
-        return self._make(x, self.config.query, rng)
+    def query(self, x: Tensor, rng: torch.Generator, size_N2: Tensor | None = None) -> Tensor:
+        return self._make(x, size_N2, self.config.query, rng)
 
-    def key(self, x: Tensor, rng: torch.Generator) -> Tensor:
-        return self._make(x, self.config.key, rng)
+    def key(self, x: Tensor, rng: torch.Generator, size_N2: Tensor | None = None) -> Tensor:
+        return self._make(x, size_N2, self.config.key, rng)
 
-    def plain(self, x: Tensor) -> Tensor:
-        return ops.normalise(ops.to_float(resize(x, self.size)), *statistics(self.config.normalise, x.device))
+    def plain(self, x: Tensor, size_N2: Tensor | None = None) -> Tensor:
+        square = resize(x, self.size, size_N2, self.config.test_crop)
+        return ops.normalise(ops.to_float(square), *statistics(self.config.normalise, x.device))
 
-    def _make(self, x: Tensor, view: ViewConfig, rng: torch.Generator) -> Tensor:
-        return make_view(x, view, self.size, rng, *statistics(self.config.normalise, x.device), self.kernels)
+    def _make(self, x: Tensor, size_N2: Tensor | None, view: ViewConfig, rng: torch.Generator) -> Tensor:
+        scale = statistics(self.config.normalise, x.device)
+        return make_view(x, view, self.size, rng, *scale, self.kernels, size_N2)

@@ -1,0 +1,57 @@
+"""What a JPEG says of itself before its pixels: enough to know whether a plain, fast decoder will do."""
+
+import struct
+from typing import NamedTuple
+
+START = b"\xff\xd8\xff"
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of frame headers; these three are tables
+EXIF, ORIENTATION = 0xE1, 0x0112
+
+
+class Header(NamedTuple):
+    height: int
+    width: int
+    channels: int
+    bits: int
+    orientation: int
+    """As EXIF has it: 1 is upright; 0 stands for one that cannot be made out."""
+
+
+def read_header(encoded: bytes) -> Header | None:
+    """None for other formats, and for what is damaged before its pixels begin."""
+    if not encoded.startswith(START):
+        return None
+    at, orientation = 2, 1
+    try:
+        while True:
+            mark, kind, length = struct.unpack_from(">BBH", encoded, at)
+            if mark != 0xFF:
+                return None
+            if kind == 0xFF:  # padding
+                at += 1
+            elif kind in FRAMES:
+                bits, height, width, channels = struct.unpack_from(">BHHB", encoded, at + 4)
+                return Header(height, width, channels, bits, orientation)
+            else:
+                if kind == EXIF and encoded[at + 4 : at + 10] == b"Exif\0\0":
+                    orientation = _orientation(encoded[at + 10 : at + 2 + length])
+                at += 2 + length
+    except struct.error:
+        return None
+
+
+def _orientation(tiff: bytes) -> int:
+    """The tag in the first directory of what EXIF embeds, a TIFF."""
+    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
+    if order is None:
+        return 0
+    try:
+        (first,) = struct.unpack_from(f"{order}I", tiff, 4)
+        (entries,) = struct.unpack_from(f"{order}H", tiff, first)
+        for entry in range(entries):
+            tag, value = struct.unpack_from(f"{order}H6xH", tiff, first + 2 + 12 * entry)
+            if tag == ORIENTATION:
+                return value or 1
+    except struct.error:
+        return 0
+    return 1

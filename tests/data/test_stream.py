@@ -1,0 +1,327 @@
+"""Whole images from real files: decoded, read ahead in threads, put on canvases, and trained on."""
+
+import io
+import itertools
+import json
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+from safetensors.torch import load_file
+from sklearn.datasets import load_sample_images
+
+import longtail
+from longtail import recipes
+from longtail.config import Config, DataConfig
+from longtail.data import decode, stream
+from longtail.data.decode import BadImage, decode_whole
+from longtail.data.jpeg import Header, read_header
+from longtail.data.loader import ResidentLoader, StreamLoader, in_turn, make_loader
+from longtail.data.pool import OnDisk, Source
+from longtail.data.sources import load
+from longtail.data.stream import AHEAD, Reader
+from longtail.errors import UserError
+from tests.data.test_inspection import bad_files
+
+PHOTO = Image.fromarray(load_sample_images().images[0])  # 640 x 427
+CPU = torch.device("cpu")
+
+
+def as_file(image: Image.Image, kind: str = "JPEG", **options) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def turned(orientation: int) -> bytes:
+    exif = PHOTO.getexif()
+    exif[0x0112] = orientation
+    return as_file(PHOTO, exif=exif)
+
+
+# One image
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("order", ["II", "MM"])
+def test_headers_are_read_as_pil_reads_them(orientation, order):
+    exif = PHOTO.getexif()
+    exif.endian = "<" if order == "II" else ">"
+    exif[0x010F], exif[0x0112], exif[0x0132] = "a camera", orientation, "2026:01:01 00:00:00"
+    encoded = as_file(PHOTO, exif=exif.tobytes())
+    assert order.encode() in encoded[:64] and Image.open(io.BytesIO(encoded)).getexif()[0x0112] == orientation
+    assert read_header(encoded) == Header(427, 640, 3, 8, orientation)
+
+
+def test_headers_of_other_kinds():
+    assert read_header(as_file(PHOTO.convert("L"), progressive=True)) == Header(427, 640, 1, 8, 1)
+    assert read_header(as_file(PHOTO.convert("CMYK"))) == Header(427, 640, 4, 8, 1)
+    assert read_header(as_file(PHOTO, "PNG")) is None
+    whole = as_file(PHOTO, exif=PHOTO.getexif())
+    for end in range(300):  # cut short anywhere before its pixels, it is no header, and never an error
+        assert read_header(whole[:end]) in (None, read_header(whole))
+    assert read_header(whole[:20]) is None
+
+
+def test_a_plain_jpeg_is_what_pil_makes_of_it(monkeypatch):
+    monkeypatch.setattr(decode, "opened", None)  # by torchvision alone
+    for options in ({}, {"progressive": True}, {"subsampling": 0}, {"quality": 30}):
+        encoded = as_file(PHOTO, **options)
+        wanted = np.asarray(Image.open(io.BytesIO(encoded))).transpose(2, 0, 1)
+        assert np.abs(decode_whole(encoded, 640).astype(int) - wanted).max() <= 2
+    grey = as_file(PHOTO.convert("L"))
+    assert (decode_whole(grey, 640) == np.asarray(Image.open(io.BytesIO(grey)))).all()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_upright(orientation):
+    encoded = turned(orientation)
+    wanted = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(encoded)))).transpose(2, 0, 1)
+    assert np.abs(decode_whole(encoded, 640).astype(int) - wanted).max() <= 2
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_a_large_image_is_made_to_fit(kind, orientation):
+    exif = PHOTO.getexif()
+    exif[0x0112] = orientation
+    found = decode_whole(as_file(PHOTO, kind, exif=exif), 100)
+    size = (100, 67) if orientation == 1 else (67, 100)
+    assert found.shape == (3, size[1], size[0])
+    upright = PHOTO if orientation == 1 else PHOTO.rotate(-90, expand=True)
+    wanted = np.asarray(upright.resize(size, Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+    assert np.abs(found.astype(int) - wanted).mean() < 4  # a large JPEG is decoded at a fraction of its size
+
+
+def test_other_formats_go_through_pil():
+    assert (decode_whole(as_file(PHOTO, "PNG"), 640) == np.asarray(PHOTO).transpose(2, 0, 1)).all()
+    cmyk = decode_whole(as_file(PHOTO.convert("CMYK")), 640).astype(int)
+    assert np.abs(cmyk - np.asarray(PHOTO).transpose(2, 0, 1)).mean() < 10
+
+
+def test_a_jpeg_cut_short_is_a_bad_image():
+    whole = as_file(PHOTO)
+    for share in (0.999, 0.9, 0.5, 0.1):
+        with pytest.raises(BadImage, match=r"[Tt]runcated"):
+            decode_whole(whole[: int(share * len(whole))], 640)
+
+
+# Many images
+
+
+def numbered(n: int, side: int = 12) -> OnDisk:
+    """Image i is grey i, (4 + i % 5) x (8 - i % 3) pixels."""
+
+    def encoded(i: int) -> bytes:
+        return as_file(Image.new("L", (8 - i % 3, 4 + i % 5), i), "PNG")
+
+    return OnDisk(encoded, lambda i: f"number {i}", side, 3)
+
+
+def test_batches_come_in_order_and_images_in_their_places():
+    rng = np.random.default_rng(0)
+    plan = [rng.integers(0, 200, n) for n in (17, 1, 17, 40, 3, 17, 17, 17)]
+    found = list(Reader(numbered(200), CPU).batches(plan))
+    assert len(found) == len(plan)
+    for indices, (images, size_N2) in zip(plan, found, strict=True):
+        assert images.shape == (len(indices), 3, 12, 12) and images.dtype == torch.uint8
+        for i, image, (height, width) in zip(indices.tolist(), images, size_N2.tolist(), strict=True):
+            assert (height, width) == (4 + i % 5, 8 - i % 3)
+            assert (image[:, :height, :width] == i).all()
+
+
+def test_only_some_batches_are_read_ahead():
+    asked = []
+    plan = (asked.append(i) or np.array([i]) for i in range(100))
+    reading = Reader(numbered(100), CPU).batches(plan)
+    assert not asked
+    for done in range(1, 5):
+        next(reading)
+        assert len(asked) <= done + AHEAD + 1
+    reading.close()
+    assert len(asked) <= 4 + AHEAD + 1 and threading.active_count() < 20
+
+
+def test_a_plan_of_few_batches_or_none():
+    assert list(Reader(numbered(9), CPU).batches([])) == []
+    (only,) = Reader(numbered(9), CPU).batches([np.array([3, 4])])
+    assert only.images[:, 0, 0, 0].tolist() == [3, 4]
+
+
+def test_the_first_bad_image_is_named_and_ends_it():
+    good = numbered(50)
+    bad = replace(good, encoded=lambda i: b"none" if i == 37 else good.encoded(i))
+    reading = Reader(bad, CPU).batches(np.arange(50).reshape(5, 10))
+    for _ in range(2):
+        next(reading)
+    with pytest.raises(UserError, match=r"cannot read the image number 37 \(it is no image of a known format\)"):
+        list(reading)
+
+
+LABELS = np.repeat([0, 1, 2], [30, 9, 4])[np.random.default_rng(1).permutation(43)]
+
+
+def source(n: int = 43) -> Source:
+    return Source(numbered(n), LABELS[:n], ("a", "b", "c"), np.arange(n))
+
+
+def resident(n: int = 43) -> Source:
+    grey = np.arange(n, dtype=np.uint8)[:, None, None, None] * np.ones((12, 12, 3), np.uint8)
+    return replace(source(n), images=grey)
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "balanced", "progressive"])
+@pytest.mark.parametrize("part, used", [(1, 8), (2, 8), (3, 8), (2, 7)])
+def test_a_stream_has_the_order_of_the_resident_loader(sampler, part, used):
+    ours, theirs = StreamLoader(source(), 5, 7, CPU), ResidentLoader(resident(), 5, 7, CPU)
+    for loader in (ours, theirs):
+        loader.enter(sampler, 2, 4)
+        loader.in_parts(part, used)
+    places = list(itertools.product(range(2, 6), range(0, used, part)))
+    starts = [(), places[5:], places[3:4] + places[9:], places]  # from the start, and as after a resume
+    for chosen in starts:
+        for epoch, batch in chosen:
+            for loader in (ours, theirs):
+                loader.seek(epoch, batch)
+            (images, size_N2), y = ours.take(part)
+            wanted, wanted_y = theirs.take(part)
+            assert torch.equal(images[:, :, 0, 0], wanted.images[:, :, 0, 0]) and torch.equal(y, wanted_y)
+            assert size_N2[:, 0].tolist() == [4 + i % 5 for i in images[:, 0, 0, 0].tolist()]
+    ours.close()
+
+
+def test_a_stream_reads_on_instead_of_beginning_anew(monkeypatch):
+    loader, begun = StreamLoader(source(), 5, 0, CPU), []
+    plain = loader.plan
+    monkeypatch.setattr(loader, "plan", lambda *place: begun.append(place) or plain(*place))
+    loader.enter("uniform", 0, 3)
+    for epoch, batch in itertools.product(range(3), range(loader.batches)):
+        loader.seek(epoch, batch)
+    assert begun == [(0, 0)]
+    loader.enter("balanced", 3, 1)
+    loader.seek(3, 0)
+    assert begun == [(0, 0), (3, 0)] and loader.y_n.tolist() == LABELS[loader.order(3)[:5].numpy()].tolist()
+    loader.close()
+
+
+def test_a_loader_beside_another_draws_on_its_own():
+    loader = make_loader(source(), 5, 0, CPU)
+    other = loader.beside("partner")
+    assert isinstance(other, StreamLoader)
+    loader.seek(0, 0), other.seek(0, 0)
+    assert loader.take(1)[0].images[:, 0, 0, 0].tolist() != other.take(1)[0].images[:, 0, 0, 0].tolist()
+    loader.close(), other.close()
+
+
+def test_every_image_once_in_turn():
+    for s in (source(), resident()):
+        found = [frames.images[:, 0, 0, 0] for frames in in_turn(s, 10, CPU)]
+        assert [len(part) for part in found] == [10, 10, 10, 10, 3] and torch.cat(found).tolist() == list(range(43))
+        assert next(in_turn(s, 3, CPU, np.array([4, 2, 9]))).images[:, 0, 0, 0].tolist() == [4, 2, 9]
+
+
+# A training
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Photographs of two kinds, of many shapes: pieces of the one and of the other of scikit-learn's."""
+    rng = np.random.default_rng(2)
+    for split, counts in {"train": {"china": 30, "flower": 8}, "val": {"china": 6, "flower": 6}}.items():
+        for photo, (name, n) in zip(load_sample_images().images, counts.items(), strict=True):
+            (tmp_path / "images" / split / name).mkdir(parents=True)
+            for i in range(n):
+                height, width = rng.integers(60, 200, 2)
+                top, left = rng.integers(0, (427 - height, 640 - width))
+                piece = Image.fromarray(photo[top : top + height, left : left + width])
+                piece.save(tmp_path / "images" / split / name / f"{i}.jpg")
+    return tmp_path / "images"
+
+
+def config(folder, **data) -> Config:
+    made = recipes.make(folder, method="paco")
+    data = {"image_size": 32, "load": "stream", "workers": 2} | data
+    return replace(
+        made,
+        data=replace(made.data, **data),
+        model=replace(made.model, name="resnet8_cifar"),
+        method=replace(made.method, queue=16, projection_dim=8),
+        optim=replace(made.optim, warmup_epochs=0.0, lr=0.02),
+        train=replace(made.train, epochs=4, batch_size=8, device="cpu", checkpoint_every=1),
+        log=replace(made.log, progress="none"),
+    )
+
+
+def metrics(run) -> dict:
+    return json.loads((run / "metrics.json").read_text())
+
+
+def test_a_streamed_training_learns_resumes_exactly_and_is_measured_again(folder, tmp_path, monkeypatch):
+    chosen = config(folder)
+    chosen = replace(chosen, train=replace(chosen.train, epochs=12))
+    (whole,) = longtail.train(chosen, tmp_path / "whole")
+    assert metrics(whole)["top1"] >= 75 and len(list((whole / "examples").glob("*.png"))) > 0
+    save, saves = longtail.engine.run.Run.save, []
+
+    def stop_at_the_fifth(run) -> None:
+        save(run)
+        saves.append(run)
+        if len(saves) == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(longtail.engine.run.Run, "save", stop_at_the_fifth)
+    with pytest.raises(KeyboardInterrupt):
+        longtail.train(chosen, tmp_path / "cut")
+    monkeypatch.setattr(longtail.engine.run.Run, "save", save)
+    (cut,) = longtail.train(chosen, tmp_path / "cut", resume=True)
+    one, two = (load_file(run / "model.safetensors") for run in (whole, cut))
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+    before = metrics(whole)
+    longtail.evaluate(whole)
+    assert metrics(whole)["per_class"] == before["per_class"] and metrics(whole)["ece"] == before["ece"]
+
+
+def test_what_auto_loads(folder, monkeypatch):
+    def streamed(**data) -> bool:
+        return isinstance(load(replace(config(folder).data, load="auto", **data)).train.images, OnDisk)
+
+    assert not streamed(image_size=96) and streamed(image_size=97)
+    assert not isinstance(load(DataConfig(name="digits", image_size=128)).train.images, OnDisk)  # no files
+    monkeypatch.setattr("longtail.data.pool.MEMORY_LIMIT", 50 * 3 * 32 * 32)
+    assert not streamed(image_size=32) and streamed(image_size=33)
+    with pytest.raises(UserError, match=r"add --data\.load stream"):
+        load(replace(config(folder).data, load="resident", image_size=33))
+
+
+def test_streamed_digits_are_the_resident_ones():
+    files, memory = (load(DataConfig(name="digits", image_size=8, load=how)) for how in ("stream", "resident"))
+    assert files.checksum == memory.checksum and files.train.labels.tolist() == memory.train.labels.tolist()
+    for streamed, kept in zip(in_turn(files.test, 100, CPU), in_turn(memory.test, 100, CPU), strict=True):
+        assert torch.equal(streamed.images[:, :, :8, :8], kept.images) and (streamed.size_N2 == 8).all()
+
+
+def test_what_is_said_of_a_stream(folder):
+    lines = load(config(folder, image_size=224).data).describe()
+    assert "read when needed, up to 512 pixels" in lines[0]
+    assert "up to 300 pixels" in load(config(folder, resolution=300).data).describe()[0]
+    with pytest.raises(UserError, match=r"data\.resolution"):
+        config(folder, resolution=31)
+
+
+def test_bad_images_stop_a_streamed_training_or_are_left_out(folder, tmp_path):
+    wanted = bad_files(folder / "train/china")
+    with pytest.raises(UserError, match=r"cannot read the image .*train/china/(.*) \(.*on_error skip"):
+        longtail.train(config(folder), tmp_path / "run")
+    (run,) = longtail.train(config(folder, on_error="skip"), tmp_path / "skipped")
+    listed = [json.loads(line)["id"] for line in (run / "skipped.jsonl").read_text().splitlines()]
+    assert sorted(listed) == sorted(f"train/china/{name}" for name in wanted)
+    assert metrics(run)["counts"] == [30, 8]
+
+
+def test_canvases_are_no_larger_than_asked_for(folder):
+    data = load(config(folder, resolution=64).data)
+    frames = next(in_turn(data.train, 38, CPU))
+    assert frames.images.shape == (38, 3, 64, 64) and frames.size_N2.max() <= 64 and stream.AHEAD < 10
