@@ -1,0 +1,175 @@
+"""Images per second from JPEG files on disk to PaCo's step (ResNet-50, 224 pixels, batch 128), and of each part of the way.
+
+    python benchmarks/stream.py --tiles PATH/TO/IMAGES [--out FILE] [--workers 16]
+
+`step`: the step alone, on views that lie where it looks for them; `views`: both views of a batch that is on the device; `read`:
+files read, decoded and brought there; `together`: all of it, as training does it. `PIL`: the usual DataLoader, whose worker
+processes make both views; they are counted before the copy to the device. All in one run.
+
+The files are mosaics of real images, 8 x 6 of the tiles at 64 pixels (512 x 384, JPEG of quality 90, about as many bytes as a
+photograph of that size), in 1,000 classes. They are read so often that the operating system has them in memory.
+"""
+
+import argparse
+import itertools
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from measure import Row, cores, save, seconds_per_call, table, where
+from PIL import Image
+from reference import Blur
+from step import make_runs
+from torch.utils.data import DataLoader, RandomSampler
+from torchvision import transforms as T
+from torchvision.datasets import ImageFolder
+
+from longtail import recipes
+from longtail.config import Config
+from longtail.data.sources import load
+from longtail.engine.device import choose_device, precision
+from longtail.engine.run import Run
+from longtail.engine.train import make_step
+
+ACROSS, DOWN, TILE = 8, 6, 64
+CLASSES = 1000  # of at least eight images
+BUDGET = 4.0  # seconds for each figure
+
+
+def make_mosaics(tiles: Path, folder: Path, images: int) -> int:
+    """Into CLASS/NUMBER.jpg; the mean bytes of a file."""
+    found = sorted(f for f in tiles.rglob("*") if f.suffix.lower() in (".jpg", ".jpeg", ".png"))
+    rng = np.random.default_rng(0)
+    chosen, classes = rng.integers(0, len(found), (images, DOWN, ACROSS)), min(CLASSES, images // 8)
+
+    def one(number: int) -> int:
+        mosaic = Image.new("RGB", (ACROSS * TILE, DOWN * TILE))
+        for row, column in itertools.product(range(DOWN), range(ACROSS)):
+            with Image.open(found[chosen[number, row, column]]) as tile:
+                mosaic.paste(tile.convert("RGB").resize((TILE, TILE)), (column * TILE, row * TILE))
+        path = folder / f"{number % classes:03}" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mosaic.save(path, quality=90)
+        return path.stat().st_size
+
+    with ThreadPoolExecutor(cores()) as threads:
+        return int(np.mean(list(threads.map(one, range(images)))))
+
+
+def make_config(folder: Path, args: argparse.Namespace) -> Config:
+    config = recipes.make("imagenet-lt", method="paco")
+    data = replace(config.data, name="folder", root=folder, image_size=args.size, load="stream", workers=args.threads)
+    model = replace(config.model, name=args.network, norm=args.norm)
+    train = replace(config.train, batch_size=args.batch, step=args.step)
+    return replace(config, data=data, model=model, train=train)
+
+
+def ours(run: Run, seconds: float) -> tuple[dict[str, float], Row]:
+    """Images per second of each part; and the memory in use before and after the last of them."""
+    step_on, batches, count = make_step([run]), run.batches, itertools.count()
+
+    def step() -> None:
+        batches.cursor.fill_(0)  # or it would run on beyond the views that are there
+        step_on()
+
+    def read() -> None:
+        run.loader.seek(*divmod(next(count), run.steps_per_epoch))
+
+    def together() -> None:
+        at = next(count)
+        run.prepare(at)
+        step_on()
+        run.finished(at)
+
+    def rate(name: str, work: Callable[[], object]) -> float:
+        nonlocal count
+        count = itertools.count()
+        calls = 20 if run.device.type == "cuda" else 1
+        found = run.loader.batch_size / seconds_per_call(work, run.device, calls, seconds)
+        print(f"{name}: {found:,.0f} images a second", flush=True)
+        return found
+
+    together()
+    rates = {"step": rate("step", step), "views": rate("views", batches.make), "read": rate("read", read)}
+    before = in_use(run.device)
+    rates["together"] = rate("together", together)
+    after = in_use(run.device)
+    return rates, {"before": before, "after": after, "batches": next(count)}
+
+
+def in_use(device: torch.device) -> Row:
+    """Megabytes."""
+    host = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    on_device = torch.cuda.memory_allocated() if device.type == "cuda" else 0
+    return {"host": host // 2**20, "device": on_device // 2**20}
+
+
+def usual_views(size: int) -> list[T.Compose]:
+    """RandAugment for the query and SimAugment for the key, image by image."""
+    crop = [T.RandomResizedCrop(size, scale=(0.08, 1.0)), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4)]
+    last = [T.ToTensor(), T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
+    sim = [T.RandomGrayscale(0.2), T.RandomApply([Blur(0.1, 2.0)], 0.5)]
+    return [T.Compose([*crop, T.RandAugment(2, 10), *last]), T.Compose([*crop, *sim, *last])]
+
+
+def usual(folder: Path, size: int, batch: int, workers: int, seconds: float) -> float:
+    """Images per second of which worker processes make both views, once what was made ahead is used up."""
+    views = usual_views(size)
+    images = ImageFolder(folder, lambda image: [view(image) for view in views])
+    endless = RandomSampler(images, replacement=True, num_samples=2**31)
+    loader = iter(DataLoader(images, batch, sampler=endless, num_workers=workers))
+    for _ in range(3 * workers):
+        next(loader)
+    batches, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds or batches < 2:
+        next(loader)
+        batches += 1
+    return batches * batch / (time.perf_counter() - start)
+
+
+def measure(args: argparse.Namespace) -> Row:
+    device = choose_device(args.device)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        size = make_mosaics(args.tiles, folder, args.images)
+        print(f"{args.images:,} mosaics of {size:,} bytes", flush=True)
+        config = make_config(folder, args)
+        (run,) = make_runs(config, 1, load(config.data), device)
+        rates, memory = ours(run, args.seconds)
+        run.batches.close()
+        if args.workers:
+            rates["PIL"] = usual(folder, args.size, args.batch, args.workers, args.seconds)
+    rows = [{"part": name, "images_per_second": n, "of_the_step": n / rates["step"]} for name, n in rates.items()]
+    settings = {"network": args.network, "size": args.size, "batch": args.batch, "norm": args.norm, "bytes": size}
+    how = {"step": run.how, "precision": precision(config.train, device), "workers": args.workers, "megabytes": memory}
+    return {"what": (__doc__ or "").strip(), **where(device), **settings, **how, "rows": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiles", type=Path, required=True, help="a folder with images at any depth")
+    parser.add_argument("--images", type=int, default=8192, help="mosaics to make of them")
+    parser.add_argument("--network", default="resnet50")
+    parser.add_argument("--norm", default="batch")
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--step", default="compiled")
+    parser.add_argument("--threads", type=int, default=0, help="that decode (one for each core)")
+    parser.add_argument("--workers", type=int, default=16, help="processes of the usual DataLoader; 0: leave it out")
+    parser.add_argument("--seconds", type=float, default=BUDGET, help="for each figure")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    found = measure(args)
+    print(table(found["rows"]))
+    save(args.out, found)
+
+
+if __name__ == "__main__":
+    main()
