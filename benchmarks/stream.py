@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--norm", default="batch")
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--step", default="compiled")
+    parser.add_argument("--step", default="auto")
     parser.add_argument("--threads", type=int, default=0, help="that decode (one for each core)")
     parser.add_argument("--workers", type=int, default=16, help="processes of the usual DataLoader; 0: leave it out")
     parser.add_argument("--seconds", type=float, default=BUDGET, help="for each figure")

@@ -46,8 +46,8 @@ class Draw(NamedTuple):
 
 def apply_draw(x: Tensor, draw: Draw, fill: int, bilinear: bool = False, kernels: bool = False) -> Tensor:
     """uint8 to uint8."""
-    if kernels and not bilinear and fused.knows(x):
-        return fused.apply_draw(x, draw.op, draw.value, fill)
+    if kernels and fused.knows(x):
+        return fused.apply_draw(x, draw.op, draw.value, fill, bilinear)
     for op_N, value_N in zip(draw.op.unbind(1), draw.value.unbind(1), strict=True):
         x = ops.apply_op(x, op_N, value_N, fill, bilinear)
     return x
@@ -249,7 +249,14 @@ def _sizes(x: Tensor) -> Tensor:
     return torch.stack(sides, 1)
 
 
-def resize(x: Tensor, size: int, size_N2: Tensor | None = None, share: float = 1.0) -> Tensor:
+def resized_crop(x: Tensor, box: Box, size: int, flip_N: Tensor, kernels: bool = False) -> Tensor:
+    """A box of each, mirrored where flip_N: uint8 at size x size."""
+    if kernels and fused.knows(x):
+        return fused.crop(x, *box, size, flip_N)
+    return ops.to_uint8(ops.resized_crop(x, *box, size, flip_N))
+
+
+def resize(x: Tensor, size: int, size_N2: Tensor | None = None, share: float = 1.0, kernels: bool = False) -> Tensor:
     """The central square, its side a share of the shorter one: uint8 at size x size, untouched where that is all there is."""
     if size_N2 is None:
         if x.shape[2:] == (size, size) and share == 1:
@@ -257,17 +264,19 @@ def resize(x: Tensor, size: int, size_N2: Tensor | None = None, share: float = 1
         size_N2 = _sizes(x)
     side_N = (size_N2.amin(1) * share).round().long().clamp(min=1)
     top_N, left_N = ((size_N2 - side_N[:, None]) // 2).unbind(1)
-    return ops.to_uint8(ops.resized_crop(x, top_N, left_N, side_N, side_N, size, torch.zeros_like(side_N).bool()))
+    return resized_crop(x, Box(top_N, left_N, side_N, side_N), size, torch.zeros_like(side_N).bool(), kernels)
 
 
-def _crop(x: Tensor, size_N2: Tensor | None, view: ViewConfig, size: int, rng: torch.Generator) -> Tensor:
+def _crop(
+    x: Tensor, size_N2: Tensor | None, view: ViewConfig, size: int, rng: torch.Generator, kernels: bool
+) -> Tensor:
     """Cropped and mirrored: uint8 at size x size."""
     flip_N = _happens((len(x),), 0.5 if view.flip else 0.0, rng)
     if view.crop == "resized":
         box = draw_box(_sizes(x) if size_N2 is None else size_N2, view.crop_scale, rng)
-        return ops.to_uint8(ops.resized_crop(x, *box, size, flip_N))
+        return resized_crop(x, box, size, flip_N, kernels)
     if size_N2 is not None or view.crop == "none":
-        x = resize(x, size, size_N2)
+        x = resize(x, size, size_N2, kernels=kernels)
     return ops.flip(_pad_crop(x, size, rng) if view.crop == "pad" else x, flip_N)
 
 
@@ -296,7 +305,7 @@ def _sim(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Te
 def _rand(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Tensor:
     draw = draw_randaugment(len(x), x.shape[3], view.rand_ops, view.rand_magnitude, view.rand_std, rng)
     # timm interpolates, bilinear or bicubic at random; bilinear here.
-    return ops.to_float(apply_draw(x, draw, view.fill, bilinear=True))
+    return ops.to_float(apply_draw(x, draw, view.fill, bilinear=True, kernels=kernels))
 
 
 def _stacked_rand(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Tensor:
@@ -317,10 +326,12 @@ POLICIES: dict[str, Callable[[Tensor, ViewConfig, torch.Generator, bool], Tensor
 }
 
 
-def _jitter(x: Tensor, amount: float, rng: torch.Generator) -> Tensor:
+def _jitter(x: Tensor, amount: float, rng: torch.Generator, kernels: bool) -> Tensor:
     """torchvision's ColorJitter(amount, amount, amount): uint8 to uint8."""
     factor_N3 = _uniform((len(x), 3), 1 - amount, 1 + amount, rng)
     order_N3 = _uniform((len(x), 3), 0, 1, rng).argsort(1)
+    if kernels and fused.knows(x):
+        return fused.apply_tone(x, factor_N3, order_N3)
     return ops.to_uint8(255 * ops.tone_jitter(ops.to_float(x), factor_N3, order_N3))
 
 
@@ -351,11 +362,11 @@ def make_view(
     images, equal to the operations up to the rounding of sums.
     """
     with torch.autocast(x.device.type, enabled=False):  # eight bits of mantissa would blur the resampling weights
-        x = _crop(x, size_N2, view, size, rng)
+        x = _crop(x, size_N2, view, size, rng, kernels)
         if view.rotate:
             x = _turn(x, view.rotate, rng, kernels)
         if view.jitter:
-            x = _jitter(x, view.jitter, rng)
+            x = _jitter(x, view.jitter, rng, kernels)
         x = POLICIES[view.policy](x, view, rng, kernels)
         if view.cutout:
             x = _cut(x, view.cutout, rng)
@@ -394,7 +405,7 @@ class Views:
         return self._make(x, size_N2, self.config.key, rng)
 
     def plain(self, x: Tensor, size_N2: Tensor | None = None) -> Tensor:
-        square = resize(x, self.size, size_N2, self.config.test_crop)
+        square = resize(x, self.size, size_N2, self.config.test_crop, self.kernels)
         return ops.normalise(ops.to_float(square), *statistics(self.config.normalise, x.device))
 
     def _make(self, x: Tensor, size_N2: Tensor | None, view: ViewConfig, rng: torch.Generator) -> Tensor:

@@ -1,10 +1,12 @@
-// Views of small images, a block of threads for each: the operations of ops.py one after another in shared memory, where torch
-// makes a pass over all images for each of them, chosen or not. Compiled without fused multiply-adds: rounding is as in ops.py.
+// Views of images, a block of threads for each: the operations of ops.py one after another on what lies in shared memory (a small
+// image) or near (a large one), where torch makes a pass over all images for each of them, chosen or not. Compiled without fused
+// multiply-adds: rounding is as in ops.py.
 //
 // Images lie as (image, channel, row, column); SIDE is the height and the width.
 
 using uchar = unsigned char;
-constexpr int THREADS = 256;
+constexpr int SHARED = 40000;  // bytes of shared memory that images may take
+template <int SIDE> constexpr int THREADS = SIDE <= 64 ? 256 : 1024;  // as fused.py launches them
 
 // The codes of ops.Op
 enum { IDENTITY, SHEAR_X, SHEAR_Y, TRANSLATE_X, TRANSLATE_Y, ROTATE, BRIGHTNESS, COLOUR, CONTRAST, SHARPNESS, POSTERIZE, SOLARIZE,
@@ -34,22 +36,36 @@ __device__ Matrix matrix_of(int op, float v) {
   return m;
 }
 
+// Between the four pixels around (x, y), those at the border beyond it.
 template <int SIDE>
+__device__ uchar between(const uchar* from, float x, float y) {
+  x = fminf(fmaxf(x - 0.5f, 0.f), SIDE - 1.f), y = fminf(fmaxf(y - 0.5f, 0.f), SIDE - 1.f);
+  int left = (int)x, top = (int)y, right = min(left + 1, SIDE - 1), below = min(top + 1, SIDE - 1);
+  float u = x - left, v = y - top;
+  const uchar *first = from + top * SIDE, *second = from + below * SIDE;
+  float upper = (1 - u) * first[left] + u * first[right], lower = (1 - u) * second[left] + u * second[right];
+  return (uchar)rintf((1 - v) * upper + v * lower);
+}
+
+template <int SIDE, bool BILINEAR>
 __device__ void fetch(const uchar* from, uchar* to, Matrix m, uchar fill) {
   constexpr int P = SIDE * SIDE;
-  for (int i = threadIdx.x; i < P; i += THREADS) {
+  for (int i = threadIdx.x; i < P; i += blockDim.x) {
     float column = i % SIDE + 0.5f, row = i / SIDE + 0.5f;
     float x = m.xx * column + (m.xy * row + m.x0), y = m.yx * column + (m.yy * row + m.y0);
     bool inside = x >= 0.f && x < SIDE && y >= 0.f && y < SIDE;
     int source = inside ? (int)y * SIDE + (int)x : 0;
-    for (int c = 0; c < 3; c++) to[c * P + i] = inside ? from[c * P + source] : fill;
+    for (int c = 0; c < 3; c++) {
+      uchar found = BILINEAR ? between<SIDE>(from + c * P, x, y) : from[c * P + source];
+      to[c * P + i] = inside ? found : fill;
+    }
   }
 }
 
 template <int SIDE>
 __device__ void smooth_blend(const uchar* from, uchar* to, float factor) {
   constexpr int P = SIDE * SIDE;
-  for (int i = threadIdx.x; i < 3 * P; i += THREADS) {
+  for (int i = threadIdx.x; i < 3 * P; i += blockDim.x) {
     int column = i % SIDE, row = i % P / SIDE;
     float x = from[i], start = x;
     if (column > 0 && column < SIDE - 1 && row > 0 && row < SIDE - 1) {
@@ -70,10 +86,10 @@ struct Table {  // what a channel's levels become
 template <int SIDE>
 __device__ void count_levels(const uchar* image, Table* tables) {
   constexpr int P = SIDE * SIDE;
-  for (int i = threadIdx.x; i < 3 * 256; i += THREADS) tables[i / 256].count[i % 256] = 0;
+  for (int i = threadIdx.x; i < 3 * 256; i += blockDim.x) tables[i / 256].count[i % 256] = 0;
   if (threadIdx.x < 3) tables[threadIdx.x].low = 255, tables[threadIdx.x].high = 0;
   __syncthreads();
-  for (int i = threadIdx.x; i < 3 * P; i += THREADS) {
+  for (int i = threadIdx.x; i < 3 * P; i += blockDim.x) {
     Table& t = tables[i / P];
     atomicAdd(&t.count[image[i]], 1);
     atomicMin(&t.low, (int)image[i]), atomicMax(&t.high, (int)image[i]);
@@ -85,19 +101,19 @@ __device__ int mean_grey(const uchar* image, int P, int* sum) {
   if (threadIdx.x == 0) *sum = 0;
   __syncthreads();
   int mine = 0;
-  for (int i = threadIdx.x; i < P; i += THREADS) mine += grey_level(image, i, P);
+  for (int i = threadIdx.x; i < P; i += blockDim.x) mine += grey_level(image, i, P);
   atomicAdd(sum, mine);
   __syncthreads();
   return (2 * *sum + P) / (2 * P);
 }
 
-// Fills the tables; a thread for each level.
+// Fills the tables; a thread for each level, others have nothing to do.
 template <int SIDE>
 __device__ void make_tables(const uchar* image, int op, float v, Table* tables, int* sum) {
   constexpr int P = SIDE * SIDE;
   int l = threadIdx.x, mean = op == CONTRAST ? mean_grey(image, P, sum) : 0;
   if (op == AUTOCONTRAST || op == EQUALIZE) count_levels<SIDE>(image, tables);
-  for (int c = 0; c < 3; c++) {
+  for (int c = 0; c < 3 && l < 256; c++) {
     Table& t = tables[c];
     int value = l;
     if (op == BRIGHTNESS) value = blend(0.f, l, v);
@@ -122,17 +138,18 @@ __device__ void make_tables(const uchar* image, int op, float v, Table* tables, 
   }
 }
 
-// policies.apply_draw with the nearest pixel: `steps` operations in a row.
-template <int SIDE>
-__global__ void __launch_bounds__(THREADS) apply_draw(const uchar* x, const long long* ops, const float* values, uchar* out,
-                                                      int steps, int fill) {
+// policies.apply_draw: `steps` operations in a row. `near` has room for two images each, where shared memory has not.
+template <int SIDE, bool BILINEAR>
+__global__ void __launch_bounds__(THREADS<SIDE>) apply_draw(const uchar* x, const long long* ops, const float* values,
+                                                                uchar* out, uchar* near, int steps, int fill) {
   constexpr int P = SIDE * SIDE;
-  __shared__ uchar room[2][3 * P];
+  constexpr bool HERE = 6 * P <= SHARED;
+  __shared__ uchar room[HERE ? 6 * P : 1];
   __shared__ Table tables[3];
   __shared__ int sum;
-  uchar *image = room[0], *other = room[1];
-  x += blockIdx.x * 3 * P, out += blockIdx.x * 3 * P;
-  for (int i = threadIdx.x; i < 3 * P; i += THREADS) image[i] = x[i];
+  uchar *image = HERE ? room : near + (size_t)blockIdx.x * 6 * P, *other = image + 3 * P;
+  x += (size_t)blockIdx.x * 3 * P, out += (size_t)blockIdx.x * 3 * P;
+  for (int i = threadIdx.x; i < 3 * P; i += blockDim.x) image[i] = x[i];
   for (int step = 0; step < steps; step++) {
     int op = ops[blockIdx.x * steps + step];
     float v = values[blockIdx.x * steps + step];
@@ -140,22 +157,62 @@ __global__ void __launch_bounds__(THREADS) apply_draw(const uchar* x, const long
     if (op == IDENTITY) continue;
     if (op <= ROTATE || op == SHARPNESS) {
       if (op == SHARPNESS) smooth_blend<SIDE>(image, other, v);
-      else fetch<SIDE>(image, other, matrix_of<SIDE>(op, v), fill);
+      else fetch<SIDE, BILINEAR>(image, other, matrix_of<SIDE>(op, v), fill);
       uchar* swapped = image;
       image = other, other = swapped;
     } else if (op == COLOUR) {
-      for (int i = threadIdx.x; i < P; i += THREADS) {
+      for (int i = threadIdx.x; i < P; i += blockDim.x) {
         float grey = grey_level(image, i, P);
         for (int c = 0; c < 3; c++) image[c * P + i] = blend(grey, image[c * P + i], v);
       }
     } else {
       make_tables<SIDE>(image, op, v, tables, &sum);
       __syncthreads();
-      for (int i = threadIdx.x; i < 3 * P; i += THREADS) image[i] = tables[i / P].of[image[i]];
+      for (int i = threadIdx.x; i < 3 * P; i += blockDim.x) image[i] = tables[i / P].of[image[i]];
     }
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < 3 * P; i += THREADS) out[i] = image[i];
+  for (int i = threadIdx.x; i < 3 * P; i += blockDim.x) out[i] = image[i];
+}
+
+// ops.resized_crop and to_uint8: rows of blocks share the pixels of an image.
+
+struct Taps {  // of a line of the box, those that an output pixel is made of
+  int first, last;
+  float centre, reach;
+  __device__ float weight(int k) { return fmaxf(1 - fabsf(k + 0.5f - centre) / reach, 0.f); }
+};
+
+template <int SIZE>
+__device__ Taps taps_of(int place, int length) {
+  float scale = (float)length / SIZE, reach = fmaxf(scale, 1.f), centre = (place + 0.5f) * scale;
+  int first = max((int)ceilf(centre - reach - 0.5f), 0), last = min((int)floorf(centre + reach - 0.5f), length - 1);
+  return {first, last, centre, reach};
+}
+
+template <int SIZE>
+__global__ void __launch_bounds__(256) crop(const uchar* x, const long long* tops, const long long* lefts,
+                                            const long long* heights, const long long* widths, const bool* flips, uchar* out,
+                                            int rows, int columns) {
+  constexpr int P = SIZE * SIZE;
+  int n = blockIdx.x;
+  size_t plane = (size_t)rows * columns;
+  x += n * 3 * plane + tops[n] * columns + lefts[n], out += (size_t)n * 3 * P;
+  for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < P; i += gridDim.y * blockDim.x) {
+    int column = i % SIZE;
+    Taps down = taps_of<SIZE>(i / SIZE, heights[n]);
+    Taps across = taps_of<SIZE>(flips[n] ? SIZE - 1 - column : column, widths[n]);
+    float sum[3] = {}, total_down = 0.f, total_across = 0.f;
+    for (int k = across.first; k <= across.last; k++) total_across += across.weight(k);
+    for (int j = down.first; j <= down.last; j++) {
+      float w = down.weight(j), line[3] = {};
+      total_down += w;
+      for (int k = across.first; k <= across.last; k++)
+        for (int c = 0; c < 3; c++) line[c] += across.weight(k) * x[c * plane + (size_t)j * columns + k];
+      for (int c = 0; c < 3; c++) sum[c] += w * line[c];
+    }
+    for (int c = 0; c < 3; c++) out[c * P + i] = (uchar)fminf(fmaxf(rintf(sum[c] / (total_down * total_across)), 0.f), 255.f);
+  }
 }
 
 // Floats in [0, 1]
@@ -171,7 +228,7 @@ __device__ float sum_of(float mine, float* warps) {
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = mine;
   __syncthreads();
   float total = 0.f;
-  for (int w = 0; w < THREADS / 32; w++) total += warps[w];
+  for (int w = 0; w < blockDim.x / 32; w++) total += warps[w];
   return total;
 }
 
@@ -199,42 +256,80 @@ __device__ float blurred(const float* x, int place, int along, const float* taps
   return total;
 }
 
-// policies.apply_sim of to_float(x): colour jitter in each sample's order, greyscale, blur.
-template <int SIDE>
-__global__ void __launch_bounds__(THREADS) apply_sim(const uchar* x, const bool* jittered, const float* factors,
-                                                     const float* hues, const long long* orders, const bool* greys,
-                                                     const float* sigmas, float* out) {
-  constexpr int P = SIDE * SIDE, EACH = P / THREADS, RADIUS = 6 < SIDE ? 6 : SIDE - 1;
-  __shared__ float image[3 * P], other[3 * P], warps[THREADS / 32], taps[2 * RADIUS + 1];
-  int n = blockIdx.x;
-  x += n * 3 * P, out += n * 3 * P;
-  float r[EACH], g[EACH], b[EACH];
-  for (int e = 0; e < EACH; e++) {
-    int i = e * THREADS + threadIdx.x;
-    r[e] = x[i] * (1.f / 255), g[e] = x[P + i] * (1.f / 255), b[e] = x[2 * P + i] * (1.f / 255);
-  }
-  for (int turn = 0; turn < 4 && jittered[n]; turn++) {
-    int kind = orders[n * 4 + turn];
-    float factor = kind < 3 ? factors[n * 3 + kind] : 1.f, mean = 0.f;
-    if (kind == 1) {
-      for (int e = 0; e < EACH; e++) mean += luminance(r[e], g[e], b[e]);
-      mean = sum_of(mean, warps) / P;
-    }
-    for (int e = 0; e < EACH; e++) {
+struct Pixel { float r, g, b; };
+
+// The changes of tone that an image gets, one after another: 0 brightness, 1 contrast, 2 saturation, 3 hue.
+struct Jitter {
+  const long long* order;
+  const float* factors;
+  float hue;
+  int turns;
+
+  // Up to the contrast, or all; `mean` is the luminance of the image when the contrast's turn comes.
+  __device__ Pixel change(Pixel p, float mean, bool all) {
+    for (int turn = 0; turn < turns; turn++) {
+      int kind = order[turn];
+      if (kind == 1 && !all) break;
       if (kind == 3) {
-        shift_hue(r[e], g[e], b[e], hues[n]);
+        shift_hue(p.r, p.g, p.b, hue);
         continue;
       }
-      float start = kind == 0 ? 0.f : kind == 1 ? mean : luminance(r[e], g[e], b[e]);
-      r[e] = clamp01(factor * r[e] + (1 - factor) * start);
-      g[e] = clamp01(factor * g[e] + (1 - factor) * start);
-      b[e] = clamp01(factor * b[e] + (1 - factor) * start);
+      float f = factors[kind], start = kind == 0 ? 0.f : kind == 1 ? mean : luminance(p.r, p.g, p.b);
+      p = {clamp01(f * p.r + (1 - f) * start), clamp01(f * p.g + (1 - f) * start), clamp01(f * p.b + (1 - f) * start)};
     }
+    return p;
   }
-  for (int e = 0; e < EACH; e++) {
-    int i = e * THREADS + threadIdx.x;
-    if (greys[n]) r[e] = g[e] = b[e] = luminance(r[e], g[e], b[e]);
-    image[i] = r[e], image[P + i] = g[e], image[2 * P + i] = b[e];
+};
+
+__device__ Pixel pixel_of(const uchar* x, int i, int P) {
+  return {x[i] * (1.f / 255), x[P + i] * (1.f / 255), x[2 * P + i] * (1.f / 255)};
+}
+
+template <int SIDE>
+__device__ float mean_before_contrast(const uchar* x, Jitter jitter, float* warps) {
+  constexpr int P = SIDE * SIDE;
+  float mine = 0.f;
+  for (int i = threadIdx.x; i < P; i += blockDim.x) {
+    Pixel p = jitter.change(pixel_of(x, i, P), 0.f, false);
+    mine += luminance(p.r, p.g, p.b);
+  }
+  return sum_of(mine, warps) / P;
+}
+
+// ops.tone_jitter of to_float(x), and to_uint8 of that.
+template <int SIDE>
+__global__ void __launch_bounds__(THREADS<SIDE>) apply_tone(const uchar* x, const float* factors, const long long* orders,
+                                                                uchar* out) {
+  constexpr int P = SIDE * SIDE;
+  __shared__ float warps[THREADS<SIDE> / 32];
+  int n = blockIdx.x;
+  x += (size_t)n * 3 * P, out += (size_t)n * 3 * P;
+  Jitter jitter = {orders + n * 3, factors + n * 3, 0.f, 3};
+  float mean = mean_before_contrast<SIDE>(x, jitter, warps);
+  for (int i = threadIdx.x; i < P; i += blockDim.x) {
+    Pixel p = jitter.change(pixel_of(x, i, P), mean, true);
+    out[i] = (uchar)rintf(255 * p.r), out[P + i] = (uchar)rintf(255 * p.g), out[2 * P + i] = (uchar)rintf(255 * p.b);
+  }
+}
+
+// policies.apply_sim of to_float(x): colour jitter in each sample's order, greyscale, blur. `near` has room for another image
+// each, where shared memory has not.
+template <int SIDE>
+__global__ void __launch_bounds__(THREADS<SIDE>) apply_sim(const uchar* x, const bool* jittered, const float* factors,
+                                                               const float* hues, const long long* orders, const bool* greys,
+                                                               const float* sigmas, float* out, float* near) {
+  constexpr int P = SIDE * SIDE, RADIUS = 6 < SIDE ? 6 : SIDE - 1;
+  constexpr bool HERE = 6 * P * sizeof(float) <= SHARED;
+  __shared__ float room[HERE ? 6 * P : 1], warps[THREADS<SIDE> / 32], taps[2 * RADIUS + 1];
+  int n = blockIdx.x;
+  x += (size_t)n * 3 * P, out += (size_t)n * 3 * P;
+  float *image = HERE ? room : out, *other = HERE ? room + 3 * P : near + (size_t)n * 3 * P;
+  Jitter jitter = {orders + n * 4, factors + n * 3, hues[n], jittered[n] ? 4 : 0};
+  float mean = jittered[n] ? mean_before_contrast<SIDE>(x, jitter, warps) : 0.f;
+  for (int i = threadIdx.x; i < P; i += blockDim.x) {
+    Pixel p = jitter.change(pixel_of(x, i, P), mean, true);
+    if (greys[n]) p.r = p.g = p.b = luminance(p.r, p.g, p.b);
+    image[i] = p.r, image[P + i] = p.g, image[2 * P + i] = p.b;
   }
   float sigma = sigmas[n];
   if (sigma > 0.f) {
@@ -244,10 +339,11 @@ __global__ void __launch_bounds__(THREADS) apply_sim(const uchar* x, const bool*
       for (int k = 0; k <= 2 * RADIUS; k++) taps[k] /= total;
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < 3 * P; i += THREADS) other[i] = blurred<SIDE>(image + i, i % P / SIDE, SIDE, taps);
+    for (int i = threadIdx.x; i < 3 * P; i += blockDim.x) other[i] = blurred<SIDE>(image + i, i % P / SIDE, SIDE, taps);
     __syncthreads();
-    for (int i = threadIdx.x; i < 3 * P; i += THREADS) image[i] = blurred<SIDE>(other + i, i % SIDE, 1, taps);
+    for (int i = threadIdx.x; i < 3 * P; i += blockDim.x) image[i] = blurred<SIDE>(other + i, i % SIDE, 1, taps);
   }
+  if (!HERE) return;
   __syncthreads();
-  for (int i = threadIdx.x; i < 3 * P; i += THREADS) out[i] = image[i];
+  for (int i = threadIdx.x; i < 3 * P; i += blockDim.x) out[i] = image[i];
 }
