@@ -110,6 +110,15 @@ class ModelConfig(Section):
     """Start from timm's weights for this name (downloaded)."""
     bias: bool = True
     """A bias in the classifier: released PaCo has one, the paper's centres have none."""
+    norm: Literal["batch", "ghost", "sync"] = "batch"
+    """Batch norm by the images of a process's batch; of groups of these, as several processes would have them; or of all
+    processes (torchrun) together."""
+    ghost: int = 32
+    """Norm `ghost`: images of a group, at least (views, where two of an image go through the network at once)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.ghost >= 2, "model.ghost", self.ghost, "at least 2 images: try 32")
 
 
 @dataclass(frozen=True, kw_only=True)

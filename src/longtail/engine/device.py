@@ -77,7 +77,7 @@ def uses_kernels(train: TrainConfig, device: torch.device) -> bool:
 def fits(net: nn.Module, config: Config) -> bool:
     """Whether our kernels know how to train this network."""
     known = isinstance(net, CifarResNet) and config.data.image_size == FUSED_SIDE
-    return known and config.train.channels_last
+    return known and config.train.channels_last and config.model.norm == "batch"
 
 
 def compiling_pays(train: TrainConfig, device: torch.device, steps: int, fused: bool) -> bool:

@@ -1,0 +1,118 @@
+"""Several processes that train one run, as torchrun starts them: NCCL between GPUs, one to a process, gloo between CPUs.
+
+After every step all processes have the same state: weights, batch-norm averages, key network, queue. Each has its own images,
+views and dropout. The first process alone writes the run folder and speaks. Whatever one process decides by itself (a signal
+that reached it, a bar that wants news) is agreed upon before anyone acts on it, or the others would wait for ever.
+"""
+
+import atexit
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from longtail.data.samplers import place
+from longtail.errors import UserError
+from longtail.methods import Method
+from longtail.models.collective import gather, total
+
+T = TypeVar("T")
+
+PATIENCE = timedelta(hours=1)  # while the first process measures and writes, the others wait for it
+
+
+def start(device: torch.device) -> torch.device:
+    """Meet the other processes, where torchrun has started several; the device of this one."""
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        return device
+    if device.type == "cuda":
+        local = int(os.environ["LOCAL_RANK"])
+        if local >= torch.cuda.device_count():
+            raise UserError(f"torchrun: process {local} has no GPU: --nproc-per-node {torch.cuda.device_count()}")
+        device = torch.device("cuda", local)
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        # The host's own words (decisions, errors) go by gloo, for which no device waits.
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+        atexit.register(leave)
+    return device
+
+
+def leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def is_first() -> bool:
+    return place()[0] == 0
+
+
+def several() -> bool:
+    return place()[1] > 1
+
+
+def largest(value: int) -> int:
+    """Of the numbers of all processes: whatever one wishes, all do."""
+    if not several():
+        return value
+    found = torch.tensor(value)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return int(found)
+
+
+def by_first(work: Callable[[], T]) -> T:
+    """What the first process finds is what all have, be it a value or a UserError."""
+    if not several():
+        return work()
+    found: list[Any] = [None, None]
+    if is_first():
+        try:
+            found[0] = work()
+        except UserError as error:
+            found[1] = error
+    dist.broadcast_object_list(found)
+    if found[1] is not None:
+        raise found[1]
+    return found[0]
+
+
+def of_each(x: Tensor) -> Tensor:
+    """The tensors of all processes, stacked: what a checkpoint keeps of state that is a process's own."""
+    return gather(x[None]) if several() else x
+
+
+def own(x_W: Tensor) -> Tensor:
+    """This process's part of what `of_each` made."""
+    return x_W[place()[0]] if several() else x_W
+
+
+@torch.no_grad()
+def average(method: Method) -> None:
+    """Gradients, and the statistics that each process has of its own images; in one conversation."""
+    if not several():
+        return
+    mine = [p.grad for p in method.parameters() if p.grad is not None] + statistics(method)
+    flat = total(torch.cat([x.flatten() for x in mine])) / place()[1]
+    for x, mean in zip(mine, flat.split([x.numel() for x in mine]), strict=True):
+        x.copy_(mean.view(x.shape))
+
+
+def statistics(method: Method) -> list[Tensor]:
+    """Batch norm's running averages, and what else a method averages by itself; the queue is the same everywhere."""
+    learnt = dict(method.named_parameters())
+    stored = {name: x for name, x in method.state_dict().items() if not name.startswith("queue.")}
+    return [x for name, x in stored.items() if name not in learnt and x.is_floating_point()]
+
+
+@torch.no_grad()
+def make_alike(method: Method) -> None:
+    """All have what the first process has. They should already: this is for what no seed decides."""
+    if several():
+        for x in method.state_dict().values():
+            same = x.contiguous()
+            dist.broadcast(same, 0)
+            x.copy_(same)
