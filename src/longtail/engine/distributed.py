@@ -8,6 +8,7 @@ that reached it, a bar that wants news) is agreed upon before anyone acts on it,
 import atexit
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -15,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from longtail.data.samplers import place
-from longtail.errors import UserError
+from longtail.config import Config
+from longtail.data.samplers import derive_seed, place
+from longtail.errors import Alone, RunError, UserError
 from longtail.methods import Method
 from longtail.models.collective import gather, total
 
@@ -42,6 +44,16 @@ def start(device: torch.device) -> torch.device:
     return device
 
 
+def counted(config: Config) -> Config:
+    """With the number of processes, by which runs differ."""
+    world, asked = place()[1], config.train.processes
+    if asked not in (1, world):
+        raise UserError(
+            f"--train.processes {asked}: start them with torchrun --nproc-per-node {asked} -m longtail train"
+        )
+    return replace(config, train=replace(config.train, processes=world))
+
+
 def leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -64,20 +76,38 @@ def largest(value: int) -> int:
     return int(found)
 
 
-def by_first(work: Callable[[], T]) -> T:
+def by_first(work: Callable[..., T], *args: Any) -> T:
     """What the first process finds is what all have, be it a value or a UserError."""
     if not several():
-        return work()
+        return work(*args)
     found: list[Any] = [None, None]
     if is_first():
         try:
-            found[0] = work()
-        except UserError as error:
-            found[1] = error
+            found[0] = work(*args)
+        except Exception as error:
+            found[1] = error if isinstance(error, UserError) else RunError(f"the first process failed: {error!r}")
+            dist.broadcast_object_list(found)
+            raise
     dist.broadcast_object_list(found)
     if found[1] is not None:
         raise found[1]
     return found[0]
+
+
+def in_turn(work: Callable[[], T]) -> T:
+    """The first process of each machine, then the others: what it fetches is there for all of them."""
+    if not several():
+        return work()
+    first = os.environ.get("LOCAL_RANK", "0") == "0"
+    found = [work()] if first else []
+    largest(0)  # all meet here
+    return found[0] if first else work()
+
+
+def check_same(value: object, otherwise: str) -> None:
+    """That all processes have what the first has."""
+    if by_first(lambda: value) != value:
+        raise Alone(f"process {place()[0]} has {otherwise}")
 
 
 def of_each(x: Tensor) -> Tensor:
@@ -90,15 +120,27 @@ def own(x_W: Tensor) -> Tensor:
     return x_W[place()[0]] if several() else x_W
 
 
+def smallest(x: Tensor) -> Tensor:
+    """Number by number, over all processes."""
+    if several():
+        x = x.clone()
+        dist.all_reduce(x, dist.ReduceOp.MIN)
+    return x
+
+
+def mean(x: Tensor) -> Tensor:
+    return total(x) / place()[1] if several() else x
+
+
 @torch.no_grad()
 def average(method: Method) -> None:
     """Gradients, and the statistics that each process has of its own images; in one conversation."""
     if not several():
         return
     mine = [p.grad for p in method.parameters() if p.grad is not None] + statistics(method)
-    flat = total(torch.cat([x.flatten() for x in mine])) / place()[1]
-    for x, mean in zip(mine, flat.split([x.numel() for x in mine]), strict=True):
-        x.copy_(mean.view(x.shape))
+    flat = mean(torch.cat([x.flatten() for x in mine]))
+    for x, new in zip(mine, flat.split([x.numel() for x in mine]), strict=True):
+        x.copy_(new.view(x.shape))
 
 
 def statistics(method: Method) -> list[Tensor]:
@@ -116,3 +158,15 @@ def make_alike(method: Method) -> None:
             same = x.contiguous()
             dist.broadcast(same, 0)
             x.copy_(same)
+
+
+def part(method: Method, seed: int) -> None:
+    """From here on the processes have the same weights and draw apart (dropout); the first as it would alone."""
+    make_alike(method)
+    if not is_first():
+        torch.manual_seed(derive_seed("process", seed, place()[0]))
+
+
+def is_lost(error: Exception) -> bool:
+    """Whether it is that another process has gone."""
+    return several() and (isinstance(error, dist.DistError) or "gloo" in str(error).lower())

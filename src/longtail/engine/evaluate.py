@@ -17,11 +17,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from longtail import methods, runs
+from longtail.data import samplers
 from longtail.data.sources import DataSet, Source, load
 from longtail.engine.device import choose_device, place
+from longtail.engine.distributed import by_first
 from longtail.engine.examples import write_examples
 from longtail.errors import UserError
 from longtail.metrics import evaluate_predictions
+from longtail.models.collective import gather
 from longtail.views import Views
 
 KNN = 20  # neighbours
@@ -45,13 +48,19 @@ def in_test_mode(method: methods.Method) -> Iterator[None]:
 
 
 def features_of(method: methods.Method, source: Source, views: Views, device: torch.device, batch: int) -> Tensor:
-    """Trunk features of every image, without augmentation."""
-    parts = []
+    """Trunk features of every image, without augmentation. Several processes have a stretch of them each."""
+    parts, rows = [], stretch(len(source.labels), *samplers.place())
     with in_test_mode(method):
-        for start in range(0, len(source.labels), batch):
-            images = torch.from_numpy(source.images[start : start + batch]).permute(0, 3, 1, 2).to(device)
+        for start in range(0, len(rows), batch):
+            images = torch.from_numpy(source.images[rows[start : start + batch]]).permute(0, 3, 1, 2).to(device)
             parts.append(method.features(views.plain(images)))
-    return torch.cat(parts)
+    return gather(torch.cat(parts))[: len(source.labels)]
+
+
+def stretch(n: int, rank: int, world: int) -> np.ndarray:
+    """The rows of process `rank`; all have equally many, so that behind the last row it stands again."""
+    each = -(-n // world)
+    return (rank * each + np.arange(each)).clip(max=n - 1)
 
 
 def balanced_accuracy(method: methods.Method, source: Source, views: Views, device: torch.device, batch: int) -> float:
@@ -103,11 +112,18 @@ def peak_memory(device: torch.device) -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def measure(
+def features_of_both(
     method: methods.Method, data: DataSet, views: Views, device: torch.device, batch: int
-) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
-    """The metrics, and the logits and features of the test set they come from."""
+) -> tuple[Tensor, Tensor]:
+    """Of the training and of the test images."""
     train_ND, test_MD = (features_of(method, s, views, device, batch) for s in (data.train, data.test))
+    return train_ND, test_MD
+
+
+def measure(
+    method: methods.Method, data: DataSet, views: Views, device: torch.device, train_ND: Tensor, test_MD: Tensor
+) -> tuple[dict[str, Any], np.ndarray]:
+    """The metrics, and the logits of the test set they come from."""
     with in_test_mode(method):
         logits, figures = method.classify(test_MD).float().cpu().numpy(), method.figures(test_MD)
     y_N, y_M = (torch.from_numpy(s.labels).to(device) for s in (data.train, data.test))
@@ -115,7 +131,7 @@ def measure(
     metrics["knn_top1"] = knn_top1(train_ND, y_N, test_MD, y_M)
     metrics["latency_b64"] = latency(method, data.test, views, device)
     metrics |= figures
-    return metrics, logits, test_MD.cpu().numpy()
+    return metrics, logits
 
 
 def finish(
@@ -130,13 +146,18 @@ def finish(
     """Measure the last epoch's network and write the files of a finished run; metrics.json comes last and says so.
 
     `cost` is what training took: seconds, setup_seconds (compiling and capturing), together (the runs that shared the device
-    and these seconds), peak_memory (bytes, of all of them).
+    and these seconds), peak_memory (bytes, of all of them). Several processes compute the features; the first does the rest.
     """
-    save_file({k: v.contiguous() for k, v in method.net.state_dict().items()}, folder / runs.MODEL)
-    metrics, logits, features = measure(method, data, views, device, batch)
-    metrics |= cost
-    write_results(folder, data, metrics, logits, features)
-    return metrics
+    train_ND, test_MD = features_of_both(method, data, views, device, batch)
+
+    def written() -> dict[str, Any]:
+        save_file({k: v.contiguous() for k, v in method.net.state_dict().items()}, folder / runs.MODEL)
+        metrics, logits = measure(method, data, views, device, train_ND, test_MD)
+        metrics |= cost
+        write_results(folder, data, metrics, logits, test_MD.cpu().numpy())
+        return metrics
+
+    return by_first(written)
 
 
 def write_results(
@@ -181,7 +202,8 @@ def evaluate_one(record: runs.Run, data_root: Path | None, device_name: str) -> 
         reason = str(error).splitlines()[0]
         raise UserError(f"{path} does not hold the network of config.json ({reason}): train it again") from error
     views = Views(config.views, config.data.image_size)
-    metrics, logits, features = measure(method, data, views, device, config.train.batch_size)
+    train_ND, test_MD = features_of_both(method, data, views, device, config.train.batch_size)
+    metrics, logits = measure(method, data, views, device, train_ND, test_MD)
     metrics |= {k: record.metrics[k] for k in COST if k in record.metrics}
-    write_results(record.folder, data, metrics, logits, features)
+    write_results(record.folder, data, metrics, logits, test_MD.cpu().numpy())
     return metrics
