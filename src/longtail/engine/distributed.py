@@ -117,7 +117,7 @@ def of_each(x: Tensor) -> Tensor:
 
 def own(x_W: Tensor) -> Tensor:
     """This process's part of what `of_each` made."""
-    return x_W[place()[0]] if several() else x_W
+    return x_W[place()[0]].clone() if several() else x_W  # torch's generators fail on a part of a tensor
 
 
 def smallest(x: Tensor) -> Tensor:
