@@ -38,10 +38,27 @@ def start(device: torch.device) -> torch.device:
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        # The host's own words (decisions, errors) go by gloo, for which no device waits.
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+        try:
+            meet(device)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            advice = "see --rdzv-endpoint of torchrun, and $GLOO_SOCKET_IFNAME"
+            raise RunError(f"the processes do not find one another ({reason}): {advice}") from error
         atexit.register(leave)
     return device
+
+
+def meet(device: torch.device) -> None:
+    """Where torchrun has started the processes again, at another place: what dead ones left there leads nowhere.
+
+    How often it has is known for sure on a single machine only; $TORCH_DISABLE_SHARE_RDZV_TCP_STORE is for several.
+    """
+    store, rank, world = next(iter(dist.rendezvous("env://")))
+    if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+        store = dist.PrefixStore("attempt " + os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+    # The host's own words (decisions, errors) go by gloo, for which no device waits.
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
 
 
 def counted(config: Config) -> Config:
