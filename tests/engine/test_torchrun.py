@@ -22,10 +22,10 @@ WORLD, EPOCHS = 2, 24
 FLAGS = ["--method", "paco", "--train.batch_size", "32", "--train.epochs", str(EPOCHS), "--train.checkpoint_every", "1"]
 
 
-def torchrun(out: Path, *more: str, world: int = WORLD, restarts: int = 0) -> subprocess.Popen[str]:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+def torchrun(out: Path, *more: str, restarts: int = 0, device: str = "cpu") -> subprocess.Popen[str]:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(WORLD)]
     command = [sys.executable, *launcher, "--max-restarts", str(restarts), "-m", "longtail", "train", "digits-lt"]
-    flags = [*FLAGS, "--train.device", "cpu", "--log.progress", "plain", "--out", str(out), *more]
+    flags = [*FLAGS, "--train.device", device, "--log.progress", "plain", "--out", str(out), *more]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
     said = open(f"{out}.txt", "w")  # noqa: SIM115
     return subprocess.Popen([*command, *flags], env=environment, stdout=said, stderr=subprocess.STDOUT, text=True)
