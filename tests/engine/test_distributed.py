@@ -225,3 +225,9 @@ def test_what_the_first_process_cannot_do_all_are_told(tmp_path):
         train(replace(config, train=replace(config.train, processes=1)), tmp_path, resume=True)
     with pytest.raises(UserError, match="torchrun --nproc-per-node 2 -m longtail train"):
         train(config, tmp_path / "new")
+
+
+def test_processes_do_not_share_a_gpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(UserError, match="4 processes share 2 GPUs: torchrun --nproc-per-node 2, or"):
+        distributed.own_gpu(0, 4)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from longtail import __version__
 from longtail.cli import arguments, verbs
 from longtail.errors import Alone, UserError, unknown
+from longtail.progress import speaks
 
 VERBS: dict[str, tuple[type, Callable[[list[str]], int | None]]] = {
     "demo": (arguments.Demo, verbs.run_demo),
@@ -30,7 +31,7 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         return dispatch(args)
     except UserError as error:
-        if isinstance(error, Alone) or os.environ.get("LOCAL_RANK", "0") == "0":
+        if speaks() or isinstance(error, Alone):
             print("longtail: " + " ".join(str(error).split()), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

@@ -32,11 +32,7 @@ def start(device: torch.device) -> torch.device:
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         return device
     if device.type == "cuda":
-        local = int(os.environ["LOCAL_RANK"])
-        if local >= torch.cuda.device_count():
-            raise UserError(f"torchrun: process {local} has no GPU: --nproc-per-node {torch.cuda.device_count()}")
-        device = torch.device("cuda", local)
-        torch.cuda.set_device(device)
+        device = own_gpu(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
     if not dist.is_initialized():
         try:
             meet(device)
@@ -46,6 +42,17 @@ def start(device: torch.device) -> torch.device:
             raise RunError(f"the processes do not find one another ({reason}): {advice}") from error
         atexit.register(leave)
     return device
+
+
+def own_gpu(rank: int, processes: int) -> torch.device:
+    """Of process `rank` among those of this machine."""
+    there = torch.cuda.device_count()
+    if processes > there:
+        raise UserError(
+            f"{processes} processes share {there} GPUs: torchrun --nproc-per-node {there}, or --train.device cpu"
+        )
+    torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)
 
 
 def meet(device: torch.device) -> None:
