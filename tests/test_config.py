@@ -7,7 +7,18 @@ from pathlib import Path
 import pytest
 
 from longtail import recipes
-from longtail.config import Config, DataConfig, OptimConfig, PaCo, SupCon, TrainConfig, differences, from_dict, to_dict
+from longtail.config import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    PaCo,
+    SupCon,
+    TrainConfig,
+    differences,
+    from_dict,
+    to_dict,
+)
 from longtail.errors import UserError
 
 EVERY = [(r, m) for r in recipes.RECIPES for m in recipes.METHODS]
@@ -53,6 +64,8 @@ def test_bad_json_names_the_place(change, says):
         (lambda: Config(optim=OptimConfig(schedule="step", milestones=(300,))), "300 is never reached, .* such as 0.8"),
         (lambda: Config(method=PaCo(), train=TrainConfig(batch_size=1)), "needs two images: try 2"),
         (lambda: SupCon(linear_epochs=0), "at least 1"),
+        (lambda: ModelConfig(ghost=1), "--model.ghost 1: it must be at least 2 images"),
+        (lambda: Config(model=ModelConfig(norm="sync"), method=PaCo(key_norm="shuffled")), "nothing to mix: use"),
     ],
 )
 def test_bad_values_say_what_to_do(make, says):

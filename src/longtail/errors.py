@@ -17,6 +17,10 @@ class RunError(UserError):
     exit_code = 1
 
 
+class Alone(RunError):
+    """It happened to one process among several, which says so itself; of what happens to all the first speaks."""
+
+
 class Interrupted(RunError):
     """Ctrl-C or SIGTERM, after everything was saved; the exit code is the shell's for that signal."""
 

@@ -1,5 +1,6 @@
 """How far a long walk over many items has come: a bar on a terminal, and elsewhere a line now and then."""
 
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -10,8 +11,16 @@ T = TypeVar("T")
 EVERY = 20.0  # seconds between lines where there is no terminal
 
 
+def speaks() -> bool:
+    """One process does, or of those that torchrun has started on this machine the first."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
 def shown(items: Iterable[T], total: int, what: str) -> Iterator[T]:
     """The items, one by one; of few items nothing is shown."""
+    if not speaks():
+        yield from items
+        return
     if sys.stderr is not None and sys.stderr.isatty():
         yield from _bar(items, total, what)
         return

@@ -19,7 +19,7 @@ from longtail.config import Config, DataConfig
 from longtail.data import decode, stream
 from longtail.data.decode import BadImage, decode_whole
 from longtail.data.jpeg import Header, read_header
-from longtail.data.loader import ResidentLoader, StreamLoader, in_turn, make_loader
+from longtail.data.loader import ResidentLoader, StreamLoader, frames_of, make_loader
 from longtail.data.pool import OnDisk, Source
 from longtail.data.sources import load
 from longtail.data.stream import AHEAD, Reader
@@ -216,11 +216,11 @@ def test_a_loader_beside_another_draws_on_its_own():
     loader.close(), other.close()
 
 
-def test_every_image_once_in_turn():
+def test_chosen_images_come_in_their_order():
     for s in (source(), resident()):
-        found = [frames.images[:, 0, 0, 0] for frames in in_turn(s, 10, CPU)]
+        found = [frames.images[:, 0, 0, 0] for frames in frames_of(s, np.arange(43), 10, CPU)]
         assert [len(part) for part in found] == [10, 10, 10, 10, 3] and torch.cat(found).tolist() == list(range(43))
-        assert next(in_turn(s, 3, CPU, np.array([4, 2, 9]))).images[:, 0, 0, 0].tolist() == [4, 2, 9]
+        assert next(frames_of(s, np.array([4, 2, 9]), 3, CPU)).images[:, 0, 0, 0].tolist() == [4, 2, 9]
 
 
 # A training
@@ -299,7 +299,9 @@ def test_what_auto_loads(folder, monkeypatch):
 def test_streamed_digits_are_the_resident_ones():
     files, memory = (load(DataConfig(name="digits", image_size=8, load=how)) for how in ("stream", "resident"))
     assert files.checksum == memory.checksum and files.train.labels.tolist() == memory.train.labels.tolist()
-    for streamed, kept in zip(in_turn(files.test, 100, CPU), in_turn(memory.test, 100, CPU), strict=True):
+    every = np.arange(len(files.test.labels))
+    parts = (frames_of(data.test, every, 100, CPU) for data in (files, memory))
+    for streamed, kept in zip(*parts, strict=True):
         assert torch.equal(streamed.images[:, :, :8, :8], kept.images) and (streamed.size_N2 == 8).all()
 
 
@@ -323,5 +325,5 @@ def test_bad_images_stop_a_streamed_training_or_are_left_out(folder, tmp_path):
 
 def test_canvases_are_no_larger_than_asked_for(folder):
     data = load(config(folder, resolution=64).data)
-    frames = next(in_turn(data.train, 38, CPU))
+    frames = next(frames_of(data.train, np.arange(38), 38, CPU))
     assert frames.images.shape == (38, 3, 64, 64) and frames.size_N2.max() <= 64 and stream.AHEAD < 10

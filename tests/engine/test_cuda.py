@@ -13,6 +13,7 @@ from longtail.engine.run import Run
 from longtail.engine.train import train
 from longtail.errors import RunError
 from tests.conftest import tiny
+from tests.engine.test_torchrun import torchrun
 from tests.engine.test_train import load_once, log_of, run_until, state_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -105,6 +106,30 @@ def test_every_method_captured_leaves_the_very_state_of_the_eager_one(method, tm
             config = replace(config, method=replace(config.method, drw_from=0.5))
         states[step] = state_of(run_until(config, tmp_path / step, device=torch.device("cuda")))
     assert all(torch.equal(states["eager"][k], states["captured"][k]) for k in states["eager"])
+
+
+@pytest.mark.parametrize("norm", ["ghost", "sync"])
+def test_other_norms_and_shuffled_keys_are_captured(norm, tmp_path):
+    states = {}
+    for step in ("eager", "captured"):
+        config = tiny("paco", device="cuda", precision="fp32", step=step)
+        key_norm = "shuffled" if norm == "ghost" else "batch"
+        config = replace(
+            config,
+            model=replace(config.model, norm=norm, ghost=16),
+            method=replace(config.method, key_norm=key_norm),
+        )
+        states[step] = state_of(run_until(config, tmp_path / step, device=torch.device("cuda")))
+    assert all(torch.equal(states["eager"][k], states["captured"][k]) for k in states["eager"])
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_train_one_run(tmp_path):
+    """NCCL; and the test images are counted once."""
+    out = tmp_path / "two"
+    assert torchrun(out, device="cuda").wait(300) == 0
+    metrics = json.loads((out / "seed0" / runs.METRICS).read_text())
+    assert metrics["top1"] > 70 and sum(map(sum, metrics["confusion"])) == 400
 
 
 @pytest.mark.parametrize("method", ["ce", "supcon", "paco", "mislas", "bbn", "ride-2", "gpaco"])

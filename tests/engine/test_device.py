@@ -2,13 +2,16 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
+from longtail import recipes
 from longtail.config import TrainConfig
-from longtail.engine.device import REPAID, REPAID_FUSED, can_compile, check_step, compiling_pays, products_in
+from longtail.engine.device import REPAID, REPAID_FUSED, can_compile, check_step, compiling_pays, fits, products_in
 from longtail.errors import UserError
+from longtail.models.backbones import make_body
 
 CUDA = torch.device("cuda")  # need not be there
 
@@ -81,3 +84,11 @@ def test_a_compiler_may_be_named_by_the_environment(monkeypatch):
     assert can_compile(CUDA) and not can_compile(torch.device("cpu"))
     monkeypatch.setenv("CXX", "/opt/mine")
     assert can_compile(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("norm", ["batch", "ghost", "sync"])
+def test_our_kernels_know_no_other_norm(norm):
+    """They normalise by the batch."""
+    config = recipes.cifar100_lt("paco")
+    config = replace(config, model=replace(config.model, norm=norm))
+    assert fits(make_body("resnet32_cifar"), config) == (norm == "batch")

@@ -1,6 +1,5 @@
 """What happens to long jobs, with real processes: killed at any moment, a disk that is full."""
 
-import multiprocessing
 import os
 import random
 import subprocess
@@ -16,11 +15,9 @@ from longtail import runs
 from longtail.engine.train import train
 from tests.conftest import tiny
 from tests.engine.test_train import log_of
+from tests.processes import SERVER
 
 EPOCHS = 8
-# Children of a server that has imported torch once: a start takes a fraction of a second.
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["longtail.engine.train"])
 
 
 def start(method: str, out: Path):

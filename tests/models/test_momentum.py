@@ -1,19 +1,18 @@
 """The queue against a plain list, the moving average against its formula, and two processes against one another."""
 
-import os
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
-
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from longtail import methods
+from longtail.methods import Batch
+from longtail.models.beside import Beside
 from longtail.models.momentum import EMPTY, LabelledQueue, MomentumNetwork
+from tests.conftest import tiny
+from tests.processes import together
 
 D = 3
-ROOT = Path(__file__).parents[2]
 
 
 def batches(sizes, seed=0):
@@ -62,42 +61,25 @@ def test_queue_state_survives_a_checkpoint():
     assert one.position == two.position
 
 
-RANK_OF_PACO = """
-    import sys, torch, torch.distributed as dist
-    from tests.conftest import tiny
-    from longtail import methods
-    from longtail.methods import Batch
-    from longtail.models.beside import Beside
-    rank, path = int(sys.argv[1]), sys.argv[2]
-    dist.init_process_group("gloo", init_method=f"file://{path}/rendezvous", rank=rank, world_size=2)
+def trained_paco() -> dict[str, torch.Tensor]:
+    """In one of two processes: three steps on batches of its own, with gradients summed."""
     torch.manual_seed(0)
     method = methods.make(tiny("paco"), list(range(10, 0, -1)))
     learning = [p for p in method.parameters() if p.requires_grad]
-    optimiser, g = torch.optim.SGD(learning, lr=0.1), torch.Generator().manual_seed(rank)
+    optimiser, g = torch.optim.SGD(learning, lr=0.1), torch.Generator().manual_seed(dist.get_rank())
     for _ in range(3):
         x = torch.randn(2, 6, 3, 8, 8, generator=g)
         method.loss(Batch(*x, torch.randint(10, (6,), generator=g)))["loss"].backward()
-        for p in learning:  # what a data-parallel wrapper does
+        for p in learning:
             dist.all_reduce(p.grad)
-        method.after_backward(Beside(torch.device('cpu')))
+        method.after_backward(Beside(torch.device("cpu")))
         optimiser.step(), optimiser.zero_grad(), method.after_step()
-    torch.save({n: t for n, t in method.state_dict().items() if "running" not in n}, f"{path}/{rank}.pt")
-    dist.destroy_process_group()
-"""
-
-
-def states_of_two(script, path):
-    """The states that two real processes over gloo save."""
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
-    ranks = [subprocess.Popen([*command, str(r), str(path)], env=environment) for r in (0, 1)]
-    assert [p.wait(120) for p in ranks] == [0, 0]
-    return [torch.load(path / f"{r}.pt", weights_only=True) for r in (0, 1)]
+    return {n: t for n, t in method.state_dict().items() if "running" not in n}
 
 
 def test_key_network_and_queue_are_the_same_on_two_processes(tmp_path):
     """PaCo on different batches with averaged gradients: only batch norm's running averages are a process's own."""
-    one, two = states_of_two(RANK_OF_PACO, tmp_path)
+    one, two = together(2, tmp_path, trained_paco)
     assert all(torch.equal(one[n], two[n]) for n in one) and (one["queue.labels_K"] >= 0).sum() == 36
     assert not torch.equal(one["key.net.1.0.weight"], one["G.0.weight"])
 
@@ -134,22 +116,16 @@ def test_norm_batch_uses_the_batch_and_norm_ema_does_not():
     assert not torch.allclose(moved, kept) and batch.net[1].running_mean.any() and not ema.net[1].running_mean.any()
 
 
-RANK = """
-    import sys, torch, torch.distributed as dist
-    from longtail.models.momentum import LabelledQueue
-    rank, path = int(sys.argv[1]), sys.argv[2]
-    dist.init_process_group("gloo", init_method=f"file://{path}/rendezvous", rank=rank, world_size=2)
-    queue, g = LabelledQueue(7, 3), torch.Generator().manual_seed(rank)
+def pushed() -> dict[str, torch.Tensor]:
+    queue, g = LabelledQueue(7, D), torch.Generator().manual_seed(dist.get_rank())
     for n in (2, 5, 1):
-        queue.push(torch.randn(n, 3, generator=g), torch.randint(9, (n,), generator=g))
-    torch.save(queue.state_dict(), f"{path}/{rank}.pt")
-    dist.destroy_process_group()
-"""
+        queue.push(torch.randn(n, D, generator=g), torch.randint(9, (n,), generator=g))
+    return queue.state_dict()
 
 
 def test_queue_is_the_same_on_two_processes(tmp_path):
     """Two real processes over gloo: both hold what one process would that sees rank 0's keys, then rank 1's."""
-    states = states_of_two(RANK, tmp_path)
+    states = together(2, tmp_path, pushed)
     alone, streams = LabelledQueue(7, D), [torch.Generator().manual_seed(r) for r in (0, 1)]
     for n in (2, 5, 1):
         parts = [(torch.randn(n, D, generator=g), torch.randint(9, (n,), generator=g)) for g in streams]

@@ -1,12 +1,14 @@
 """The verbs. tyro lives here and nowhere else; torch is imported only once a verb has understood its arguments."""
 
 import io
+import os
 import sys
 from collections.abc import Callable, Sequence
 
 from longtail import __version__
 from longtail.cli import arguments, verbs
-from longtail.errors import UserError, unknown
+from longtail.errors import Alone, UserError, unknown
+from longtail.progress import speaks
 
 VERBS: dict[str, tuple[type, Callable[[list[str]], int | None]]] = {
     "demo": (arguments.Demo, verbs.run_demo),
@@ -29,7 +31,8 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         return dispatch(args)
     except UserError as error:
-        print("longtail: " + " ".join(str(error).split()), file=sys.stderr)
+        if speaks() or isinstance(error, Alone):
+            print("longtail: " + " ".join(str(error).split()), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("longtail: interrupted", file=sys.stderr)
@@ -48,6 +51,8 @@ def dispatch(args: list[str]) -> int:
         return 0
     if args[0] not in VERBS:
         raise unknown("command", args[0], VERBS)
+    if args[0] != "train" and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise UserError(f"torchrun is for `longtail train`: run `longtail {args[0]}` without")
     return VERBS[args[0]][1](args[1:]) or 0
 
 

@@ -38,13 +38,16 @@ def run_train(args: list[str]) -> None:
     given = parse(Train, "train", args, Train(recipe=name, **sections))
     config = replace(config, **{s: getattr(given, s) for s in sections})
 
+    from longtail.engine.distributed import is_first
     from longtail.engine.train import train
     from longtail.report.table import table
 
     chosen = (given.setting, given.network, given.augment)
     out = given.out or default_out(name, given.method_name or config.method.name, config, *chosen)
-    show_tables(table(train(config, out, given.resume)))
-    print(f"written to {out}")
+    folders = train(config, out, given.resume)
+    if is_first():
+        show_tables(table(folders))
+        print(f"written to {out}")
 
 
 def sections_of(config: Config, *names: str) -> dict[str, Any]:

@@ -74,6 +74,9 @@ class Config(Section):
             raise UserError(
                 "--train.batch_size 1: batch norm in G needs two images: try 2, or --method.no_projection_norm"
             )
+        if self.model.norm == "sync" and getattr(self.method, "key_norm", "") == "shuffled":
+            advice = "there is nothing to mix: use --method.key_norm batch, or --model.norm batch"
+            raise UserError(f"--model.norm sync has one batch of all processes, so that {advice}")
 
     def identity(self) -> dict[str, Any]:
         """What makes two runs repetitions of one another: everything but seeds, place, display and speed."""

@@ -49,6 +49,10 @@ class DataConfig(Section):
     download: bool = True
     """Let torchvision fetch a missing archive."""
 
+    @property
+    def may_download(self) -> bool:
+        return self.download and self.name.startswith("cifar")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("train_list", "test_list"):  # a run folder is read from elsewhere
@@ -138,14 +142,15 @@ class ModelConfig(Section):
     """`last-block`: the convolutions before the last block of a ResNet stay as they are, and their batch norms learn; for a
     pretrained network, as released PaCo has it on Places-LT."""
     norm: Literal["batch", "ghost", "sync"] = "batch"
-    """Whose statistics batch norm takes in training: those of the process's batch, of groups of `ghost` images each, or of the
-    batches of all processes together."""
+    """Batch norm by the images of a process's batch; of groups of these, as several processes would have them; or of all
+    processes (torchrun) together."""
     ghost: int = 32
-    """Images of a group of norm `ghost`: 128 in groups of 32 stand in for 4 processes of 32."""
+    """Norm `ghost`: images of a group, at least (views, where two of an image go through the network at once): 128 in groups of
+    32 stand in for 4 processes of 32."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.ghost >= 1, "model.ghost", self.ghost, "at least 1: try 32")
+        require(self.ghost >= 2, "model.ghost", self.ghost, "at least 2 images: try 32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +199,7 @@ class TrainConfig(Section):
     epochs: int = 200
     """Passes over the training images (of the first stage, where a method has two)."""
     batch_size: int = 128
-    """Images per forward pass."""
+    """Images per forward pass of a process: N processes (torchrun) make a step of N times as many."""
     accumulate: int = 1
     """Batches whose gradients are averaged into one step (an epoch's remainder is left out)."""
     sampler: Sampler = "uniform"
@@ -211,9 +216,12 @@ class TrainConfig(Section):
     step: Literal["auto", "eager", "captured", "compiled", "fused"] = "auto"
     """`eager`: plain torch; `captured`: on CUDA the step is one graph; `compiled`: its networks go through torch.compile as
     well; `fused`: what our own kernels know (CIFAR ResNets, small views; bf16) runs by them; `auto`: fused, else compiled where
-    the run is long enough to repay it, else captured."""
+    the run is long enough to repay it, else captured. Steps of several processes (torchrun) are never captured."""
     together: int = 4
-    """On CUDA, seeds trained side by side in one process, as branches of one captured step."""
+    """On CUDA, seeds trained side by side in one process, as branches of one captured step; several processes (torchrun) train
+    one seed after the other."""
+    processes: int = 1
+    """Processes that train a run; not for you to set: torchrun says how many."""
     checkpoint_every: int = 10
     """Epochs between checkpoints (Ctrl-C and SIGTERM save at once)."""
     validate_every: int = 10
@@ -222,7 +230,7 @@ class TrainConfig(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(1 <= self.together <= 8, "train.together", self.together, "between 1 and 8")
-        for name in ("epochs", "batch_size", "accumulate", "checkpoint_every", "validate_every"):
+        for name in ("epochs", "batch_size", "accumulate", "processes", "checkpoint_every", "validate_every"):
             require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "at least 1")
         distinct = len(set(self.seeds)) == len(self.seeds) > 0 and all(0 <= s < 2**31 for s in self.seeds)
         require(distinct, "train.seeds", self.seeds, "distinct whole numbers from 0: try --train.seeds 0 1 2")

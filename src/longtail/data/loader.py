@@ -174,10 +174,9 @@ def make_loader(source: Source, batch_size: int, seed: int, device: torch.device
     return ResidentLoader(source, batch_size, seed, device, twin if isinstance(twin, ResidentLoader) else None)
 
 
-def in_turn(source: Source, batch: int, device: torch.device, chosen: IntArray | None = None) -> Iterator[Frames]:
-    """Every image of a source, or the chosen ones, as they come: batch after batch, the last one smaller."""
-    every = np.arange(len(source.labels)) if chosen is None else chosen
-    parts = (every[first : first + batch] for first in range(0, len(every), batch))
+def frames_of(source: Source, chosen: IntArray, batch: int, device: torch.device) -> Iterator[Frames]:
+    """The chosen images of a source in their order: batch after batch, the last one smaller."""
+    parts = (chosen[first : first + batch] for first in range(0, len(chosen), batch))
     if isinstance(source.images, OnDisk):
         yield from Reader(source.images, device).batches(parts)
         return

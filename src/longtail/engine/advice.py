@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 
 from longtail import runs
+from longtail.config import TrainConfig
+from longtail.data.samplers import place
 from longtail.engine.meter import NonFinite
 from longtail.engine.run import Run
 
@@ -45,6 +47,12 @@ def advise_batch(run: Run, advance: Callable[[Run], None]) -> str:
             return f"out of memory at batch size {given}: {size} fits; try {keep}"
         size //= 2
     return f"out of memory on {run.device} even at a batch of two: try a smaller --model.name or --data.image_size"
+
+
+def advise_several(train: TrainConfig) -> str:
+    """As `advise_batch`, of one process among several, which cannot try a step without the others."""
+    half = f"--train.batch_size {max(train.batch_size // 2, 1)} --train.accumulate {2 * train.accumulate}"
+    return f"process {place()[0]}: out of memory at batch size {train.batch_size}: try {half}"
 
 
 def _fits(run: Run, advance: Callable[[Run], None], size: int) -> bool:

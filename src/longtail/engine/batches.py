@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from longtail.data.loader import Loader
-from longtail.data.samplers import derive_seed
+from longtail.data.samplers import derive_seed, place
 from longtail.engine.capture import Captured
 from longtail.methods import Batch, Mixed, Stage
 from longtail.views import Views
@@ -85,7 +85,8 @@ class Batches:
             for loader in (self.loader, self.partner):
                 if loader is not None:
                     loader.seek(epoch, (index - index % self.ahead) * self.accumulate)
-            self.rng.manual_seed(derive_seed("views", self.loader.seed, self.stage, first))
+            rank = place()[0]  # each process draws its own
+            self.rng.manual_seed(derive_seed("views", self.loader.seed, self.stage, first, *([rank] if rank else [])))
             self.make()
             self.first = first
         self.cursor.fill_((step - first) * self.accumulate)

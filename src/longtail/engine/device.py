@@ -62,7 +62,9 @@ def matmul_switches() -> tuple[str, str] | None:
 
 
 def check_step(train: TrainConfig, device: torch.device) -> None:
-    """Whether steps can be made here the way that is asked for."""
+    """Whether steps can be made here the way that is asked for. What processes tell one another is not captured."""
+    if train.step == "captured" and train.processes > 1:
+        raise UserError("--train.step captured: steps of several processes are not captured: use auto")
     if train.step == "fused" and not uses_kernels(train, device):
         raise UserError("--train.step fused: our kernels want bf16 and a CUDA GPU of capability 8 or more: use auto")
     if train.step == "compiled" and not can_compile(device):
@@ -77,7 +79,7 @@ def uses_kernels(train: TrainConfig, device: torch.device) -> bool:
 def fits(net: nn.Module, config: Config) -> bool:
     """Whether our kernels know how to train this network."""
     known = isinstance(net, CifarResNet) and config.data.image_size == FUSED_SIDE
-    return known and config.train.channels_last
+    return known and config.train.channels_last and config.model.norm == "batch"
 
 
 def compiling_pays(train: TrainConfig, device: torch.device, steps: int, fused: bool) -> bool:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,14 +17,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from longtail import methods, runs
-from longtail.data.loader import in_turn
+from longtail.data import samplers
+from longtail.data.loader import frames_of
 from longtail.data.pool import class_counts
 from longtail.data.sources import DataSet, Source, load
 from longtail.engine.device import choose_device, place
+from longtail.engine.distributed import by_first
 from longtail.engine.examples import write_examples
 from longtail.engine.predictions import LOGITS_AT_ONCE, Predictions, logits_of, predict
 from longtail.errors import UserError
 from longtail.metrics import evaluate_guesses
+from longtail.models.collective import gather
 from longtail.views import Views
 
 KNN = 20  # neighbours
@@ -32,6 +35,7 @@ KNN_IMAGES = 100_000  # training images that are neighbours, at most; of more, a
 KNN_TAU = 0.07  # a neighbour votes with exp(cosine similarity / KNN_TAU)
 FEATURES_KEPT = 10_000
 LATENCY_BATCH = 64
+LATENCY_BLOCK = 20  # passes: what else the machine does now and then is no part of the network
 LATENCY_SECONDS = 0.5  # after so long fewer passes must do
 COST = ("seconds", "setup_seconds", "together", "peak_memory")  # of training
 
@@ -56,12 +60,18 @@ def features_of(
     batch: int,
     chosen: np.ndarray | None = None,
 ) -> Tensor:
-    """Trunk features of every image, or of the chosen ones, without augmentation."""
-    parts = []
+    """Trunk features of every image, or of the chosen ones, without augmentation. Several processes have a stretch each."""
+    every = np.arange(len(source.labels)) if chosen is None else chosen
+    mine = every[stretch(len(every), *samplers.place())]
     with in_test_mode(method):
-        for frames in in_turn(source, batch, device, chosen):
-            parts.append(method.features(views.plain(*frames)))
-    return torch.cat(parts)
+        parts = [method.features(views.plain(*frames)) for frames in frames_of(source, mine, batch, device)]
+    return gather(torch.cat(parts))[: len(every)]
+
+
+def stretch(n: int, rank: int, world: int) -> np.ndarray:
+    """The rows of process `rank`; all have equally many, so that behind the last row it stands again."""
+    each = -(-n // world)
+    return (rank * each + np.arange(each)).clip(max=n - 1)
 
 
 def balanced_accuracy(method: methods.Method, source: Source, views: Views, device: torch.device, batch: int) -> float:
@@ -88,13 +98,13 @@ def knn_top1(train_ND: Tensor, y_N: Tensor, test_MD: Tensor, y_M: Tensor, k: int
 
 
 def latency(method: methods.Method, source: Source, views: Views, device: torch.device, repeats: int = 100) -> float:
-    """Median milliseconds of the deployable network on 64 images already on the device.
+    """Milliseconds of the deployable network on 64 images already on the device: the median of the quietest passes in a row.
 
     They are real ones, spread over the set: how long a router takes depends on what it sees. Nothing is compiled, however the
     method was trained.
     """
     some = np.linspace(0, len(source.labels) - 1, LATENCY_BATCH).round().astype(int)  # fewer images come more than once
-    x = views.plain(*next(in_turn(source, LATENCY_BATCH, device, some)))
+    x = views.plain(*next(frames_of(source, some, LATENCY_BATCH, device)))
     if any(p.is_contiguous(memory_format=torch.channels_last) for p in method.parameters() if p.dim() == 4):
         x = x.to(memory_format=torch.channels_last)
     times: list[float] = []
@@ -105,7 +115,9 @@ def latency(method: methods.Method, source: Source, views: Views, device: torch.
             if device.type == "cuda":
                 torch.cuda.synchronize()
             times.append(time.perf_counter() - start)
-    return 1000 * statistics.median(times[3:])  # the first three choose kernels and fill caches
+    steady = times[3:]  # the first three choose kernels and fill caches
+    blocks = [steady[i : i + LATENCY_BLOCK] for i in range(0, len(steady), LATENCY_BLOCK)]
+    return 1000 * min(statistics.median(block) for block in blocks if len(block) == LATENCY_BLOCK or len(blocks) == 1)
 
 
 def peak_memory(device: torch.device) -> int:
@@ -115,22 +127,35 @@ def peak_memory(device: torch.device) -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def measure(
-    method: methods.Method, data: DataSet, views: Views, device: torch.device, batch: int
-) -> tuple[dict[str, Any], Predictions, np.ndarray]:
-    """The metrics, and the predictions and features of the test set they come from."""
+class Seen(NamedTuple):
+    """Features of the images that a network is measured by."""
+
+    train_ND: Tensor
+    y_N: Tensor
+    test_MD: Tensor
+
+
+def look(method: methods.Method, data: DataSet, views: Views, device: torch.device, batch: int) -> Seen:
+    """At all test images, and at the training images that will be neighbours."""
     known = spread(len(data.train.labels), KNN_IMAGES)
     train_ND = features_of(method, data.train, views, device, batch, known)
-    test_MD = features_of(method, data.test, views, device, batch)
+    y_N = torch.from_numpy(data.train.labels[known]).to(device)
+    return Seen(train_ND, y_N, features_of(method, data.test, views, device, batch))
+
+
+def measure(
+    method: methods.Method, data: DataSet, views: Views, device: torch.device, seen: Seen
+) -> tuple[dict[str, Any], Predictions]:
+    """The metrics, and the predictions on the test set they come from."""
     with in_test_mode(method):
-        said, figures = predict(method.classify, test_MD, len(data.counts)), method.figures(test_MD)
-    y_N, y_M = (torch.from_numpy(y).to(device) for y in (data.train.labels[known], data.test.labels))
+        said, figures = predict(method.classify, seen.test_MD, len(data.counts)), method.figures(seen.test_MD)
     truth = data.test.labels, data.counts, data.train.class_names
     metrics = evaluate_guesses(said.guess_N, said.confidence_N, *truth)
-    metrics["knn_top1"] = knn_top1(train_ND, y_N, test_MD, y_M)
+    y_M = torch.from_numpy(data.test.labels).to(device)
+    metrics["knn_top1"] = knn_top1(seen.train_ND, seen.y_N, seen.test_MD, y_M)
     metrics["latency_b64"] = latency(method, data.test, views, device)
     metrics |= figures
-    return metrics, said, test_MD.cpu().numpy()
+    return metrics, said
 
 
 def finish(
@@ -145,13 +170,18 @@ def finish(
     """Measure the last epoch's network and write the files of a finished run; metrics.json comes last and says so.
 
     `cost` is what training took: seconds, setup_seconds (compiling and capturing), together (the runs that shared the device
-    and these seconds), peak_memory (bytes, of all of them).
+    and these seconds), peak_memory (bytes, of all of them). Several processes compute the features; the first does the rest.
     """
-    save_file({k: v.contiguous() for k, v in method.net.state_dict().items()}, folder / runs.MODEL)
-    metrics, said, features = measure(method, data, views, device, batch)
-    metrics |= cost
-    write_results(folder, data, metrics, said, features)
-    return metrics
+    seen = look(method, data, views, device, batch)
+
+    def written() -> dict[str, Any]:
+        save_file({k: v.contiguous() for k, v in method.net.state_dict().items()}, folder / runs.MODEL)
+        metrics, said = measure(method, data, views, device, seen)
+        metrics |= cost
+        write_results(folder, data, metrics, said, seen.test_MD.cpu().numpy())
+        return metrics
+
+    return by_first(written)
 
 
 def write_results(
@@ -201,7 +231,8 @@ def evaluate_one(record: runs.Run, data_root: Path | None, device_name: str) -> 
         reason = str(error).splitlines()[0]
         raise UserError(f"{path} does not hold the network of config.json ({reason}): train it again") from error
     views = Views(config.views, config.data.image_size)
-    metrics, said, features = measure(method, data, views, device, config.train.batch_size)
+    seen = look(method, data, views, device, config.train.batch_size)
+    metrics, said = measure(method, data, views, device, seen)
     metrics |= {k: record.metrics[k] for k in COST if k in record.metrics}
-    write_results(record.folder, data, metrics, said, features)
+    write_results(record.folder, data, metrics, said, seen.test_MD.cpu().numpy())
     return metrics

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longtail.engine import distributed
 from longtail.errors import RunError
 
 NEVER = 2**62  # later than any step
@@ -35,21 +36,25 @@ class Meter:
         torch.minimum(self.first_bad, torch.where(finite, NEVER, step), out=self.first_bad)
 
     def spoilt(self) -> bool:
-        return bool((self.first_bad != NEVER).any())
+        return bool((distributed.smallest(self.first_bad) != NEVER).any())
 
     def means(self) -> dict[str, float]:
-        """The mean of each term. A term that was ever not finite ends the run: the weights are spoilt from there on."""
-        bad = {n: s for n, s in zip(self.names, self.first_bad.tolist(), strict=True) if s != NEVER}
+        """The mean of each term, over all processes. A term that was ever not finite ends the run, in whichever process: the
+        weights are spoilt from there on."""
+        steps = distributed.smallest(self.first_bad).tolist()
+        bad = {n: s for n, s in zip(self.names, steps, strict=True) if s != NEVER}
         if bad:
             step = min(bad.values())
             raise NonFinite(step, [name for name, s in bad.items() if s == step])
-        return dict(zip(self.names, (self.sums / max(self.count, 1)).tolist(), strict=True))
+        sums = distributed.mean(self.sums)
+        return dict(zip(self.names, (sums / max(self.count, 1)).tolist(), strict=True))
 
     def state(self) -> dict[str, Any]:
-        return {"names": self.names, "sums": self.sums, "first_bad": self.first_bad, "count": self.count}
+        sums = distributed.of_each(self.sums)
+        return {"names": self.names, "sums": sums, "first_bad": self.first_bad, "count": self.count}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.names, self.sums = state["names"], state["sums"]
+        self.names, self.sums = state["names"], distributed.own(state["sums"])
         first_bad = state["first_bad"]
         self.first_bad, self.count = first_bad.masked_fill(first_bad < 0, NEVER), state["count"]  # once NEVER was -1
 

@@ -13,7 +13,7 @@ from longtail.config import Config, OptimConfig
 from longtail.data.loader import Loader, make_loader
 from longtail.data.samplers import derive_seed
 from longtail.data.sources import DataSet, Source
-from longtail.engine import checkpoint, log
+from longtail.engine import checkpoint, distributed, log
 from longtail.engine.batches import Batches
 from longtail.engine.device import (
     check_step,
@@ -52,6 +52,7 @@ class Run:
         stored = (folder / runs.CHECKPOINT).exists()
         self.method: methods.Method = place(methods.make(config, data.train.counts, stored), config, device)
         self.method.check(data.val is not None)
+        distributed.part(self.method, seed)
         self.views = Views(config.views, config.data.image_size, uses_kernels(config.train, device))
         self.loader: Loader = make_loader(
             data.train, config.train.batch_size, seed, device, twin.loader if twin else None
@@ -69,7 +70,7 @@ class Run:
         )
         self.steps_per_epoch = self.batches.steps_per_epoch
         self.clock = torch.zeros((), dtype=torch.int64, device=device)  # the step under way, for the meter
-        self.captured = device.type == "cuda" and config.train.step != "eager"
+        self.captured = device.type == "cuda" and config.train.step != "eager" and not distributed.several()
         steps, fused = config.train.epochs * self.steps_per_epoch, is_fused(self.method)
         self.compiled = compiling_pays(config.train, device, steps, fused)
         if self.compiled:
@@ -109,6 +110,7 @@ class Run:
                 self.enter(index)
             if self.step == 0:
                 self.method.begin(self.start())
+                distributed.make_alike(self.method)
                 self.method.train()
             yield self.stage
 
@@ -167,7 +169,7 @@ class Run:
     def row(self, now: float | None = None) -> dict[str, Any]:
         """The log line of the epoch so far; reading the means waits for the device. `now` is the clock's end."""
         means = self.meter.means()
-        images = self.meter.count * self.loader.batch_size
+        images = self.meter.count * self.loader.batch_size * self.config.train.processes
         seconds = self.epoch_seconds + (now or time.perf_counter()) - self._since
         epoch = (self.step - 1) // self.steps_per_epoch
         where = {"stage": self.stage.name, "epoch": epoch, "epochs": self.stage.epochs}
@@ -203,12 +205,12 @@ class Run:
             "method": self.method.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "meter": self.meter.state(),
-            "rng": torch.get_rng_state(),
+            "rng": distributed.of_each(torch.get_rng_state()),
             "checksum": self.data.checksum,
         }
         if self.device.type == "cuda":
-            state["cuda_rng"] = torch.cuda.get_rng_state()
-        checkpoint.save(self.folder / runs.CHECKPOINT, state)
+            state["cuda_rng"] = distributed.of_each(torch.cuda.get_rng_state())
+        distributed.by_first(checkpoint.save, self.folder / runs.CHECKPOINT, state)
 
     def restore(self) -> bool:
         """Go to where the checkpoint stands, if there is one."""
@@ -220,7 +222,7 @@ class Run:
                 self._restore(state, path)
             except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
                 raise UserError(f"{path} is no checkpoint of this run: delete its run folder to start anew") from error
-        if (self.folder / runs.LOG).exists():
+        if distributed.is_first() and (self.folder / runs.LOG).exists():
             log.truncate(self.folder / runs.LOG, self.epochs_before() + self.step // self.steps_per_epoch)
         return found
 
@@ -238,6 +240,6 @@ class Run:
         here = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict(state["optimiser"] | {"param_groups": here})
         self.meter.restore(state["meter"])
-        torch.set_rng_state(state["rng"].cpu())
+        torch.set_rng_state(distributed.own(state["rng"]).cpu())
         if "cuda_rng" in state and self.device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda_rng"].cpu())
+            torch.cuda.set_rng_state(distributed.own(state["cuda_rng"]).cpu())

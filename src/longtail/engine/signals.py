@@ -6,6 +6,8 @@ import signal
 import threading
 from types import FrameType
 
+from longtail.engine.distributed import is_first
+
 
 class StopSignals:
     """The signals become a wish that the loop grants after the step under way; a second Ctrl-C insists."""
@@ -23,8 +25,11 @@ class StopSignals:
         if self.signum == signal.SIGINT == signum:
             raise KeyboardInterrupt
         self.signum = signum
-        with contextlib.suppress(OSError):
-            os.write(2, b"\nstopping after this step, to save (Ctrl-C again: at once, keeping the last checkpoint)\n")
+        if is_first():
+            with contextlib.suppress(OSError):
+                os.write(
+                    2, b"\nstopping after this step, to save (Ctrl-C again: at once, keeping the last checkpoint)\n"
+                )
 
     def __exit__(self, *_: object) -> None:
         for signum, handler in self.before.items():

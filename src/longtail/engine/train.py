@@ -4,9 +4,10 @@ On a GPU several seeds train side by side: a network this small leaves most of t
 """
 
 import contextlib
+import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -16,7 +17,8 @@ from longtail import runs
 from longtail.config import Config
 from longtail.data.pool import OnDisk
 from longtail.data.sources import DataSet, load
-from longtail.engine.advice import advise_batch, advise_finite, out_of_memory
+from longtail.engine import distributed
+from longtail.engine.advice import advise_batch, advise_finite, advise_several, out_of_memory
 from longtail.engine.capture import CapturedStep, rehearse
 from longtail.engine.device import choose_device, compile_kernels, precision, products_in
 from longtail.engine.environment import describe_model
@@ -26,7 +28,7 @@ from longtail.engine.log import Log
 from longtail.engine.meter import NonFinite
 from longtail.engine.run import Run
 from longtail.engine.signals import StopSignals
-from longtail.errors import Interrupted, RunError, UserError
+from longtail.errors import Alone, Interrupted, RunError, UserError
 from longtail.models.beside import Beside
 
 
@@ -52,12 +54,13 @@ def fit(group: Sequence[Run], logs: Sequence[Log], stop: StopSignals) -> None:
 
 def stop_if_asked(group: Sequence[Run], logs: Sequence[Log], stop: StopSignals) -> None:
     """Save and end, at a signal. A stage that has only begun is not saved: it begins anew from the end of the one before."""
-    if stop.signum is None:
+    signum = distributed.largest(stop.signum or 0)
+    if not signum:
         return
     if group[0].step:
         for_each(group, logs, lambda run, _: run.save())
     where = f"step {group[0].steps_done()} and saved in {', '.join(str(run.folder) for run in group)}"
-    raise Interrupted(f"stopped at {where}: --resume continues", stop.signum)
+    raise Interrupted(f"stopped at {where}: --resume continues", signum)
 
 
 def end_epoch(group: Sequence[Run], logs: Sequence[Log]) -> None:
@@ -71,7 +74,7 @@ def end_epoch(group: Sequence[Run], logs: Sequence[Log]) -> None:
 
 
 def show(run: Run, log: Log) -> None:
-    if log.wants_news():
+    if distributed.largest(log.wants_news()):
         log.news(run.steps_done(), run.row())
 
 
@@ -119,7 +122,10 @@ BOOKS = 2  # the line on which terms are added up and keys are put away; 0 and 1
 
 
 def advance(run: Run) -> None:
-    """The device's part of a step, which never waits for the host: loss, gradients, update, key network, queue."""
+    """The device's part of a step, which never waits for the host: loss, gradients, update, key network, queue.
+
+    Several processes meet here at the end of the way back, and where norms, contrast or queue ask for one another's images.
+    """
     beside = Beside(run.device, line=BOOKS)
     for _ in range(run.accumulate):
         with products_in(precision(run.config.train, run.device), run.device):
@@ -129,6 +135,7 @@ def advance(run: Run) -> None:
             loss.backward()
         beside.join()
     run.method.after_backward(beside)
+    distributed.average(run.method)
     run.optimiser.step()
     run.optimiser.zero_grad()
     run.method.after_step()
@@ -138,31 +145,43 @@ def advance(run: Run) -> None:
 def train(config: Config, out: Path | str, resume: bool = False, data: DataSet | None = None) -> list[Path]:
     """Train one run per seed in OUT/seedN and evaluate it; the run folders. The twin of `longtail train`.
 
-    `data` is what `config.data` describes, where the caller has loaded (and shown) it already.
+    `data` is what `config.data` describes, where the caller has loaded (and shown) it already. Under torchrun every process
+    calls this: they train each run together, with steps that are eager or compiled but not captured, one seed after the other.
     """
     if not isinstance(config, Config):
         raise UserError(f"train takes a Config, such as recipes.digits_lt(), got {type(config).__name__}")
-    device, shows = choose_device(config.train.device), config.log.progress != "none"
+    device = distributed.start(choose_device(config.train.device))
+    config, shows = distributed.counted(config), config.log.progress != "none" and distributed.is_first()
     folders = {seed: Path(out) / f"seed{seed}" for seed in config.train.seeds}
-    for folder in folders.values():
-        check_folder(folder, config, resume)
+    distributed.by_first(check_folders, folders.values(), config, resume)
     if data is None:
-        data = load(config.data)
+        data = distributed.in_turn(lambda: load(config.data)) if config.data.may_download else load(config.data)
         if shows:
             print(*data.describe(), sep="\n", flush=True)
-    for folder in folders.values():
-        check_images(folder, data)
-    left = {seed: folder for seed, folder in folders.items() if not (folder / runs.METRICS).exists()}
+    distributed.check_same(data.checksum, "other images (by their checksum): give all the same --data.root")
+    left = distributed.by_first(folders_left, folders, data)
     if shows:
         for folder in folders.values():
             if folder not in left.values():
                 print(f"{folder} has finished already", flush=True)
-    alone = device.type != "cuda" or config.train.step == "eager" or isinstance(data.train.images, OnDisk)
-    together = 1 if alone else config.train.together
+    in_a_row = device.type != "cuda" or config.train.step == "eager" or isinstance(data.train.images, OnDisk)
+    together = 1 if in_a_row or distributed.several() else config.train.together
     seeds = list(left)
     for i in range(0, len(seeds), together):
         train_seeds(config, {seed: left[seed] for seed in seeds[i : i + together]}, data, device, shows)
     return list(folders.values())
+
+
+def check_folders(folders: Iterable[Path], config: Config, resume: bool) -> None:
+    for folder in folders:
+        check_folder(folder, config, resume)
+
+
+def folders_left(folders: dict[int, Path], data: DataSet) -> dict[int, Path]:
+    """Of the seeds that have not finished, once all were seen to have the same images."""
+    for folder in folders.values():
+        check_images(folder, data)
+    return {seed: folder for seed, folder in folders.items() if not (folder / runs.METRICS).exists()}
 
 
 def train_seeds(config: Config, folders: dict[int, Path], data: DataSet, device: torch.device, shows: bool) -> None:
@@ -174,6 +193,8 @@ def train_seeds(config: Config, folders: dict[int, Path], data: DataSet, device:
     except NonFinite as error:
         raise RunError(advise_finite(error.run, error) if error.run else str(error)) from error
     except RuntimeError as error:
+        if distributed.is_lost(error):
+            raise RunError("another process has ended, and with it the run: --resume continues") from error
         if not out_of_memory(error):
             raise
         exhausted = True  # handled below: in here the traceback still holds the memory
@@ -183,6 +204,8 @@ def train_seeds(config: Config, folders: dict[int, Path], data: DataSet, device:
         raise RunError(f"cannot write to {parent} ({reason}): free some space and --resume") from error
     finally:
         lock.close()
+    if exhausted and distributed.several():
+        raise Alone(advise_several(config.train))
     if exhausted and len(folders) > 1:
         raise RunError(f"out of memory with {len(folders)} seeds side by side: --resume with --train.together 1")
     if exhausted:
@@ -204,9 +227,12 @@ def make_and_train(
     """The runs, of which `made` keeps account, and their training."""
     for seed, folder in folders.items():
         run = Run(config, seed, data, folder, device, made[0] if made else None)
-        lock.enter_context(locked(folder))
+        distributed.by_first(lock.enter_context, locked(folder))
         resumed = run.restore()
-        start_folder(run)
+        distributed.check_same(
+            run.steps_done(), f"another checkpoint in {folder}: --out must be a folder that all share"
+        )
+        distributed.by_first(start_folder, run)
         made.append(run)
         if shows:
             where = f", continues at step {run.steps_done()} of {run.total_steps()}" if resumed else ""
@@ -230,7 +256,8 @@ def train_group(group: Sequence[Run]) -> None:
         logs = []
         for run in group:  # the first speaks for all
             progress = config.log.progress if run is group[0] else "none"
-            log = Log(run.folder / runs.LOG, run.total_steps(), progress, f"{config.method.label}, {seeds}")
+            path, progress = (run.folder / runs.LOG, progress) if distributed.is_first() else (Path(os.devnull), "none")
+            log = Log(path, run.total_steps(), progress, f"{config.method.label}, {seeds}")
             logs.append(open_logs.enter_context(log))
         try:
             fit(group, logs, stop)

@@ -8,6 +8,7 @@ import torch
 
 from longtail.config import Config
 from longtail.methods.base import Batch, Method, Mixed, Stage, Start
+from longtail.models import norms
 
 for _module in pkgutil.iter_modules(__path__):  # a file beside this one that has a method is found
     importlib.import_module(f"{__name__}.{_module.name}")
@@ -20,7 +21,9 @@ def make(config: Config, counts: Any, stored: bool = False) -> Method:
     """
     kind = Method.BY_SETTINGS[type(config.method)]
     net = kind.network(config, len(counts), config.model.pretrained and not stored)
-    return kind(net, torch.as_tensor(counts), config)
+    method = kind(net, torch.as_tensor(counts), config)
+    norms.convert(method, config.model.norm, config.model.ghost)
+    return method
 
 
 __all__ = ["Batch", "Method", "Mixed", "Stage", "Start", "make"]

@@ -1,7 +1,9 @@
 """What contrastive methods share: the projection G, the queue, who meets whom; and the MoCo frame of SupCon and PaCo.
 
 Query view -> trunk -> x -> G -> q; key view -> momentum trunk and G -> k; A(i) is every q but the anchor's own, every k, and
-the queue. The queue is read before this step's keys are pushed, or they would stand in A(i) twice.
+the queue. The queue is read before this step's keys are pushed, or they would stand in A(i) twice. With several processes the q
+and k are a process's own (`local`) or those of all (`global`); then the gradient also flows through those that went elsewhere.
+Every anchor has its own key for a positive, so that all count in SupCon's mean, and the mean of processes is the anchors'.
 """
 
 from typing import Any, ClassVar, NamedTuple
@@ -11,10 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtail import config as cfg
+from longtail.data.samplers import place
 from longtail.methods.base import Batch, Method, compiled
 from longtail.models.beside import Beside
+from longtail.models.collective import gather, gather_with_gradient
 from longtail.models.heads import Classifier, projection
-from longtail.models.momentum import EMPTY, LabelledQueue, MomentumNetwork
+from longtail.models.momentum import EMPTY, LabelledQueue, MomentumNetwork, Shuffle
 
 
 class Meeting(NamedTuple):
@@ -23,6 +27,14 @@ class Meeting(NamedTuple):
     contrast_BM: Tensor
     y_M: Tensor
     drop_BM: Tensor
+
+
+class Met(NamedTuple):
+    """All z that anchors meet, their labels, and which of them anchor 0 is; anchor i is the i-th after it."""
+
+    z_MD: Tensor
+    y_M: Tensor
+    first: int
 
 
 class Contrast(Method):
@@ -46,17 +58,18 @@ class Contrast(Method):
         """The terms of the loss from the trunk's features, the queries and the keys; as `after_trunk`, which see."""
         raise NotImplementedError
 
-    def samples(self, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> tuple[Tensor, Tensor]:
-        """All z, the queries first, and their labels.
-
-        `k_BD` has as many rows as there are keys of this step: none, where queries alone meet.
-        """
-        z_MD = torch.cat([q_BD, k_BD, self.queue.keys_KD])
-        return z_MD, torch.cat([y_B, y_B[: len(k_BD)], self.queue.labels_K])
+    def samples(self, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> Met:
+        """`k_BD` has as many rows as there are keys of this step: none, where queries alone meet."""
+        samples, labels, first = [q_BD, k_BD], [y_B, y_B[: len(k_BD)]], 0
+        if self.config.contrast == "global":
+            first = place()[0] * (len(q_BD) + len(k_BD))
+            samples, labels = [gather_with_gradient(torch.cat(samples))], [gather(torch.cat(labels))]
+        z_MD, y_M = torch.cat([*samples, self.queue.keys_KD]), torch.cat([*labels, self.queue.labels_K])
+        return Met(z_MD, y_M, first)
 
     def contrast(self, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> Meeting:
-        z_MD, y_M = self.samples(q_BD, k_BD, y_B)
-        itself_BM = torch.eye(len(q_BD), len(z_MD), dtype=torch.bool, device=y_M.device)  # q_i is column i
+        z_MD, y_M, first = self.samples(q_BD, k_BD, y_B)
+        itself_BM = torch.eye(first + len(q_BD), len(z_MD), dtype=torch.bool, device=y_M.device)[first:]
         return Meeting(q_BD @ z_MD.T, y_M, itself_BM | (y_M == EMPTY))
 
     def compile(self, *_: Any, **__: Any) -> None:
@@ -78,6 +91,7 @@ class MomentumContrast(Contrast):
     def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
         super().__init__(net, counts_C, config)
         self.key = MomentumNetwork(self.query_network(), self.config.momentum, self.config.key_norm)
+        self.shuffle = Shuffle() if self.config.key_norm == "shuffled" else None
 
     def query_network(self) -> nn.Sequential:
         return nn.Sequential(self.net.trunk, self.G)
@@ -85,7 +99,7 @@ class MomentumContrast(Contrast):
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         assert batch.key is not None
         beside = Beside(batch.key.device)  # queries and keys meet only in the loss
-        k_BD = beside.run(self.keys, batch.key)
+        k_BD = beside.run(self.shuffled_keys if self.shuffle else self.keys, batch.key)
         x_BF = self.features(batch.query)
         q_BD = self.project(self.G, x_BF)
         beside.join()
@@ -96,6 +110,10 @@ class MomentumContrast(Contrast):
     def keys(self, images: Tensor) -> Tensor:
         trunk, G = self.key.net.children()
         return self.project(G, trunk(images))
+
+    def shuffled_keys(self, images: Tensor) -> Tensor:
+        assert self.shuffle is not None
+        return self.shuffle(self.keys, images)
 
     def after_step(self) -> None:
         self.key.follow(self.query_network())

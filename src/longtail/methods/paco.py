@@ -35,7 +35,8 @@ class Centred(Contrast):
 
     def in_chunks(self, x_BF: Tensor, q_BD: Tensor, k_BD: Tensor, y_B: Tensor, chunk: int) -> AnchorTerms:
         """The same for very many classes."""
-        samples = Samples(q_BD, *self.samples(q_BD, k_BD, y_B), torch.arange(len(q_BD), device=y_B.device))
+        z_MD, y_M, first = self.samples(q_BD, k_BD, y_B)
+        samples = Samples(q_BD, z_MD, y_M, first + torch.arange(len(q_BD), device=y_B.device))
         return chunked_terms(x_BF, self.linear.weight, self.linear.bias, y_B, samples, *self.numbers(), chunk=chunk)
 
     def numbers(self) -> tuple[Tensor | None, float, float, float, float]:

@@ -171,7 +171,8 @@ class Trunk(nn.Module):
             return fused.features(self.body, x)  # type: ignore[arg-type]
         low = self.precision != torch.float32
         with torch.autocast(x.device.type, self.precision if low else torch.bfloat16, enabled=low):
-            return self.body(x, *part).float()
+            features = self.body(x, *part)
+            return features if features.dtype == torch.float64 else features.float()
 
 
 class Maps(nn.Module):

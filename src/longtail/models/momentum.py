@@ -4,12 +4,13 @@ All state is in buffers and parameters, so a checkpoint keeps it. B: keys pushed
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from longtail.data.samplers import place
+from longtail.models.collective import gather
 from longtail.models.update import Pieces, follow
 
 EMPTY = -1  # the label of a slot that holds no key yet
@@ -19,7 +20,8 @@ class MomentumNetwork(nn.Module):
     """A copy of the query network that follows it: key <- momentum · key + (1 - momentum) · query, never trained itself.
 
     norm "batch": batch norm sees the keys' own batch and keeps its own running averages, as the released code does;
-    norm "ema": it uses running averages, which follow the query's as the parameters do.
+    norm "shuffled": as "batch", on keys that `Shuffle` has mixed; norm "ema": it uses running averages, which follow the
+    query's as the parameters do.
     """
 
     def __init__(self, query: nn.Module, momentum: float, norm: str = "batch") -> None:
@@ -30,7 +32,7 @@ class MomentumNetwork(nn.Module):
 
     def train(self, mode: bool = True) -> "MomentumNetwork":
         super().train(mode)
-        self.net.train(mode and self.norm == "batch")
+        self.net.train(mode and self.norm != "ema")
         return self
 
     @torch.no_grad()
@@ -74,10 +76,34 @@ class LabelledQueue(nn.Module):
         self.position.add_(len(y_B)).remainder_(self.length)
 
 
-def gather(x: Tensor) -> Tensor:
-    """The tensors of all processes, joined along the first axis in rank order; without gradient."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return x
-    parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, x.contiguous())
-    return torch.cat(parts)
+class Shuffle(nn.Module):
+    """Keys are normalised in other company than their queries, or batch norm would tell the two which belong together.
+
+    The images of all processes change places, go through the network, and their keys change back. The places are a function
+    of the run's seed and the batches so far, the same on every process, found on the device and without the host.
+    """
+
+    turn: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("turn", torch.randint(2**62, ()))
+
+    def forward(self, network: Callable[[Tensor], Tensor], images_B: Tensor) -> Tensor:
+        images_N, first, B = gather(images_B), place()[0] * len(images_B), len(images_B)
+        order_N = permutation(len(images_N), self.turn)
+        self.turn.add_(1)
+        keys_ND = gather(network(images_N[order_N[first : first + B]]))
+        return keys_ND[order_N.argsort()[first : first + B]]
+
+
+def permutation(n: int, turn: Tensor) -> Tensor:
+    """Of n places, by `turn` alone: they are numbered by a hash and sorted."""
+    return scrambled(scrambled(turn) + torch.arange(n, device=turn.device)).argsort(stable=True)
+
+
+def scrambled(x: Tensor) -> Tensor:
+    """The finaliser of splitmix64 (Steele et al., 2014): every bit of the result depends on every bit of x."""
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        x = (x ^ (x >> shift) & (1 << 64 - shift) - 1) * factor
+    return x ^ (x >> 31) & (1 << 33) - 1

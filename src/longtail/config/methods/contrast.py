@@ -21,6 +21,9 @@ class Contrast(MethodConfig):
     """Hidden width of G; 0: the trunk's feature width."""
     projection_norm: bool = True
     """Batch norm inside G, as released; MoCo v2's G, which the paper names, has none."""
+    contrast: Literal["local", "global"] = "local"
+    """With several processes (torchrun), whose samples of this step meet: a process's own, as released, or those of all, as
+    the paper's A(i) has it. The queue has the keys of all either way."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -36,8 +39,9 @@ class MomentumContrast(Contrast):
 
     momentum: float = 0.999
     """The key network keeps this share of itself at each step."""
-    key_norm: Literal["batch", "ema"] = "batch"
-    """Batch norm of the key network: statistics of its own batch, as released, or the query's running averages."""
+    key_norm: Literal["batch", "ema", "shuffled"] = "batch"
+    """Batch norm of the key network: statistics of its own batch, as released; the query's running averages; or of batches
+    mixed across processes (torchrun) or across the groups of --model.norm ghost, as MoCo has it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

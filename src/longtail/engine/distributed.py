@@ -1,0 +1,196 @@
+"""Several processes that train one run, as torchrun starts them: NCCL between GPUs, one to a process, gloo between CPUs.
+
+After every step all processes have the same state: weights, batch-norm averages, key network, queue. Each has its own images,
+views and dropout. The first process alone writes the run folder and speaks. Whatever one process decides by itself (a signal
+that reached it, a bar that wants news) is agreed upon before anyone acts on it, or the others would wait for ever.
+"""
+
+import atexit
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from longtail.config import Config
+from longtail.data.samplers import derive_seed, place
+from longtail.errors import Alone, RunError, UserError
+from longtail.methods import Method
+from longtail.models.collective import gather, total
+
+T = TypeVar("T")
+
+PATIENCE = timedelta(hours=1)  # while the first process measures and writes, the others wait for it
+
+
+def start(device: torch.device) -> torch.device:
+    """Meet the other processes, where torchrun has started several; the device of this one."""
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        return device
+    if device.type == "cuda":
+        device = own_gpu(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
+    if not dist.is_initialized():
+        try:
+            meet(device)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            advice = "see --rdzv-endpoint of torchrun, and $GLOO_SOCKET_IFNAME"
+            raise RunError(f"the processes do not find one another ({reason}): {advice}") from error
+        atexit.register(leave)
+    return device
+
+
+def own_gpu(rank: int, processes: int) -> torch.device:
+    """Of process `rank` among those of this machine."""
+    there = torch.cuda.device_count()
+    if processes > there:
+        raise UserError(
+            f"{processes} processes share {there} GPUs: torchrun --nproc-per-node {there}, or --train.device cpu"
+        )
+    torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)
+
+
+def meet(device: torch.device) -> None:
+    """Where torchrun has started the processes again, at another place: what dead ones left there leads nowhere.
+
+    How often it has is known for sure on a single machine only; $TORCH_DISABLE_SHARE_RDZV_TCP_STORE is for several.
+    """
+    store, rank, world = next(iter(dist.rendezvous("env://")))
+    if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+        store = dist.PrefixStore("attempt " + os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+    # The host's own words (decisions, errors) go by gloo, for which no device waits.
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
+
+
+def counted(config: Config) -> Config:
+    """With the number of processes, by which runs differ."""
+    world, asked = place()[1], config.train.processes
+    if asked not in (1, world):
+        raise UserError(
+            f"--train.processes {asked}: start them with torchrun --nproc-per-node {asked} -m longtail train"
+        )
+    return replace(config, train=replace(config.train, processes=world))
+
+
+def leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def is_first() -> bool:
+    return place()[0] == 0
+
+
+def several() -> bool:
+    return place()[1] > 1
+
+
+def largest(value: int) -> int:
+    """Of the numbers of all processes: whatever one wishes, all do."""
+    if not several():
+        return value
+    found = torch.tensor(value)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return int(found)
+
+
+def by_first(work: Callable[..., T], *args: Any) -> T:
+    """What the first process finds is what all have, be it a value or a UserError."""
+    if not several():
+        return work(*args)
+    found: list[Any] = [None, None]
+    if is_first():
+        try:
+            found[0] = work(*args)
+        except Exception as error:
+            found[1] = error if isinstance(error, UserError) else RunError(f"the first process failed: {error!r}")
+            dist.broadcast_object_list(found)
+            raise
+    dist.broadcast_object_list(found)
+    if found[1] is not None:
+        raise found[1]
+    return found[0]
+
+
+def in_turn(work: Callable[[], T]) -> T:
+    """The first process of each machine, then the others: what it fetches is there for all of them."""
+    if not several():
+        return work()
+    first = os.environ.get("LOCAL_RANK", "0") == "0"
+    found = [work()] if first else []
+    largest(0)  # all meet here
+    return found[0] if first else work()
+
+
+def check_same(value: object, otherwise: str) -> None:
+    """That all processes have what the first has."""
+    if by_first(lambda: value) != value:
+        raise Alone(f"process {place()[0]} has {otherwise}")
+
+
+def of_each(x: Tensor) -> Tensor:
+    """The tensors of all processes, stacked: what a checkpoint keeps of state that is a process's own."""
+    return gather(x[None]) if several() else x
+
+
+def own(x_W: Tensor) -> Tensor:
+    """This process's part of what `of_each` made."""
+    return x_W[place()[0]].clone() if several() else x_W  # torch's generators fail on a part of a tensor
+
+
+def smallest(x: Tensor) -> Tensor:
+    """Number by number, over all processes."""
+    if several():
+        x = x.clone()
+        dist.all_reduce(x, dist.ReduceOp.MIN)
+    return x
+
+
+def mean(x: Tensor) -> Tensor:
+    return total(x) / place()[1] if several() else x
+
+
+@torch.no_grad()
+def average(method: Method) -> None:
+    """Gradients, and the statistics that each process has of its own images; in one conversation."""
+    if not several():
+        return
+    mine = [p.grad for p in method.parameters() if p.grad is not None] + statistics(method)
+    flat = mean(torch.cat([x.flatten() for x in mine]))
+    for x, new in zip(mine, flat.split([x.numel() for x in mine]), strict=True):
+        x.copy_(new.view(x.shape))
+
+
+def statistics(method: Method) -> list[Tensor]:
+    """Batch norm's running averages, and what else a method averages by itself; the queue is the same everywhere."""
+    learnt = dict(method.named_parameters())
+    stored = {name: x for name, x in method.state_dict().items() if not name.startswith("queue.")}
+    return [x for name, x in stored.items() if name not in learnt and x.is_floating_point()]
+
+
+@torch.no_grad()
+def make_alike(method: Method) -> None:
+    """All have what the first process has. They should already: this is for what no seed decides."""
+    if several():
+        for x in method.state_dict().values():
+            same = x.contiguous()
+            dist.broadcast(same, 0)
+            x.copy_(same)
+
+
+def part(method: Method, seed: int) -> None:
+    """From here on the processes have the same weights and draw apart (dropout); the first as it would alone."""
+    make_alike(method)
+    if not is_first():
+        torch.manual_seed(derive_seed("process", seed, place()[0]))
+
+
+def is_lost(error: Exception) -> bool:
+    """Whether it is that another process has gone."""
+    return several() and (isinstance(error, dist.DistError) or "gloo" in str(error).lower())

@@ -1,0 +1,233 @@
+"""Runs of several real processes: they have one state and one log, count every image once, resume bit for bit, end together."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from longtail import recipes, runs
+from longtail.config import Config
+from longtail.data.samplers import place
+from longtail.engine import distributed
+from longtail.engine.evaluate import balanced_accuracy, evaluate, stretch
+from longtail.engine.log import Log
+from longtail.engine.run import Run
+from longtail.engine.signals import StopSignals
+from longtail.engine.train import fit, train
+from longtail.errors import Interrupted, RunError, UserError
+from longtail.methods.base import Method
+from tests.conftest import tiny
+from tests.engine.test_train import CPU, StopAt, load_once, log_of, state_of
+from tests.processes import together
+
+WORLD = 2
+
+
+def small(name: str, **train_changes: Any) -> Config:
+    config = tiny(name, batch_size=24, **({"processes": WORLD} | train_changes))
+    return replace(config, optim=replace(config.optim, warmup_epochs=0))
+
+
+def drop_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features with dropout: what a process draws by itself matters."""
+    features = Method.features
+
+    def dropped(self, x):
+        return torch.nn.functional.dropout(features(self, x), 0.3, self.training)
+
+    monkeypatch.setattr(Method, "features", dropped)
+
+
+def run_until(config: Config, folder: Path, step: int | None = None) -> dict[str, torch.Tensor]:
+    """The state of this process once the run has come so far; the wish to stop reaches the last process alone."""
+    rank, world = place()
+    folder.mkdir(parents=True, exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        drop_out(patch)
+        run = Run(config, 0, load_once(config.data), folder, CPU)
+        run.restore()
+        drawn = torch.initial_seed()
+        path = folder / runs.LOG if rank == 0 else Path("/dev/null")
+        with Log(path, run.total_steps(), "none", "") as log:
+            try:
+                fit([run], [log], StopAt(run, step) if rank == world - 1 else StopSignals())
+            except Interrupted:
+                assert run.steps_done() == step
+    return {**state_of(run), "drawn": torch.tensor(drawn), "next": torch.rand(3), "query": run.batches.views_of.query}
+
+
+def stopped_and_resumed(config: Config, folder: Path) -> list[dict[str, torch.Tensor]]:
+    whole = run_until(config, folder / "whole")
+    for stop in (3, 16, 30):  # in the middle of an epoch, at the end of one, in the second stage
+        if stop < 8 * (config.train.epochs + config.method.second_epochs):
+            run_until(config, folder / "parts", stop)
+    return [whole, run_until(config, folder / "parts")]
+
+
+OWN = ("drawn", "next", "query")  # what processes do not have in common
+
+
+@pytest.mark.parametrize("name", ["paco", "crt"])
+def test_it_resumes_bit_for_bit_and_all_have_the_same_state(name, tmp_path):
+    config = small(name)
+    ranks = together(WORLD, tmp_path / "ranks", stopped_and_resumed, config, tmp_path)
+    for whole, parts in ranks:
+        assert whole.keys() == parts.keys() and len(whole) > 20
+        assert all(torch.equal(whole[key], parts[key]) for key in whole.keys() - {"drawn"})
+    (one, _), (other, _) = ranks
+    assert all(torch.equal(one[key], other[key]) != (key in OWN) for key in one)
+    assert log_of(tmp_path / "whole") == log_of(tmp_path / "parts")
+    steps = len(load_once(config.data).train.labels) // WORLD // 24
+    assert len(log_of(tmp_path / "whole")) == (5 if name == "crt" else 3) and steps == 8
+
+
+def trained(names: list[str], out: Path) -> list[dict[str, torch.Tensor]]:
+    """Of each method its state after a whole run, in which three processes are."""
+    found = []
+    for name in names:
+        config = small(name, epochs=2, processes=3)
+        if name == "tau-norm":
+            config = replace(config, data=replace(config.data, val_fraction=0.2))
+        with watched() as made:
+            train(config, out / name, data=load_once(config.data))
+        found.append(made[-1].method.state_dict())
+    return found
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[list[Run]]:
+    """The runs that are made; how long a forward pass takes is told elsewhere, and takes long to find out."""
+    made: list[Run] = []
+    clock = Run.start_clock
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("longtail.engine.evaluate.latency", lambda *_: 1.0)
+        patch.setattr(Run, "start_clock", lambda self: (made.append(self), clock(self)))
+        yield made
+
+
+def check_three(names: list[str], folder: Path) -> None:
+    """Neither training nor test images divide into three. Whatever its stages begin with, all have the same network; and
+    measured anew by one process it has the same predictions."""
+    ranks = together(3, folder / "ranks", trained, names, folder)
+    for which, name in enumerate(names):
+        states = [rank[which] for rank in ranks]
+        assert all(torch.equal(state[key], states[0][key]) for state in states for key in state), name
+        assert all(value.isfinite().all() for value in states[0].values()), name
+        run = folder / name / "seed0"
+        metrics, found = json.loads((run / runs.METRICS).read_text()), dict(np.load(run / "predictions.npz"))
+        data = load_once(runs.load_config(run).data)
+        assert found["ids"].tolist() == list(data.test.ids) and np.array_equal(found["labels"], data.test.labels)
+        assert np.sum(metrics["confusion"]) == len(data.test.labels) == 400
+        with watched():
+            again = evaluate(run, device="cpu")[run]
+        logits = np.load(run / "predictions.npz")["logits"]
+        np.testing.assert_allclose(logits, found["logits"], rtol=1e-4, atol=1e-4)
+        assert again["top1"] == metrics["top1"] and again["knn_top1"] == pytest.approx(metrics["knn_top1"], abs=0.3)
+        assert again["seconds"] == metrics["seconds"] and runs.load_config(run).train.processes == 3
+
+
+def test_three_processes_have_one_network_and_count_every_test_image_once(tmp_path):
+    check_three(["ncm", "tau-norm", "mislas", "causal-norm"], tmp_path)
+
+
+@pytest.mark.long
+def test_three_processes_have_one_network_with_every_method(tmp_path):
+    check_three(list(recipes.METHODS), tmp_path)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 12, 400])
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 7])
+def test_stretches_have_every_row_once(n, world):
+    rows = [stretch(n, rank, world) for rank in range(world)]
+    assert len({len(part) for part in rows}) == 1 and np.array_equal(np.concatenate(rows)[:n], np.arange(n))
+
+
+def logged(out: Path) -> dict[str, Any]:
+    """A run whose loss is the rank: what the log has of it; and the validation accuracy of this process by itself."""
+    rank, _ = place()
+    config = small("ce", epochs=1, validate_every=1)
+    config = replace(config, data=replace(config.data, val_fraction=0.2))
+    loss = Method.loss
+
+    def told(self, batch):
+        return loss(self, batch) | {"rank": torch.tensor(float(rank))}
+
+    with pytest.MonkeyPatch.context() as patch, watched() as made:
+        patch.setattr(Method, "loss", told)
+        train(config, out, data=load_once(config.data))
+    run = made[-1]
+    mine = balanced_accuracy(run.method, run.data.val, run.views, CPU, 16)
+    distributed.leave()  # alone, it has all images to itself
+    return {"together": mine, "alone": balanced_accuracy(run.method, run.data.val, run.views, CPU, 16)}
+
+
+def test_the_log_is_of_all_processes(tmp_path):
+    ranks = together(WORLD, tmp_path / "ranks", logged, tmp_path)
+    (row,) = log_of(tmp_path / "seed0")
+    assert row["rank"] == 0.5
+    assert {x for rank in ranks for x in rank.values()} == {row["val_accuracy"]}
+
+
+def spoilt(out: Path) -> dict[str, Any]:
+    """The second process has an infinite loss, once."""
+    rank, _ = place()
+    loss, steps = Method.loss, []
+
+    def bad(self, batch):
+        steps.append(1)
+        terms = loss(self, batch)
+        return terms | {"loss": terms["loss"] * (float("inf") if rank == 1 and len(steps) == 11 else 1)}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Method, "loss", bad)
+        config = small("ce")
+        with pytest.raises(RunError, match=r"step 10: loss became infinite or NaN .the last checkpoint is from before"):
+            train(config, out, data=load_once(config.data))
+    return {"steps": len(steps)}
+
+
+def test_a_loss_that_is_infinite_in_one_process_ends_all(tmp_path):
+    assert together(WORLD, tmp_path / "ranks", spoilt, tmp_path) == [{"steps": 16}] * 2  # at the end of the epoch
+
+
+def refused(out: Path) -> None:
+    """What each process is told where the first cannot begin, or where the disk is full."""
+    config = small("ce", epochs=1)
+    data = load_once(config.data)
+    train(config, out, data=data)
+    with pytest.raises(UserError, match="already holds a run"):
+        train(config, out, data=data)
+    train(config, out, resume=True, data=data)  # has finished
+    with pytest.MonkeyPatch.context() as patch:
+        if place()[0] == 0:
+            patch.setattr("torch.save", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(RunError, match="No space left"):
+            train(config, out / "full", data=data)
+    with pytest.raises(UserError, match="steps of several processes are not captured: use auto"):
+        train(replace(config, train=replace(config.train, step="captured")), out / "captured", data=data)
+
+
+def test_what_the_first_process_cannot_do_all_are_told(tmp_path):
+    """And one process does not go on where two began."""
+    together(WORLD, tmp_path / "ranks", refused, tmp_path)
+    files = {str(path.relative_to(tmp_path / "seed0")) for path in (tmp_path / "seed0").rglob("*.*")}
+    assert {"config.json", "metrics.json", "model.safetensors", "checkpoint/state.pt"} <= files
+    assert not any("tmp" in name for name in files) and load_file(tmp_path / "seed0" / runs.MODEL)
+    config = small("ce", epochs=1)
+    with pytest.raises(UserError, match=r"train\.processes was 2, now 1"):
+        train(replace(config, train=replace(config.train, processes=1)), tmp_path, resume=True)
+    with pytest.raises(UserError, match="torchrun --nproc-per-node 2 -m longtail train"):
+        train(config, tmp_path / "new")
+
+
+def test_processes_do_not_share_a_gpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(UserError, match="4 processes share 2 GPUs: torchrun --nproc-per-node 2, or"):
+        distributed.own_gpu(0, 4)

@@ -1,0 +1,102 @@
+"""`torchrun -m longtail train`, as a user starts it: it learns, outlives one of its processes, and stops when asked to."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from longtail import runs
+from longtail.engine.train import train
+from tests.engine.test_faults import equal
+from tests.engine.test_train import log_of
+from tests.processes import together
+
+WORLD, EPOCHS = 2, 24
+FLAGS = ["--method", "paco", "--train.batch_size", "32", "--train.epochs", str(EPOCHS), "--train.checkpoint_every", "1"]
+
+
+def torchrun(out: Path, *more: str, restarts: int = 0, device: str = "cpu") -> subprocess.Popen[str]:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(WORLD)]
+    command = [sys.executable, *launcher, "--max-restarts", str(restarts), "-m", "longtail", "train", "digits-lt"]
+    flags = [*FLAGS, "--train.device", device, "--log.progress", "plain", "--out", str(out), *more]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
+    said = open(f"{out}.txt", "w")  # noqa: SIM115
+    return subprocess.Popen([*command, *flags], env=environment, stdout=said, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for(there, process: subprocess.Popen[str], seconds: float = 90) -> None:
+    until = time.monotonic() + seconds
+    while not there():
+        assert process.poll() is None and time.monotonic() < until, Path(process.args[-1]).name
+        time.sleep(0.02)
+
+
+def pid_of(rank: int, parent: int) -> int:
+    """Of a process that torchrun has started."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            mine = folder.joinpath("stat").read_text().rpartition(")")[2].split()[1] == str(parent)
+            if mine and f"RANK={rank}" in folder.joinpath("environ").read_text().split("\0"):
+                return int(folder.name)
+        except OSError:  # gone meanwhile
+            continue
+    raise AssertionError(f"no process of rank {rank}")
+
+
+def resumed(out: Path) -> list[str]:
+    return [str(folder) for folder in train(runs.load_config(out / "seed0"), out, resume=True)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A run that nothing happened to, and what it said."""
+    out = tmp_path_factory.mktemp("torchrun") / "whole"
+    assert torchrun(out).wait(120) == 0
+    return out
+
+
+def test_it_learns_and_one_process_speaks(whole):
+    said, folder = Path(f"{whole}.txt").read_text(), whole / "seed0"
+    assert said.count("checksum of the draw") == said.count("written to") == said.count(f"{EPOCHS}/{EPOCHS}") == 1
+    metrics = json.loads((folder / runs.METRICS).read_text())
+    assert metrics["top1"] > 70 and sum(map(sum, metrics["confusion"])) == 400
+    assert len(log_of(folder)) == EPOCHS and runs.load_config(folder).train.processes == WORLD
+
+
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.long), 1])
+def test_a_process_is_killed_then_all_are_stopped_and_nothing_is_lost(victim, whole, tmp_path):
+    out, folder, said = tmp_path / "broken", tmp_path / "broken/seed0", tmp_path / "broken.txt"
+    process = torchrun(out, "--resume", restarts=1)
+    try:
+        wait_for((folder / runs.CHECKPOINT).exists, process)
+        saved = torch.load(folder / runs.CHECKPOINT, weights_only=True)["step"]
+        os.kill(pid_of(victim, process.pid), signal.SIGKILL)
+        wait_for(lambda: "continues at step" in said.read_text(), process)
+        assert int(re.findall(r"continues at step (\d+)", said.read_text())[0]) >= saved
+        lines = len(log_of(folder))
+        wait_for(lambda: len(log_of(folder)) > lines, process)
+        workers = [pid_of(rank, process.pid) for rank in range(WORLD)]
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+    finally:
+        process.kill()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    (stopped,) = re.findall(r"longtail: stopped at step (\d+) and saved", said.read_text())
+    assert torch.load(folder / runs.CHECKPOINT, weights_only=True)["step"] == int(stopped)
+    together(WORLD, tmp_path / "ranks", resumed, out)
+    assert equal(folder, whole / "seed0")
+
+
+def test_other_verbs_are_not_for_several_processes():
+    environment = os.environ | {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "longtail", "table", "x"], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "torchrun is for `longtail train`" in done.stderr

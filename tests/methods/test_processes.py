@@ -1,0 +1,182 @@
+"""Several processes against one: what meets globally is the whole batch, what meets locally are groups of it. In float64."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from longtail import methods
+from longtail.data.samplers import place
+from longtail.engine.distributed import average
+from longtail.methods import Batch, Method
+from longtail.models.beside import Beside
+from longtail.models.collective import total
+from longtail.models.momentum import permutation
+from longtail.models.norms import groups
+from tests.conftest import tiny
+from tests.processes import together
+
+COUNTS = np.array([50, 20, 10, 5, 3, 2, 2, 1, 1, 1])
+N, STEPS = 24, 3  # images a step of all processes together
+NAMES = ["paco", "supcon", "ce-supcon", "ce-supcon-reweighted", "gpaco", "ce", "causal-norm"]
+CONTRASTIVE = NAMES[:5]
+State = dict[str, torch.Tensor]
+
+
+def make(name: str, norm: str = "batch", ghost: int = 2, **changes: Any) -> Method:
+    torch.manual_seed(0)
+    config = tiny(name)
+    if hasattr(config.method, "queue"):
+        changes["queue"] = 2 * N  # wraps at the third step
+    config = replace(
+        config, model=replace(config.model, norm=norm, ghost=ghost), method=replace(config.method, **changes)
+    )
+    method = methods.make(config, COUNTS).double()
+    method.enter(method.stages[0])
+    return method.train()
+
+
+def batch(step: int, first: int = 0, every: int = 1) -> Batch:
+    """Images of different scales, so that it matters who is normalised with whom."""
+    g = torch.Generator().manual_seed(step)
+    query, key = torch.randn(2, N, 3, 8, 8, generator=g, dtype=torch.float64) * torch.arange(1, N + 1).view(-1, 1, 1, 1)
+    y = torch.randint(10, (N,), generator=g)
+    return Batch(query[first::every], key[first::every], y[first::every])
+
+
+def trained(method: Method, loss) -> State:
+    """The state after some steps of SGD by `loss(batch number)`, its gradients, and the losses."""
+    optimiser = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
+    losses, grads = [], {}
+    for step in range(STEPS):
+        optimiser.zero_grad()
+        value = loss(step)
+        value.backward()
+        method.after_backward(Beside(torch.device("cpu")))
+        average(method)
+        grads = {f"grad {n}": p.grad.clone() for n, p in method.named_parameters() if p.grad is not None}
+        losses.append(total(value) / place()[1])
+        optimiser.step()
+        method.after_step()
+    return {**method.state_dict(), **grads, "losses": torch.stack(losses).detach()}
+
+
+def one_of_several(name: str, norm: str, changes: dict[str, Any]) -> State:
+    rank, world = place()
+    method = make(name, norm, **changes)
+    return trained(method, lambda step: method.loss(batch(step, rank, world))["loss"])
+
+
+def all_of_several(settings: list[tuple[str, str, dict[str, Any]]]) -> list[State]:
+    return [one_of_several(*setting) for setting in settings]
+
+
+def assert_same(found: State, wanted: State) -> None:
+    """But for the order of the queue's rows: processes push one after the other."""
+    assert found.keys() == wanted.keys() and len(found) > 20
+    for name in wanted:
+        one, other = (
+            by_first_number(state, name) if name.startswith("queue.") else state[name] for state in (found, wanted)
+        )
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9, msg=name)
+
+
+def by_first_number(state: State, name: str) -> torch.Tensor:
+    return state[name] if name == "queue.position" else state[name][state["queue.keys_KD"][:, 0].argsort()]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_global_contrast_with_sync_norm_is_one_process_with_the_whole_batch(world, tmp_path: Path):
+    """Losses, gradients, running averages, key network and queue of three steps."""
+    changes = {name: {"contrast": "global"} if name in CONTRASTIVE else {} for name in NAMES}
+    found = together(world, tmp_path, all_of_several, [(name, "sync", changes[name]) for name in NAMES])
+    for which, name in enumerate(NAMES):
+        method = make(name, **changes[name])
+        wanted = trained(method, lambda step, method=method: method.loss(batch(step))["loss"])
+        ranks = [rank[which] for rank in found]
+        assert_same(ranks[0], wanted)
+        assert all(torch.equal(rank[key], ranks[0][key]) for rank in ranks for key in wanted), name
+
+
+def in_groups(method: Method, step: int, world: int) -> torch.Tensor:
+    """The mean over groups of the loss of each, which meets itself and the queue alone."""
+    b = batch(step)
+    if not hasattr(method, "queue"):
+        return method.loss(b)["loss"]
+    if hasattr(method, "key"):
+        x, k, y = method.features(b.query), method.keys(b.key), b.y_B
+        method.fresh.append((k, y))
+        q = method.project(method.G, x)
+    else:
+        x, y = method.features(torch.cat([b.query, b.key])), b.y_B.repeat(2)
+        q = method.project(method.G, x)
+        method.fresh.append((q[N:].detach(), b.y_B))
+        k = q[:0]
+    parts = [[t[g::world] for t in (x, q, k, y)] for g in range(world)]
+    return torch.stack([method.after_projections(*part)["loss"] for part in parts]).mean()
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_local_contrast_is_one_process_in_groups_with_ghost_norm(world, tmp_path: Path):
+    """The same, and processes that keep to themselves are not the whole batch."""
+    found = together(world, tmp_path, all_of_several, [(name, "batch", {}) for name in NAMES])
+    for which, name in enumerate(NAMES):
+        method = make(name, "ghost", (2 if name == "gpaco" else 1) * N // world)
+        wanted = trained(method, lambda step, method=method: in_groups(method, step, world))
+        ranks = [rank[which] for rank in found]
+        assert_same(ranks[0], wanted)
+        assert all(torch.equal(rank[key], ranks[0][key]) for rank in ranks for key in wanted), name
+        if name in CONTRASTIVE:
+            whole = make(name, "ghost", (2 if name == "gpaco" else 1) * N // world)
+            assert (whole.loss(batch(0))["loss"] - wanted["losses"][0]).abs() > 1e-3
+
+
+# Shuffled keys
+
+
+def test_permutations_are_permutations_and_all_places_are_as_likely():
+    """Chi square of where the first of 8 goes: 7 degrees of freedom, exceeded once in 10,000."""
+    orders = torch.stack([permutation(8, torch.tensor(2**61 + turn)) for turn in range(4000)])
+    assert torch.equal(orders.sort(1)[0], torch.arange(8).expand(4000, 8))
+    counts = torch.stack([torch.bincount(orders[:, place], minlength=8) for place in range(8)])
+    assert ((counts - 500) ** 2 / 500).sum(1).max() < 29.9
+    following = (orders[1:] == orders[:-1]).double().mean()
+    assert abs(following - 1 / 8) < 0.01  # one turn says nothing about the next
+
+
+def shuffled_keys() -> dict[str, Any]:
+    """Of two batches, in one of several processes; and what it has then averaged."""
+    rank, world = place()
+    method = make("paco", key_norm="shuffled")
+    keys = [method.shuffled_keys(batch(step, rank, world).key) for step in (0, 1)]
+    return {"keys": keys, "mean": method.get_buffer("key.net.0.body.bn1.running_mean")}
+
+
+def test_keys_are_normalised_in_mixed_company_and_come_back(tmp_path: Path):
+    world, B = 2, N // 2
+    found, method = together(world, tmp_path, shuffled_keys), make("paco", key_norm="shuffled")
+    seed = method.shuffle.turn.clone()
+    alone = [make("paco") for _ in range(world)]
+    for step in (0, 1):
+        images = torch.cat([batch(step, rank, world).key for rank in range(world)])
+        order = permutation(N, seed + step)
+        keys = torch.cat([alone[r].keys(images[order[r * B : (r + 1) * B]]) for r in range(world)])
+        wanted = torch.empty_like(keys).index_copy(0, order, keys)
+        for rank in range(world):
+            torch.testing.assert_close(found[rank]["keys"][step], wanted[rank * B : (rank + 1) * B])
+    assert not torch.allclose(found[0]["keys"][0], make("paco").keys(batch(0, 0, world).key))
+    torch.testing.assert_close(found[1]["mean"], alone[1].get_buffer("key.net.0.body.bn1.running_mean"))
+
+
+def test_in_one_process_keys_are_mixed_across_ghost_groups():
+    method, plain = make("paco", "ghost", 6, key_norm="shuffled"), make("paco", "ghost", 6)
+    order, images = permutation(N, method.shuffle.turn), batch(0).key
+    wanted = torch.empty(N, 32, dtype=torch.float64).index_copy(0, order, plain.keys(images[order]))
+    torch.testing.assert_close(method.shuffled_keys(images), wanted)
+    assert not torch.allclose(make("paco", "ghost", 6).keys(images), wanted) and groups(N, 6) == 4
+    before = method.shuffle.turn.clone()
+    method.loss(batch(0))
+    assert method.shuffle.turn == before + 1 and torch.equal(method.state_dict()["shuffle.turn"], method.shuffle.turn)

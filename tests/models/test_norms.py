@@ -1,0 +1,144 @@
+"""Ghost and synchronised batch norm against torch's own: on each group, and on the whole batch."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from timm.layers import BatchNormAct2d
+from torch import nn
+
+from longtail.data.samplers import place
+from longtail.models.backbones import make_body
+from longtail.models.norms import Ghost, Other, convert, groups
+from tests.processes import together
+
+N = 24
+
+
+def layers() -> list[tuple[nn.Module, tuple[int, ...]]]:
+    """Norms as networks have them, and the shape of what they see of an image."""
+    torch.manual_seed(0)
+    found: list[tuple[nn.Module, tuple[int, ...]]] = [
+        (nn.BatchNorm2d(5), (5, 3, 2)),
+        (nn.BatchNorm1d(5, momentum=None), (5,)),
+        (nn.BatchNorm1d(5, affine=False), (5, 4)),
+        (BatchNormAct2d(5, act_layer=nn.SiLU, momentum=0.3), (5, 2, 2)),
+    ]
+    for layer, _ in found:
+        for parameter in layer.parameters():
+            nn.init.normal_(parameter)
+    return [(layer.double(), shape) for layer, shape in found]
+
+
+def images(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
+    """Of different means and scales, so that it matters who is normalised with whom."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(N, *shape, generator=g, dtype=torch.float64)
+    return x * torch.arange(1, N + 1).view(-1, *[1] * len(shape)) + torch.arange(N).view(-1, *[1] * len(shape))
+
+
+def passed(layer: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What comes out, the gradients of a loss in which no two outputs count alike, and the running averages."""
+    x = x.clone().requires_grad_()
+    out = layer(x)
+    (out**2 * x.detach().roll(1, -1)).sum().backward()
+    grads = {name: p.grad for name, p in layer.named_parameters()}
+    return {"out": out.detach(), "x": x.grad, **grads, **dict(layer.named_buffers())}
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("which", range(4))
+@pytest.mark.parametrize("G", [1, 3, 4])
+def test_ghost_norm_is_torch_s_on_each_group(which, G, layout):
+    """Every G-th image makes a group; the averages are the mean of what each group's norm would have."""
+    layer, shape = layers()[which]
+    alone, x = [copy.deepcopy(layer) for _ in range(G)], images(shape)
+    convert(layer, "ghost", N // G)
+    if x.dim() == 4:
+        x = x.to(memory_format=layout)
+    wanted = [passed(one, x[g::G].contiguous()) for g, one in enumerate(alone)]
+    found = passed(layer, x)
+    for name in found:
+        parts = [w[name] for w in wanted]
+        if name in ("out", "x"):
+            both = torch.stack(parts, 1).flatten(0, 1)
+        elif name.startswith("running"):
+            both = torch.stack(parts).mean(0)
+        else:
+            both = sum(parts) if name in ("weight", "bias") else parts[0]
+        torch.testing.assert_close(found[name], both, rtol=1e-9, atol=1e-9, msg=name)
+
+
+def test_groups_have_at_least_the_images_asked_for():
+    assert [groups(n, 32) for n in (128, 64, 63, 31, 100, 96, 1)] == [4, 2, 1, 1, 2, 3, 1]
+
+
+@pytest.mark.parametrize("norm", ["ghost", "sync"])
+@pytest.mark.parametrize("which", range(4))
+def test_a_converted_norm_is_the_plain_one_in_test_mode_and_in_its_names(which, norm):
+    layer, shape = layers()[which]
+    plain = copy.deepcopy(layer)
+    convert(layer, norm, 8)
+    layer(images(shape)), plain(images(shape))
+    assert layer.state_dict().keys() == plain.state_dict().keys() and isinstance(layer, type(plain))
+    plain.load_state_dict(layer.state_dict())
+    twin = copy.deepcopy(layer).eval()
+    assert torch.equal(twin(images(shape, 1)), plain.eval()(images(shape, 1)))
+
+
+def test_sync_norm_alone_is_torch_s():
+    for layer, shape in layers():
+        plain, x = copy.deepcopy(layer), images(shape)
+        convert(layer, "sync", 8)
+        found, wanted = passed(layer, x), passed(plain, x)
+        for name in wanted:
+            torch.testing.assert_close(found[name], wanted[name], rtol=1e-9, atol=1e-9, msg=name)
+
+
+def test_half_precision_is_normalised_in_float32():
+    layer = nn.BatchNorm2d(5)
+    convert(layer, "sync", 8)
+    x = 1000 + torch.randn(N, 5, 3, 2)
+    out = layer(x.bfloat16())
+    wanted = nn.functional.batch_norm(x.bfloat16().float(), None, None, training=True)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), wanted, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["resnet8_cifar", "resnet18", "regnetx_002", "efficientnet_b0"])
+def test_every_batch_norm_of_a_network_is_converted(name):
+    body = make_body(name) if name.endswith("_cifar") else timm.create_model(name, num_classes=0)
+    before = {n for n, m in body.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+    state = body.state_dict().keys()
+    convert(body, "ghost", 2)
+    after = {n for n, m in body.named_modules() if isinstance(m, Other)}
+    assert before == after and body.state_dict().keys() == state
+    assert all(isinstance(m, Ghost) and m.ghost == 2 for n, m in body.named_modules() if n in after)
+
+
+def parts_of_sync() -> list[dict[str, torch.Tensor]]:
+    """In one of several processes: its part of the images through synchronised norms."""
+    rank, world = place()
+    found = []
+    for layer, shape in layers():
+        convert(layer, "sync", 8)
+        found.append(passed(layer, images(shape)[rank::world]))
+    return found
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_sync_norm_of_several_processes_is_torch_s_of_their_whole_batch(world, tmp_path: Path):
+    found = together(world, tmp_path, parts_of_sync)
+    for which, (layer, shape) in enumerate(layers()):
+        wanted, ranks = passed(layer, images(shape)), [rank[which] for rank in found]
+        for name in wanted:
+            parts = [rank[name] for rank in ranks]
+            if name in ("out", "x"):
+                whole = torch.stack(parts, 1).flatten(0, 1)
+            else:
+                whole = sum(parts) if name in ("weight", "bias") else parts[0]
+            torch.testing.assert_close(whole, wanted[name], rtol=1e-9, atol=1e-9, msg=name)
+            if name.startswith("running"):
+                assert all(torch.equal(part, parts[0]) for part in parts)

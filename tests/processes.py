@@ -1,0 +1,42 @@
+"""Real processes on this machine that meet over gloo, for tests: what a function finds in each of them."""
+
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from longtail.engine.distributed import leave
+
+ROOT = Path(__file__).parents[1]
+# Children of a server that has imported torch and loaded the digits once: a start takes a fraction of a second.
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["longtail.engine.train", "pytest", "tests.engine.test_train"])
+
+
+def together(world: int, folder: Path, work, *args: Any) -> list[Any]:
+    """What `work(*args)` returns in each of `world` processes, in rank order; tensors and plain values."""
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))  # the children import `work` by its name
+    folder.mkdir(parents=True, exist_ok=True)
+    children = [SERVER.Process(target=_child, args=(rank, world, folder, work, args)) for rank in range(world)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(120)
+    codes = [child.exitcode for child in children]
+    for child in children:
+        child.kill()
+    assert codes == [0] * world, codes
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
+
+
+def _child(rank: int, world: int, folder: Path, work, args: tuple[Any, ...]) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+    torch.save(work(*args), folder / f"{rank}.pt")
+    leave()
