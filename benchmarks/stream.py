@@ -3,8 +3,9 @@
     python benchmarks/stream.py --tiles PATH/TO/IMAGES [--out FILE] [--workers 16]
 
 `step`: the step alone, on views that lie where it looks for them; `views`: both views of a batch that is on the device; `read`:
-files read, decoded and brought there; `together`: all of it, as training does it. `PIL`: the usual DataLoader, whose worker
-processes make both views; they are counted before the copy to the device. All in one run.
+files read, decoded and brought there; `together`: all of it, as training does it. `nvJPEG`: torchvision's decoder on the GPU,
+from bytes in memory. `PIL`: the usual DataLoader, whose worker processes make both views; they are counted before the copy to
+the device. All in one run.
 
 The files are mosaics of real images, 8 x 6 of the tiles at 64 pixels (512 x 384, JPEG of quality 90, about as many bytes as a
 photograph of that size), in 1,000 classes. They are read so often that the operating system has them in memory.
@@ -103,6 +104,18 @@ def ours(run: Run, seconds: float) -> tuple[dict[str, float], Row]:
     return rates, {"before": before, "after": after, "batches": next(count)}
 
 
+def nvjpeg(folder: Path, batch: int, device: torch.device, seconds: float) -> float:
+    """Images per second; they come in their own sizes, and are not put on canvases."""
+    from torchvision.io import ImageReadMode, decode_jpeg, read_file
+
+    files = sorted(folder.rglob("*.jpg"))[: 4 * batch]
+    parts = [[read_file(str(f)) for f in files[i : i + batch]] for i in range(0, len(files), batch)]
+    turn = itertools.cycle(parts)
+    return batch / seconds_per_call(
+        lambda: decode_jpeg(next(turn), ImageReadMode.RGB, device=device), device, 4, seconds
+    )
+
+
 def in_use(device: torch.device) -> Row:
     """Megabytes."""
     host = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -143,6 +156,8 @@ def measure(args: argparse.Namespace) -> Row:
         (run,) = make_runs(config, 1, load(config.data), device)
         rates, memory = ours(run, args.seconds)
         run.batches.close()
+        if device.type == "cuda":
+            rates["nvJPEG"] = nvjpeg(folder, args.batch, device, args.seconds)
         if args.workers:
             rates["PIL"] = usual(folder, args.size, args.batch, args.workers, args.seconds)
     rows = [{"part": name, "images_per_second": n, "of_the_step": n / rates["step"]} for name, n in rates.items()]

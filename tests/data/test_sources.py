@@ -492,4 +492,4 @@ def test_decompression_bombs(folder, monkeypatch, limit):
 def test_memory_limit(folder, monkeypatch):
     monkeypatch.setattr(pool_module, "MEMORY_LIMIT", 12 * 8 * 8 * 3)
     assert len(load(DataConfig(name="folder", root=folder, image_size=8)).train.labels) == 8
-    assert "12 images of 9x9 pixels" in refusal(name="folder", root=folder, image_size=9)
+    assert "12 images of 9x9 pixels" in refusal(name="folder", root=folder, image_size=9, load="resident")

@@ -97,16 +97,28 @@ def digits_lt(method: str = "paco", imbalance: float = 40, setting: str = "equal
     )
 
 
+def tiny_imagenet_lt(method: str = "paco", imbalance: float = 1, setting: str = "equal") -> Config:
+    """Tiny-ImageNet-LT, 200 classes with 250 down to 2 images of 64x64 pixels: a folder, and the settings of any folder.
+
+    `--data.root` names it. The paper prints no figure for it.
+    """
+    return _small_photographs("tiny-imagenet-lt", {"name": "folder"}, method, imbalance, setting)
+
+
 def folder(root: Path, method: str = "paco", imbalance: float = 1, setting: str = "equal") -> Config:
     """Any images of the user's, at 64 pixels with the small-image ResNet-18; their own counts are the long tail.
 
     `root` is an image folder, a folder of parquet shards, or a list of files.
     """
-    only("a folder or list of images", "setting", setting, ("equal",))
+    return _small_photographs("folder", _where(root), method, imbalance, setting)
+
+
+def _small_photographs(recipe: str, where: dict[str, Any], method: str, imbalance: float, setting: str) -> Config:
+    only("a folder or list of images" if recipe == "folder" else recipe, "setting", setting, ("equal",))
     query = ViewConfig(crop="resized", crop_scale=(0.2, 1.0), policy="rand")
     return Config(
-        recipe=f"folder/{setting}",
-        data=DataConfig(**_where(root), imbalance=imbalance, image_size=64, **entry(method).data),
+        recipe=f"{recipe}/{setting}",
+        data=DataConfig(**where, imbalance=imbalance, image_size=64, **entry(method).data),
         views=ViewsConfig(query=query, key=SIM, normalise="imagenet"),
         model=ModelConfig(name="resnet18_cifar"),
         method=_method(method, 128, 50, tau=0.1, alpha=0.02, queue=1024, projection_dim=128),
@@ -163,6 +175,7 @@ RECIPES: dict[str, Recipe] = {
         {("ce", 1): 77.9, ("supcon", 1): 76.5, ("ce-supcon", 1): 78.0, ("paco-no-rebalance", 1): 79.1},
     ),
     "digits-lt": Recipe(digits_lt, ("equal",), {}),
+    "tiny-imagenet-lt": Recipe(tiny_imagenet_lt, ("equal",), {}),
     "imagenet-lt": Recipe(imagenet_lt, SETTINGS, {}, IMAGENET_LT.networks, tuple(AUGMENTS), rows.IMAGENET_LT),
     "inat2018": Recipe(inat2018, SETTINGS, {}, INAT2018.networks, tuple(AUGMENTS), rows.INAT2018),
     "places-lt": Recipe(places_lt, SETTINGS, {}, PLACES_LT.networks, tuple(AUGMENTS), rows.PLACES_LT),

@@ -143,7 +143,7 @@ def _row(label: str, runs: list[Tree], table: Tree) -> Tree:
 
 
 def factor_name(factor: float) -> str:
-    return f"imbalance {factor:g}" if factor > 1 else "balanced"
+    return f"imbalance {factor:g}" if factor > 1 else "all images"
 
 
 def label_of(record: Tree, table: Tree) -> str:

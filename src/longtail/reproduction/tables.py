@@ -188,6 +188,13 @@ TABLES = {
         "multi-task: ResNeXt-50, where PaCo has 58.2), so compare differences. Alpha is 0.01 where nothing else is said.",
         shares=("cifar100-lt", "methods"),
     ),
+    "tiny-imagenet-lt": PaperTable(
+        title="Tiny-ImageNet-LT with ResNet-18, as any folder of images is trained",
+        recipe="tiny-imagenet-lt",
+        setting="equal",
+        methods=("paco", "balanced-softmax", "ce"),
+        imbalance=(1,),
+    ),
     "cifar100": PaperTable(
         title="Full CIFAR-100 with ResNet-50 (Table 8 of the PaCo paper)",
         recipe="cifar100",

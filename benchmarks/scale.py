@@ -1,0 +1,190 @@
+"""Dry runs in the shape of the paper's large data sets: PaCo's recipes, as many classes and images, and pixels of no meaning.
+
+    python benchmarks/scale.py [--counts FILE] [--rows imagenet-lt/resnet50 ...] [--out FILE]
+
+Measured on one GPU: images per second of whole steps (JPEG decoded, both views made, networks, loss, queue), and memory. From
+these the seconds of an epoch and the hours of the recipe. For eight GPUs, which were not there: the step of a process that has
+an eighth of the batch, uncaptured as several processes run it, plus the time in which gradients and averages of so many bytes
+pass twice by a link of LINK bytes a second; each process is assumed to have as many cores for decoding as the one had.
+
+The images are one of 64 JPEGs in memory: reading a disk is left out. `--counts` has the images of each class, as JSON lists by
+name; without it they fall from the largest class to the smallest so that their sum is right.
+"""
+
+import argparse
+import io
+import itertools
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from measure import Row, release, save, seconds_per_call, table, where
+from PIL import Image
+from step import make_runs
+
+from longtail import recipes
+from longtail.config import Config
+from longtail.data.imbalance import checksum
+from longtail.data.pool import OnDisk
+from longtail.data.sources import DataSet, Source
+from longtail.engine.device import choose_device, precision
+from longtail.engine.run import Run
+from longtail.engine.train import make_step
+
+LINK = 200e9  # bytes per second between GPUs of a machine: an assumption, below what NVLink 4 is sold as
+BUDGET = 4.0  # seconds for each figure
+
+
+class Shape(NamedTuple):
+    name: str  # in the file of counts
+    classes: int
+    images: int
+    largest: int
+    smallest: int
+
+
+SHAPES = {
+    "imagenet-lt": Shape("ImageNet_LT", 1000, 115_846, 1280, 5),
+    "inat2018": Shape("iNaturalist18", 8142, 437_513, 1000, 2),
+    "places-lt": Shape("Places_LT", 365, 62_500, 4980, 5),
+    "imagenet": Shape("ImageNet", 1000, 1_281_167, 1300, 732),
+}
+ROWS = (
+    "imagenet-lt/resnet50",
+    "imagenet-lt/resnext50",
+    "imagenet-lt/resnext101",
+    "inat2018/resnet50",
+    "inat2018/resnet152",
+    "places-lt/resnet152",
+    "imagenet/resnet50",
+    "imagenet/resnet101",
+    "imagenet/resnet200",
+)
+
+
+def counts_of(shape: Shape) -> np.ndarray:
+    """From largest to smallest, along a power of the exponential between them that gives the sum; the largest take the rest."""
+    place = np.linspace(1, 0, shape.classes)
+
+    def at(power: float) -> np.ndarray:
+        return (shape.smallest * (shape.largest / shape.smallest) ** (place**power)).astype(np.int64)
+
+    low, high = 0.01, 20.0  # the higher the power, the fewer images
+    for _ in range(60):
+        power = (low + high) / 2
+        low, high = (power, high) if at(power).sum() > shape.images else (low, power)
+    counts = at(high)
+    rest = shape.images - counts.sum()
+    inner = np.arange(1, shape.classes - 1)
+    counts[inner] += rest // len(inner)
+    counts[inner[: rest % len(inner)]] += 1
+    return counts
+
+
+def pictures(number: int = 64) -> list[bytes]:
+    """JPEGs of 500 x 375 pixels: smooth noise with fine noise on it, about as many bytes as a photograph."""
+    rng, found = np.random.default_rng(0), []
+    for _ in range(number):
+        coarse = Image.fromarray(rng.integers(0, 256, (48, 64, 3), dtype=np.uint8)).resize(
+            (500, 375), Image.Resampling.BICUBIC
+        )
+        fine = np.asarray(coarse).astype(np.int64) + rng.integers(-16, 17, (375, 500, 1))
+        file = io.BytesIO()
+        Image.fromarray(fine.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
+        found.append(file.getvalue())
+    return found
+
+
+def make_data(counts: np.ndarray, config: Config) -> DataSet:
+    encoded, labels = pictures(), np.repeat(np.arange(len(counts)), counts)
+    side = round(config.data.image_size * 16 / 7)
+    images = OnDisk(lambda i: encoded[i % len(encoded)], str, side, config.data.workers)
+    source = Source(images, labels, tuple(map(str, range(len(counts)))), np.arange(len(labels)))
+    return DataSet("dry", source, None, source, checksum(labels))
+
+
+def steps(run: Run, seconds: float) -> float:
+    """Seconds of a step."""
+    step_on, count = make_step([run]), itertools.count()
+
+    def once() -> None:
+        at = next(count)
+        run.prepare(at)
+        step_on()
+        run.finished(at)
+
+    found = seconds_per_call(once, run.device, 10 if run.device.type == "cuda" else 1, seconds)
+    run.batches.close()
+    return found
+
+
+def measure_row(name: str, counts: np.ndarray, args: argparse.Namespace, device: torch.device) -> Row:
+    recipe, network = name.split("/")
+    config = recipes.make(recipe, network=network)
+    config = replace(
+        config,
+        data=replace(config.data, image_size=args.size),
+        model=replace(config.model, pretrained=False),
+        train=replace(config.train, batch_size=args.batch or config.train.batch_size, step=args.step),
+    )
+    data, start = make_data(counts, config), time.perf_counter()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    (run,) = make_runs(config, 1, data, device)
+    one = steps(run, args.seconds)
+    memory = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else None
+    sent = sum(t.numel() * 4 for t in run.method.net.state_dict().values())
+    made, how, batch = time.perf_counter() - start, run.how, config.train.batch_size
+    del run
+    release()
+    row: Row = {"row": name, "step": how, "batch": batch, "images_per_second": batch / one, "GB": memory}
+    epoch, images = config.train.epochs, len(data.train.labels)
+    row |= {"s_per_epoch": images / batch * one, "epochs": epoch, "hours": epoch * images / batch * one / 3600}
+    part = replace(config, train=replace(config.train, batch_size=max(batch // 8, 2), step="eager"))
+    (run,) = make_runs(part, 1, data, device)
+    eighth = steps(run, args.seconds) + 2 * sent / LINK
+    row |= {"hours_on_8": epoch * images / batch * eighth / 3600, "took_s": made}
+    return row
+
+
+def measure(args: argparse.Namespace) -> Row:
+    device, stored = choose_device(args.device), json.loads(args.counts.read_text()) if args.counts else {}
+    rows: list[Row] = []
+    for name in args.rows:
+        shape = SHAPES[name.split("/")[0]]
+        counts = np.array(stored[shape.name]) if shape.name in stored else counts_of(shape)
+        rows.append(measure_row(name, counts, args, device))
+        print(table(rows[-1:]), flush=True)
+        release()
+        save(args.out, result(rows, args, device))
+    return result(rows, args, device)
+
+
+def result(rows: Sequence[Row], args: argparse.Namespace, device: torch.device) -> Row:
+    how = {"precision": precision(recipes.make("imagenet-lt").train, device), "link": LINK, "counts": bool(args.counts)}
+    return {"what": (__doc__ or "").strip(), **where(device), **how, "rows": list(rows)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--counts", type=Path, help="JSON: the images of each class, by ImageNet_LT, iNaturalist18, Places_LT"
+    )
+    parser.add_argument("--rows", nargs="+", default=ROWS)
+    parser.add_argument("--step", default="captured", help="auto: compiled too, which takes minutes for each network")
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--batch", type=int, help="another than the recipe's")
+    parser.add_argument("--seconds", type=float, default=BUDGET, help="for each figure")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    print(table(measure(args)["rows"]))
+
+
+if __name__ == "__main__":
+    main()
