@@ -165,3 +165,15 @@ def test_fused_steps_learn_as_captured_ones_do(method, tmp_path):
     print(method, rows)
     assert rows["fused"] == pytest.approx(rows["captured"], rel=0.05)
     assert rows["fused"][8] < rows["fused"][0]
+
+
+@pytest.mark.parametrize("method", ["paco", "bbn"])
+def test_streamed_images_are_those_in_memory(method, tmp_path):
+    """Digits as files of their own, read ahead and copied beside the steps: the very state, eager and captured."""
+    states = []
+    for load, step in (("resident", "eager"), ("stream", "eager"), ("stream", "captured")):
+        config = tiny(method, precision="fp32", device="cuda", step=step)
+        config = replace(config, data=replace(config.data, load=load, workers=4))
+        states.append(state_of(run_until(config, tmp_path / f"{load}-{step}", device=torch.device("cuda"))))
+    for other in states[1:]:
+        assert all(torch.equal(states[0][name], other[name]) for name in states[0])

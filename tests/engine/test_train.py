@@ -95,6 +95,19 @@ def test_n_and_n_steps_equal_2n_steps_bit_for_bit_where_batches_accumulate(tmp_p
     assert len(log_of(tmp_path / "whole")) == 3
 
 
+@pytest.mark.parametrize("method", ["paco", "bbn"])
+def test_streamed_images_are_those_in_memory(method, tmp_path):
+    """Digits as files of their own, read ahead: the losses of the resident set; stopped and resumed too."""
+    config = tiny(method)
+    stream = replace(config, data=replace(config.data, load="stream", workers=2))
+    wanted = run_until(config, tmp_path / "resident")
+    run_until(stream, tmp_path / "stream", 8)
+    found = run_until(stream, tmp_path / "stream")
+    one, two = state_of(wanted), state_of(found)
+    assert all(torch.equal(one[k], two[k]) for k in one)
+    assert log_of(tmp_path / "resident") == log_of(tmp_path / "stream")
+
+
 def test_seconds_go_on_counting_over_a_resume_in_mid_epoch(tmp_path, monkeypatch):
     """Every step is made to take 20 ms: each epoch's line has all of its steps' time, and so has the run."""
     loss = CrossEntropy.loss
