@@ -60,7 +60,7 @@ def run_until(config: Config, folder: Path, step: int | None = None) -> dict[str
                 fit([run], [log], StopAt(run, step) if rank == world - 1 else StopSignals())
             except Interrupted:
                 assert run.steps_done() == step
-    return {**state_of(run), "drawn": torch.tensor(drawn), "next": torch.rand(3), "query": run.batches.views_of.query}
+    return {**state_of(run), "drawn": torch.tensor(drawn), "next": torch.rand(3), "query": run.batches.rooms[0].query}
 
 
 def stopped_and_resumed(config: Config, folder: Path) -> list[dict[str, torch.Tensor]]:

@@ -129,11 +129,10 @@ def test_taking_a_batch_does_not_wait_for_the_host():
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         for name in ("cursor", "rows_B"):
             setattr(made, name, fake.from_tensor(getattr(made, name)))
-        for room in ("views_of", "partners"):
-            views = getattr(made, room)
-            there = {k: v for k, v in views._asdict().items() if isinstance(v, Tensor)}
-            mixed = views.mixed and tuple(map(fake.from_tensor, views.mixed))
-            setattr(made, room, views._replace(**{k: fake.from_tensor(v) for k, v in there.items()}, mixed=mixed))
+        for i, room in enumerate(made.rooms):
+            there = {k: v for k, v in room._asdict().items() if isinstance(v, Tensor)}
+            mixed = room.mixed and tuple(map(fake.from_tensor, room.mixed))
+            made.rooms[i] = room._replace(**{k: fake.from_tensor(v) for k, v in there.items()}, mixed=mixed)
         batch = made.next()
     assert batch.mixed.share.shape == () and batch.partner.query.shape == batch.query.shape
 

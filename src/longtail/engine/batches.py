@@ -1,26 +1,29 @@
 """Batches as the networks take them: images from the loader, views of them, in the layout and precision of the run."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from longtail.data.loader import Loader
+from longtail.data.loader import Loader, StreamLoader
 from longtail.data.samplers import derive_seed, place
-from longtail.engine.capture import Captured
+from longtail.engine.capture import Captured, stream
 from longtail.methods import Batch, Mixed, Stage
 from longtail.views import Views
 from longtail.views.mixup import mixup
 
 # Views of so many pixels are made at once: on a GPU a hundred small kernels cost the same for thirty batches as for one.
 PIXELS_AT_ONCE = 4096 * 32 * 32
+VIEWS = -1  # the stream on which views are made beside a step
 
 
 class Batches:
     """Views are made for `ahead` steps at a time and kept on the device; a step takes its part of them.
 
-    What is drawn depends on the seed, the stage and the first step of those `ahead`, and on nothing before it.
+    What is drawn depends on the seed, the stage and the first step of those `ahead`, and on nothing before it. Views of images
+    that come from disk are made in a room of their own, while the device works on the step before.
     """
 
     def __init__(
@@ -35,6 +38,8 @@ class Batches:
         self.cursor = torch.zeros((), dtype=torch.int64, device=self.device)
         self.rows_B = torch.arange(loader.batch_size, device=self.device)
         self.partner: Loader | None = None
+        beside = self.device.type == "cuda" and isinstance(loader, StreamLoader)
+        self.side = stream(VIEWS) if beside else None
 
     def _ahead(self) -> int:
         """Steps; an epoch in equal parts. A CPU gains nothing by it: one step."""
@@ -51,13 +56,15 @@ class Batches:
         """Make room for the views of a stage, whose first epoch is the run's `first_epoch`."""
         self.stage, self.first = index, -1  # first: of the steps whose views are there
         self.loader.enter(stage.sampler, first_epoch, stage.epochs)
-        self.views_of = self._room(stage)
         self.close()
+        kinds = [stage]
         if stage.partner:
             self.partner = self.loader.beside("partner")
             self._in_parts(self.partner)
             self.partner.enter(stage.partner, first_epoch, stage.epochs)
-            self.partners = self._room(Stage("partner", stage.epochs, stage.optim))
+            kinds.append(Stage("partner", stage.epochs, stage.optim))
+        self.rooms = [self._room(kind) for kind in kinds]
+        self.made = [self._room(kind) for kind in kinds] if self.side else self.rooms
         self.make: Callable[[], None] = Captured(self._make, self.rng) if captured else self._make
 
     def _room(self, stage: Stage) -> "Room":
@@ -82,19 +89,37 @@ class Batches:
         index = step % self.steps_per_epoch
         first = step - index % self.ahead
         if first != self.first:
-            for loader in (self.loader, self.partner):
-                if loader is not None:
+            with self._beside_the_step():
+                for loader in self._loaders():
                     loader.seek(epoch, (index - index % self.ahead) * self.accumulate)
-            rank = place()[0]  # each process draws its own
-            self.rng.manual_seed(derive_seed("views", self.loader.seed, self.stage, first, *([rank] if rank else [])))
-            self.make()
+                rank = place()[0]  # each process draws its own
+                draws = derive_seed("views", self.loader.seed, self.stage, first, *([rank] if rank else []))
+                self.rng.manual_seed(draws)
+                self.make()
             self.first = first
         self.cursor.fill_((step - first) * self.accumulate)
 
+    def _loaders(self) -> list[Loader]:
+        return [self.loader] if self.partner is None else [self.loader, self.partner]
+
+    @contextlib.contextmanager
+    def _beside_the_step(self) -> Iterator[None]:
+        """The host is a step ahead of the device: what it starts here is at work when the step before it is."""
+        if self.side is None:
+            yield
+            return
+        here = torch.cuda.current_stream()
+        with torch.cuda.stream(self.side):
+            yield
+        here.wait_stream(self.side)
+        for room, made in zip(self.rooms, self.made, strict=True):
+            for to, ready in zip(room.tensors(), made.tensors(), strict=True):
+                to.copy_(ready)
+        self.side.wait_stream(here)  # which has no more to do yet than these copies, and the step before
+
     def _make(self) -> None:
-        self._fill(self.views_of, self.loader)
-        if self.partner is not None:
-            self._fill(self.partners, self.partner)
+        for room, loader in zip(self.made, self._loaders(), strict=True):
+            self._fill(room, loader)
 
     def _fill(self, room: "Room", loader: Loader) -> None:
         (images, size_N2), y = loader.take(self.ahead * self.accumulate)
@@ -112,8 +137,8 @@ class Batches:
         """The batch at the cursor, which moves on."""
         at = self.cursor.clone()
         self.cursor += 1
-        batch = self._batch(self.views_of, at)
-        return batch if self.partner is None else batch._replace(partner=self._batch(self.partners, at))
+        batch, *partner = (self._batch(room, at) for room in self.rooms)
+        return batch._replace(partner=partner[0]) if partner else batch
 
     def _batch(self, room: "Room", at: Tensor) -> Batch:
         rows = at * self.loader.batch_size + self.rows_B
@@ -125,7 +150,7 @@ class Batches:
         return batch._replace(mixed=Mixed(other[rows], share.take(at)))
 
     def _take(self, views: Tensor, rows: Tensor) -> Tensor:
-        return views[rows].to(memory_format=self.layout)
+        return views if len(views) == len(rows) else views[rows].to(memory_format=self.layout)
 
 
 class Room(NamedTuple):
@@ -136,3 +161,6 @@ class Room(NamedTuple):
     y: Tensor
     mixup: float
     mixed: tuple[Tensor, Tensor] | None  # labels of what was mixed in, and for each batch the share of the first
+
+    def tensors(self) -> list[Tensor]:
+        return [t for t in (self.query, self.key, self.y, *(self.mixed or ())) if t is not None]
