@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import longtail
 from longtail import methods, recipes, runs, theory
@@ -169,6 +170,13 @@ def test_the_verb_takes_counts_from_files(capsys, tmp_path):
     assert "389 images of 10 classes; queue 256, batch 64" in capsys.readouterr().out
 
 
+def test_the_verb_draws(capsys, tmp_path):
+    path = tmp_path / "theory.png"
+    assert main(["theory", "--counts", "500", "100", "5", "--figure", str(path)]) == 0
+    assert Image.open(path).size == (1500, 630) and f"written to {path}" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == [path]
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -183,6 +191,7 @@ def test_the_verb_takes_counts_from_files(capsys, tmp_path):
         (["--counts", "5", "4", "--queue", "-1"], ["--queue -1", "0 or more"]),
         (["--counts", "5", "4", "--batch", "0"], ["--batch 0", "at least 1"]),
         (["--counts", "5", "4", "--json", "."], ["--json .", "name a file"]),
+        (["--counts", "5", "4", "--figure", "nowhere/x.png"], ["--figure nowhere/x.png", "name a file"]),
     ],
 )
 def test_mistakes_are_one_line(args, words, capsys, tmp_path, monkeypatch):

@@ -195,6 +195,8 @@ class Theory:
     """Where the images lie, of recipes whose counts are not known without them."""
     json: Path | None = None
     """Write all of it there, every class."""
+    figure: Path | None = None
+    """Draw it there, as PNG: L_extra (the paper's Fig. 4), and the pairs of every class by alpha."""
 
 
 @dataclass(frozen=True, kw_only=True)

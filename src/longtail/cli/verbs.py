@@ -158,7 +158,7 @@ def run_inspect(args: list[str]) -> int:
     from longtail.cli.inspected import show
     from longtail.data.inspection import inspect
 
-    check_writable(given.json)
+    check_writable(json=given.json)
     found = inspect(given.data, given.quick)
     show(found, console())
     if given.json:
@@ -167,16 +167,17 @@ def run_inspect(args: list[str]) -> int:
     return 1 if found.unreadable else 0
 
 
-def check_writable(json: Path | None) -> None:
+def check_writable(**files: Path | None) -> None:
     """Before the work is done whose result goes there."""
-    if json and (json.is_dir() or not os.access(json.absolute().parent, os.W_OK)):
-        raise UserError(f"--json {json}: name a file in a folder that is there and can be written")
+    for flag, file in files.items():
+        if file and (file.is_dir() or not os.access(file.absolute().parent, os.W_OK)):
+            raise UserError(f"--{flag} {file}: name a file in a folder that is there and can be written")
 
 
 def run_theory(args: list[str]) -> None:
     given = dict(vars(parse(Theory, "theory", args)))
-    json, counts = given.pop("json"), given.pop("counts")
-    check_writable(json)
+    json, figure, counts = (given.pop(name) for name in ("json", "figure", "counts"))
+    check_writable(json=json, figure=figure)
 
     from longtail import runs
     from longtail.cli.theorised import show
@@ -186,7 +187,12 @@ def run_theory(args: list[str]) -> None:
     show(found, console())
     if json:
         runs.write_json(json, found.to_dict())
-        print(f"written to {json}")
+    if figure:
+        from longtail.report import curves
+
+        curves.theory(found.counts, found.positives["expected"], [o.alpha for o in found.optima], figure)
+    for file in filter(None, (json, figure)):
+        print(f"written to {file}")
 
 
 def counts_given(words: tuple[str, ...]) -> tuple[int, ...] | Path | None:
