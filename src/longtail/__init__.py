@@ -22,10 +22,19 @@ _HOME = {
     "table": "report.table",
     "train": "engine.train",
 }
-_MODULES = ("recipes", "losses", "metrics")
+_MODULES = ("recipes", "losses", "metrics", "theory")
 
 __all__ = ["Config", "UserError", "compare", "demo", "evaluate", "inspect", "recipes", "reproduce", "shard"]
-__all__ += ["balanced_softmax_loss", "cross_entropy_loss", "paco_loss", "paco_terms", "supcon_loss", "table", "train"]
+__all__ += [
+    "balanced_softmax_loss",
+    "cross_entropy_loss",
+    "paco_loss",
+    "paco_terms",
+    "supcon_loss",
+    "table",
+    "theory",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -19,6 +19,7 @@ VERBS: dict[str, tuple[type, Callable[[list[str]], int | None]]] = {
     "data": (arguments.Data, verbs.run_data),
     "compare": (arguments.Compare, verbs.run_compare),
     "reproduce": (arguments.Reproduce, verbs.run_reproduce),
+    "theory": (arguments.Theory, verbs.run_theory),
 }
 
 

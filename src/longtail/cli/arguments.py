@@ -174,6 +174,32 @@ class Shard:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Theory:
+    """What the paper's theory says of class counts, queue, batch and alpha: a table to choose alpha from."""
+
+    recipe: str | None = None
+    """A recipe (`longtail recipes` lists them), whose counts, queue and batch are taken; or a folder or list of images."""
+    counts: tuple[str, ...] = ()
+    """Images of each class, or a file that has them: numbers, or what `longtail data inspect --json` writes."""
+    queue: int | None = None
+    """Length of the queue (default: the recipe's, or 8192)."""
+    batch: int | None = None
+    """Images a step (default: the recipe's, or 128)."""
+    alpha: tuple[float, ...] = (0.005, 0.01, 0.02, 0.05, 0.1)
+    """Columns of the table; the recipe's own and that of `auto` come with them."""
+    imbalance: float | None = None
+    """Of the recipe: largest over smallest class."""
+    setting: str | None = None
+    """Of the recipe: released, paper or equal."""
+    data_root: Path | None = None
+    """Where the images lie, of recipes whose counts are not known without them."""
+    json: Path | None = None
+    """Write all of it there, every class."""
+    figure: Path | None = None
+    """Draw it there, as PNG: L_extra (the paper's Fig. 4), and the pairs of every class by alpha."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipes:
     """List the recipes, with the figures published for them."""
 

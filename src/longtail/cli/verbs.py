@@ -19,6 +19,7 @@ from longtail.cli.arguments import (
     Reproduce,
     Shard,
     TableArgs,
+    Theory,
     Train,
     name_first,
     not_both,
@@ -157,14 +158,51 @@ def run_inspect(args: list[str]) -> int:
     from longtail.cli.inspected import show
     from longtail.data.inspection import inspect
 
-    if given.json and (given.json.is_dir() or not os.access(given.json.absolute().parent, os.W_OK)):
-        raise UserError(f"--json {given.json}: name a file in a folder that is there and can be written")
+    check_writable(json=given.json)
     found = inspect(given.data, given.quick)
     show(found, console())
     if given.json:
         runs.write_json(given.json, found.to_dict())
         print(f"written to {given.json}")
     return 1 if found.unreadable else 0
+
+
+def check_writable(**files: Path | None) -> None:
+    """Before the work is done whose result goes there."""
+    for flag, file in files.items():
+        if file and (file.is_dir() or not os.access(file.absolute().parent, os.W_OK)):
+            raise UserError(f"--{flag} {file}: name a file in a folder that is there and can be written")
+
+
+def run_theory(args: list[str]) -> None:
+    given = dict(vars(parse(Theory, "theory", args)))
+    json, figure, counts = (given.pop(name) for name in ("json", "figure", "counts"))
+    check_writable(json=json, figure=figure)
+
+    from longtail import runs
+    from longtail.cli.theorised import show
+    from longtail.theory import table
+
+    found = table(counts=counts_given(counts), **given)
+    show(found, console())
+    if json:
+        runs.write_json(json, found.to_dict())
+    if figure:
+        from longtail.report import curves
+
+        curves.theory(found.counts, found.positives["expected"], [o.alpha for o in found.optima], figure)
+    for file in filter(None, (json, figure)):
+        print(f"written to {file}")
+
+
+def counts_given(words: tuple[str, ...]) -> tuple[int, ...] | Path | None:
+    """Numbers, or the name of a file."""
+    if len(words) == 1 and not words[0].isdigit():
+        return Path(words[0])
+    try:
+        return tuple(map(int, words)) or None
+    except ValueError as error:
+        raise UserError(f"--counts {' '.join(words)}: give whole numbers, or one file") from error
 
 
 def run_shard(args: list[str]) -> None:

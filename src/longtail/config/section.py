@@ -76,8 +76,12 @@ def coerce(hint: Any, value: Any, where: str) -> Any:
         if value in args:
             return value
         expected = " or ".join(map(repr, args))
-    elif origin in (typing.Union, types.UnionType):
-        return None if value is None else coerce(args[0], value, where)
+    elif origin in (typing.Union, types.UnionType):  # a type, and beside it None or words
+        beside = [word for kind in args[1:] for word in typing.get_args(kind) or (None,)]
+        try:
+            return value if value in beside else coerce(args[0], value, where)
+        except UserError as error:
+            raise UserError(f"{error}{''.join(f' or {word!r}' for word in beside if word)}") from None
     elif origin is tuple:
         kinds = [args[0]] * len(value) if args[-1] is Ellipsis and isinstance(value, list | tuple) else list(args)
         if isinstance(value, list | tuple) and len(kinds) == len(value):

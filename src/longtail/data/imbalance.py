@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from longtail.metrics import shot_groups
 
-__all__ = ["checksum", "draw", "exponential_counts", "shot_groups", "step_counts", "validation_split"]
+__all__ = ["PROFILES", "checksum", "draw", "exponential_counts", "shot_groups", "step_counts", "validation_split"]
 
 IntArray = npt.NDArray[np.int64]
 
@@ -24,6 +24,9 @@ def step_counts(largest: int, classes: int, factor: float) -> IntArray:
     head = classes // 2  # the rarer half has the odd class
     tail = max(1, int(largest / factor))
     return np.array([largest] * head + [tail] * (classes - head), np.int64)
+
+
+PROFILES = {"exponential": exponential_counts, "step": step_counts}
 
 
 def draw(labels: npt.ArrayLike, counts: npt.ArrayLike, seed: int = 0) -> IntArray:

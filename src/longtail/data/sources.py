@@ -16,7 +16,7 @@ from longtail.config import DataConfig
 from longtail.data.cifar import open_cifar
 from longtail.data.decode import unreadable
 from longtail.data.folder import open_folder
-from longtail.data.imbalance import checksum, draw, exponential_counts, shot_groups, step_counts, validation_split
+from longtail.data.imbalance import PROFILES, checksum, draw, shot_groups, validation_split
 from longtail.data.lists import open_lists
 from longtail.data.pool import (
     ImageArray,
@@ -204,8 +204,7 @@ def long_tail(opened: Opened, config: DataConfig) -> tuple[IntArray, list[str]]:
     pool = opened.train
     if config.imbalance == 1:
         return np.arange(len(pool.labels)), []
-    profile = {"exponential": exponential_counts, "step": step_counts}[config.profile]
-    wanted = profile(opened.largest, len(pool.class_names), config.imbalance)
+    wanted = PROFILES[config.profile](opened.largest, len(pool.class_names), config.imbalance)
     drawn = draw(pool.labels, wanted)
     short = int((pool.counts < wanted).sum())
     got = np.minimum(pool.counts, wanted)

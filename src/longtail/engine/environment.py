@@ -39,6 +39,7 @@ def describe_environment(run: "Run") -> dict[str, Any]:
         },
         "model": run.config.model.name,
         "parameters": parameters(run),
+        "chosen": run.method.chosen(),
     }
 
 
@@ -49,7 +50,8 @@ def parameters(run: "Run") -> int:
 
 def describe_model(run: "Run") -> str:
     """What trains where, in a line."""
-    what = f"{run.config.method.label}, {run.config.model.name} with {parameters(run):,} parameters"
+    chosen = "".join(f", {name} {value:g}" for name, value in run.method.chosen().items())
+    what = f"{run.config.method.label}{chosen}, {run.config.model.name} with {parameters(run):,} parameters"
     return f"{what}, {precision(run.config.train, run.device)} on {run.device.type}"
 
 

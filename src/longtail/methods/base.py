@@ -123,6 +123,10 @@ class Method(nn.Module):
         asked: dict[str, Any] = usual | changes
         return Stage(epochs=config.train.epochs, optim=config.optim, **asked)
 
+    def chosen(self) -> dict[str, float]:
+        """What settings of `auto` came to, for the record."""
+        return {}
+
     def check(self, validated: bool) -> None:
         """A UserError if it cannot be trained so; `validated` is whether there are validation images."""
 

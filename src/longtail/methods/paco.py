@@ -4,15 +4,31 @@ import torch
 from torch import Tensor
 
 from longtail import config as cfg
+from longtail import theory
+from longtail.data.samplers import class_shares
 from longtail.losses import AnchorTerms, Samples, chunk_for, chunked_terms, paco_terms
 from longtail.methods.base import Batch, magnitudes, share_right
 from longtail.methods.contrast import Contrast, MomentumContrast
+from longtail.models.heads import Classifier
 
 
 class Centred(Contrast):
     """Anchors meet samples and centres: Eq. 8, or Eq. 4 without rebalance."""
 
     config: cfg.PaCo | cfg.GPaCo
+
+    def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
+        super().__init__(net, counts_C, config)
+        c, train = self.config, config.train
+        if c.alpha == "auto":
+            shares_C = class_shares(train.sampler, counts_C, done=0.5)  # where they change, those halfway
+            batch = train.batch_size * (train.processes if c.contrast == "global" else 1)
+            self.alpha = theory.auto_alpha(shares_C, c.queue, batch)
+        else:
+            self.alpha = c.alpha
+
+    def chosen(self) -> dict[str, float]:
+        return {"alpha": self.alpha} if self.config.alpha == "auto" else {}
 
     def after_projections(self, x_BF: Tensor, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> dict[str, Tensor]:
         c, partners = self.config, len(self.linear.weight) + len(q_BD) + len(k_BD) + self.queue.length
@@ -42,7 +58,7 @@ class Centred(Contrast):
     def numbers(self) -> tuple[Tensor | None, float, float, float, float]:
         """What the loss takes beside anchors and partners."""
         c = self.config
-        return self.log_prior_C if c.rebalance else None, c.alpha, c.tau, c.centre_tau, c.smoothing
+        return self.log_prior_C if c.rebalance else None, self.alpha, c.tau, c.centre_tau, c.smoothing
 
 
 class PaCo(Centred, MomentumContrast, settings=cfg.PaCo):

@@ -44,6 +44,8 @@ from longtail.recipes.rows import Rows
 
 SETTINGS = ("released", "paper", "equal")
 
+CIFAR = {"cifar10": (10, 5000), "cifar100": (100, 500)}  # classes, and training images of each
+
 # The paper's augmentation strategies: (view of the query network, view of the key network).
 STRATEGIES = {1: ("sim", "sim"), 2: ("rand", "rand"), 3: ("rand", "sim")}
 
@@ -281,7 +283,7 @@ def _as_in_the_paper(config: Config) -> Config:
 
 def _images(data: str, imbalance: float) -> int:
     """How many images the exponential draw keeps."""
-    classes, largest = {"cifar10": (10, 5000), "cifar100": (100, 500)}[data]
+    classes, largest = CIFAR[data]
     return sum(int(largest * imbalance ** (-c / (classes - 1))) for c in range(classes))
 
 

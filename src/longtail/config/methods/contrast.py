@@ -95,8 +95,9 @@ class MultiTask(MomentumContrast):
 class Centres(Chunked):
     """Class centres as further contrast partners."""
 
-    alpha: float = 0.05
-    """Weight of a positive sample, where the class's own centre has weight 1."""
+    alpha: float | Literal["auto"] = 0.05
+    """Weight of a positive sample, where the class's own centre has weight 1; `auto`: by the paper's theory, from class counts,
+    queue and batch, so that at the optimum the centres have the share P_sup = 0.71 (`longtail theory`)."""
     centre_tau: float = 1.0
     """Temperature of the centre logits: 1 as released, `tau` as the text has it."""
     rebalance: bool = True
@@ -110,7 +111,8 @@ class Centres(Chunked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 <= self.alpha < 1, "method.alpha", self.alpha, "in [0, 1): try 0.01 to 0.05")
+        rule = "in [0, 1), or auto: try 0.01 to 0.05"
+        require(self.alpha == "auto" or 0 <= self.alpha < 1, "method.alpha", self.alpha, rule)
         require(self.centre_tau > 0, "method.centre_tau", self.centre_tau, "above 0")
         require(0 <= self.smoothing < 1, "method.smoothing", self.smoothing, "in [0, 1): try 0.1")
 
