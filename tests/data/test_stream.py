@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +24,8 @@ from longtail.data.loader import ResidentLoader, StreamLoader, frames_of, make_l
 from longtail.data.pool import OnDisk, Source
 from longtail.data.sources import load
 from longtail.data.stream import AHEAD, Reader
-from longtail.errors import UserError
+from longtail.engine import examples
+from longtail.errors import Alone, UserError
 from tests.data.test_inspection import bad_files
 
 PHOTO = Image.fromarray(load_sample_images().images[0])  # 640 x 427
@@ -96,6 +98,25 @@ def test_a_large_image_is_made_to_fit(kind, orientation):
     assert np.abs(found.astype(int) - wanted).mean() < 4  # a large JPEG is decoded at a fraction of its size
 
 
+XMP = b'<rdf:Description xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="6"/>'
+LONG = b"Exif\0\0MM\0*\0\0\0\x08\0\x01" + bytes.fromhex("0112 0004 00000001 00000006 00000000")  # not a SHORT
+
+
+@pytest.mark.parametrize(
+    "said", [{"xmp": XMP}, {"exif": LONG}, {"exif": b"Exif\0\0MM\0*\0\0\0\x08" + bytes(6), "xmp": XMP}]
+)
+def test_images_are_upright_however_it_is_said(said):
+    encoded = as_file(PHOTO, **said)
+    assert decode.look(encoded).turned and decode_whole(encoded, 640).shape == (3, 640, 427)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("size", [(5000, 10), (3, 4000), (600, 1), (1, 1)])
+def test_an_image_much_longer_than_wide_keeps_a_pixel(kind, size):
+    width, height = (max(1, min(n, round(n * 73 / max(size)))) for n in size)
+    assert decode_whole(as_file(PHOTO.resize(size), kind), 73).shape == (3, height, width)
+
+
 def test_other_formats_go_through_pil():
     assert (decode_whole(as_file(PHOTO, "PNG"), 640) == np.asarray(PHOTO).transpose(2, 0, 1)).all()
     cmyk = decode_whole(as_file(PHOTO.convert("CMYK")), 640).astype(int)
@@ -157,8 +178,22 @@ def test_the_first_bad_image_is_named_and_ends_it():
     reading = Reader(bad, CPU).batches(np.arange(50).reshape(5, 10))
     for _ in range(2):
         next(reading)
-    with pytest.raises(UserError, match=r"cannot read the image number 37 \(it is no image of a known format\)"):
-        list(reading)
+    with pytest.raises(Alone, match=r"cannot read the image number 37 \(it is no image of a known format\)"):
+        list(reading)  # whichever process meets it says so
+
+
+def test_what_was_under_way_is_given_up_at_the_first_bad_image():
+    asked = []
+    bad = replace(numbered(50), encoded=lambda i: asked.append(i) or time.sleep(0.02) or b"none", workers=1)
+    with pytest.raises(UserError, match="number 0"):
+        next(Reader(bad, CPU).batches([np.arange(1000)] * 9))
+    assert len(asked) < 50
+
+
+def test_a_test_image_that_is_gone_when_pictures_are_made_is_named():
+    gone = replace(source(), images=replace(numbered(43), encoded=lambda i: b""))
+    with pytest.raises(UserError, match=r"cannot read the image number 3 \(the file is empty\)"):
+        examples.picture(gone, 3)
 
 
 LABELS = np.repeat([0, 1, 2], [30, 9, 4])[np.random.default_rng(1).permutation(43)]

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from longtail.data.jpeg import read_header
-from longtail.data.pool import ImageArray, IntArray, Pool, Read
-from longtail.errors import UserError
+from longtail.data.pool import ImageArray, IntArray, OnDisk, Pool, Read
+from longtail.errors import Alone, UserError
 from longtail.progress import shown
 
 if TYPE_CHECKING:
@@ -130,10 +130,18 @@ def decode_whole(encoded: bytes, side: int) -> ImageArray:
 
     with opened(encoded) as image:
         share = min(side / max(image.width, image.height), 1)
-        image.draft(None, (int(image.width * share), int(image.height * share)))
+        image.draft(None, (max(int(image.width * share), 1), max(int(image.height * share), 1)))
         whole = upright(image)
         whole.thumbnail((side, side), Image.Resampling.BILINEAR, reducing_gap=None)
         return np.asarray(whole).transpose(2, 0, 1)
+
+
+def decode_from(images: OnDisk, index: int, side: int) -> ImageArray:
+    """An image of a streamed source, as `decode_whole` has it; several processes read different ones, and may fail alone."""
+    try:
+        return decode_whole(images.encoded(index), side)
+    except BadImage as error:
+        raise Alone(str(cannot_read(images.place(index), error))) from error
 
 
 def _by_torchvision(encoded: bytes) -> ImageArray:

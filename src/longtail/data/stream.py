@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.data.decode import BadImage, cannot_read, decode_whole
+from longtail.data.decode import decode_from
 from longtail.data.pool import IntArray, OnDisk
 
 AHEAD = 4  # batches that are read before they are asked for
@@ -47,7 +47,7 @@ class Reader:
         self.free: list[Canvases] = []
 
     def batches(self, plan: Iterable[IntArray]) -> Generator[Frames]:
-        """Of each array of indices its images, in order; the first that cannot be read is a UserError that names it.
+        """Of each array of indices its images, in order; the first that cannot be read is an error that names it.
 
         The plan is asked for some batches before they are due. A batch is on its way to the device while the one before it is
         worked on.
@@ -66,9 +66,7 @@ class Reader:
                 if brought is not None:
                     yield self._here(brought)
             finally:
-                for _, parts in under_way:
-                    for part in parts:
-                        part.cancel()
+                threads.shutdown(wait=False, cancel_futures=True)
 
     def _begin(self, indices: IntArray, threads: ThreadPoolExecutor) -> tuple[Canvases, list["Future[None]"]]:
         room = self._room(len(indices))
@@ -76,10 +74,7 @@ class Reader:
 
         def read(first: int) -> None:
             for i in range(first, min(first + AT_ONCE, len(indices))):
-                try:
-                    image = decode_whole(self.images.encoded(int(indices[i])), self.images.side)
-                except BadImage as error:
-                    raise cannot_read(self.images.place(int(indices[i])), error) from error
+                image = decode_from(self.images, int(indices[i]), self.images.side)
                 sizes[i] = height, width = image.shape[1:]
                 np.copyto(images[i, :, :height, :width], image)
 
