@@ -242,6 +242,14 @@ def test_a_stream_reads_on_instead_of_beginning_anew(monkeypatch):
     loader.close()
 
 
+def test_before_anything_is_read_there_are_images_that_views_can_be_made_of():
+    """As captured views are tried out on them: sizes beyond the canvas would lead kernels out of their memory."""
+    loader = StreamLoader(source(), 5, 0, CPU)
+    loader.in_parts(2, 8)
+    (images, size_N2), y = loader.take(2)
+    assert not images.any() and size_N2.dtype == y.dtype == torch.int64 and (size_N2 == 12).all() and not y.any()
+
+
 def test_a_loader_beside_another_draws_on_its_own():
     loader = make_loader(source(), 5, 0, CPU)
     other = loader.beside("partner")
