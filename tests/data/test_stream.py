@@ -3,6 +3,7 @@
 import io
 import itertools
 import json
+import os
 import threading
 import time
 from dataclasses import replace
@@ -164,6 +165,17 @@ def test_only_some_batches_are_read_ahead():
         assert len(asked) <= done + AHEAD + 1
     reading.close()
     assert len(asked) <= 4 + AHEAD + 1 and threading.active_count() < 20
+
+
+def test_processes_of_a_machine_share_its_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(12)), raising=False)
+    for processes, each in (("1", 12), ("5", 2), ("64", 1)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+        assert decode.cores() == each
+    reading = Reader(replace(numbered(99), workers=0), CPU).batches(np.arange(99).reshape(9, 11))
+    next(reading)
+    assert sum("ThreadPool" in t.name for t in threading.enumerate()) == 1
+    reading.close()
 
 
 def test_a_plan_of_few_batches_or_none():

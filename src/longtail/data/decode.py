@@ -81,9 +81,15 @@ def in_threads(work: Callable[[int], T], indices: IntArray) -> Generator[T | Bad
             return error
 
     # Threads suffice: PIL releases the interpreter lock while it decodes and resizes.
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
+    with ThreadPoolExecutor(cores()) as threads:
         for start in range(0, len(indices), AT_ONCE):
             yield from threads.map(one, indices[start : start + AT_ONCE].tolist())
+
+
+def cores() -> int:
+    """Those that this process may use; those that torchrun has started on a machine share them."""
+    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(mine // int(os.environ.get("LOCAL_WORLD_SIZE", 1)), 1)
 
 
 def cannot_read(place: object, why: BadImage) -> UserError:

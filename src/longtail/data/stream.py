@@ -4,7 +4,6 @@ An image keeps its shape. It lies in the upper left corner of a square canvas, s
 width stand beside it, and what is right of and below it is never looked at.
 """
 
-import os
 from collections import deque
 from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.data.decode import decode_from
+from longtail.data.decode import cores, decode_from
 from longtail.data.pool import IntArray, OnDisk
 
 AHEAD = 4  # batches that are read before they are asked for
@@ -54,7 +53,7 @@ class Reader:
         """
         under_way: deque[tuple[Canvases, list[Future[None]]]] = deque()
         brought: Frames | None = None
-        with ThreadPoolExecutor(self.images.workers or os.cpu_count()) as threads:
+        with ThreadPoolExecutor(self.images.workers or cores()) as threads:
             try:
                 for indices in _then_nothing(plan, AHEAD):
                     if indices is not None:
