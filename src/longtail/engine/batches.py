@@ -53,6 +53,7 @@ class Batches:
         self.loader.enter(stage.sampler, first_epoch, stage.epochs)
         self.views_of = self._room(stage)
         self.close()
+        self.partner = None
         if stage.partner:
             self.partner = self.loader.beside("partner")
             self._in_parts(self.partner)
@@ -71,20 +72,20 @@ class Batches:
         )
 
     def close(self) -> None:
-        """Nothing more will be asked for, or of another stage."""
-        self.loader.close()
-        if self.partner is not None:
-            self.partner.close()
-            self.partner = None
+        """What is read ahead is given up."""
+        for loader in self._loaders():
+            loader.close()
+
+    def _loaders(self) -> list[Loader]:
+        return [self.loader] if self.partner is None else [self.loader, self.partner]
 
     def prepare(self, epoch: int, step: int) -> None:
         """The host's part of a step of the stage: see that its views are there, and say where."""
         index = step % self.steps_per_epoch
         first = step - index % self.ahead
         if first != self.first:
-            for loader in (self.loader, self.partner):
-                if loader is not None:
-                    loader.seek(epoch, (index - index % self.ahead) * self.accumulate)
+            for loader in self._loaders():
+                loader.seek(epoch, (index - index % self.ahead) * self.accumulate)
             rank = place()[0]  # each process draws its own
             self.rng.manual_seed(derive_seed("views", self.loader.seed, self.stage, first, *([rank] if rank else [])))
             self.make()
