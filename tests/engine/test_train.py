@@ -38,6 +38,7 @@ from longtail.methods.bbn import BBN
 from longtail.methods.paco import PaCo
 from longtail.methods.softmax import CrossEntropy
 from longtail.models import backbones
+from longtail.views import Views
 from tests.conftest import tiny
 
 METHODS = ["ce", "balanced-softmax", "supcon", "paco", "paco-no-rebalance"]
@@ -321,13 +322,14 @@ def test_out_of_memory_names_the_batch_that_fits(kind, tmp_path, monkeypatch):
     assert caught.value.__traceback__ and not alive  # the error does not keep the run, and so its memory
 
 
-def test_the_cpu_can_run_out_of_memory_too(tmp_path, monkeypatch):
-    def no_memory(self, batch):
+@pytest.mark.parametrize("owner, work", [(PaCo, "loss"), (Views, "query")])  # or while views are made
+def test_the_cpu_can_run_out_of_memory_too(owner, work, tmp_path, monkeypatch):
+    def no_memory(self, *_):
         raise RuntimeError(
             "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried"
         )
 
-    monkeypatch.setattr(PaCo, "loss", no_memory)
+    monkeypatch.setattr(owner, work, no_memory)
     with pytest.raises(RunError, match="even at a batch of two"):
         train(tiny("paco"), tmp_path)
 
