@@ -178,6 +178,16 @@ def test_processes_of_a_machine_share_its_cores(monkeypatch):
     reading.close()
 
 
+def test_readers_share_a_stream(monkeypatch):
+    """Each evaluation has a reader: with a stream for each, those of captured branches would soon be handed out twice."""
+    asked = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: asked.append(device) or object())
+    stream.way_to.cache_clear()
+    one, other = (Reader(numbered(9), torch.device("cuda", 0)) for _ in range(2))
+    stream.way_to.cache_clear()
+    assert one.stream is other.stream and len(asked) == 1
+
+
 def test_a_plan_of_few_batches_or_none():
     assert list(Reader(numbered(9), CPU).batches([])) == []
     (only,) = Reader(numbered(9), CPU).batches([np.array([3, 4])])

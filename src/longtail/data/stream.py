@@ -4,6 +4,7 @@ An image keeps its shape. It lies in the upper left corner of a square canvas, s
 width stand beside it, and what is right of and below it is never looked at.
 """
 
+import functools
 from collections import deque
 from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -37,12 +38,19 @@ class Canvases(NamedTuple):
     copied: torch.cuda.Event | None
 
 
+@functools.cache
+def way_to(device: torch.device) -> torch.cuda.Stream:
+    """The stream that images come on, the same for all readers: torch has 32 and hands them out in turn, and who asks for many
+    makes others share theirs unknowingly."""
+    return torch.cuda.Stream(device)
+
+
 class Reader:
     """Batches of images from disk, on the device."""
 
     def __init__(self, images: OnDisk, device: torch.device) -> None:
         self.images, self.device = images, device
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.stream = way_to(device) if device.type == "cuda" else None
         self.free: list[Canvases] = []
 
     def batches(self, plan: Iterable[IntArray]) -> Generator[Frames]:
