@@ -3,7 +3,9 @@
 import io
 import itertools
 import json
+import os
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +25,8 @@ from longtail.data.loader import ResidentLoader, StreamLoader, frames_of, make_l
 from longtail.data.pool import OnDisk, Source
 from longtail.data.sources import load
 from longtail.data.stream import AHEAD, Reader
-from longtail.errors import UserError
+from longtail.engine import examples
+from longtail.errors import Alone, UserError
 from tests.data.test_inspection import bad_files
 
 PHOTO = Image.fromarray(load_sample_images().images[0])  # 640 x 427
@@ -96,6 +99,25 @@ def test_a_large_image_is_made_to_fit(kind, orientation):
     assert np.abs(found.astype(int) - wanted).mean() < 4  # a large JPEG is decoded at a fraction of its size
 
 
+XMP = b'<rdf:Description xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="6"/>'
+LONG = b"Exif\0\0MM\0*\0\0\0\x08\0\x01" + bytes.fromhex("0112 0004 00000001 00000006 00000000")  # not a SHORT
+
+
+@pytest.mark.parametrize(
+    "said", [{"xmp": XMP}, {"exif": LONG}, {"exif": b"Exif\0\0MM\0*\0\0\0\x08" + bytes(6), "xmp": XMP}]
+)
+def test_images_are_upright_however_it_is_said(said):
+    encoded = as_file(PHOTO, **said)
+    assert decode.look(encoded).turned and decode_whole(encoded, 640).shape == (3, 640, 427)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("size", [(5000, 10), (3, 4000), (600, 1), (1, 1)])
+def test_an_image_much_longer_than_wide_keeps_a_pixel(kind, size):
+    width, height = (max(1, min(n, round(n * 73 / max(size)))) for n in size)
+    assert decode_whole(as_file(PHOTO.resize(size), kind), 73).shape == (3, height, width)
+
+
 def test_other_formats_go_through_pil():
     assert (decode_whole(as_file(PHOTO, "PNG"), 640) == np.asarray(PHOTO).transpose(2, 0, 1)).all()
     cmyk = decode_whole(as_file(PHOTO.convert("CMYK")), 640).astype(int)
@@ -145,6 +167,27 @@ def test_only_some_batches_are_read_ahead():
     assert len(asked) <= 4 + AHEAD + 1 and threading.active_count() < 20
 
 
+def test_processes_of_a_machine_share_its_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(12)), raising=False)
+    for processes, each in (("1", 12), ("5", 2), ("64", 1)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+        assert decode.cores() == each
+    reading = Reader(replace(numbered(99), workers=0), CPU).batches(np.arange(99).reshape(9, 11))
+    next(reading)
+    assert sum("ThreadPool" in t.name for t in threading.enumerate()) == 1
+    reading.close()
+
+
+def test_readers_share_a_stream(monkeypatch):
+    """Each evaluation has a reader: with a stream for each, those of captured branches would soon be handed out twice."""
+    asked = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: asked.append(device) or object())
+    stream.way_to.cache_clear()
+    one, other = (Reader(numbered(9), torch.device("cuda", 0)) for _ in range(2))
+    stream.way_to.cache_clear()
+    assert one.stream is other.stream and len(asked) == 1
+
+
 def test_a_plan_of_few_batches_or_none():
     assert list(Reader(numbered(9), CPU).batches([])) == []
     (only,) = Reader(numbered(9), CPU).batches([np.array([3, 4])])
@@ -157,8 +200,22 @@ def test_the_first_bad_image_is_named_and_ends_it():
     reading = Reader(bad, CPU).batches(np.arange(50).reshape(5, 10))
     for _ in range(2):
         next(reading)
-    with pytest.raises(UserError, match=r"cannot read the image number 37 \(it is no image of a known format\)"):
-        list(reading)
+    with pytest.raises(Alone, match=r"cannot read the image number 37 \(it is no image of a known format\)"):
+        list(reading)  # whichever process meets it says so
+
+
+def test_what_was_under_way_is_given_up_at_the_first_bad_image():
+    asked = []
+    bad = replace(numbered(50), encoded=lambda i: asked.append(i) or time.sleep(0.02) or b"none", workers=1)
+    with pytest.raises(UserError, match="number 0"):
+        next(Reader(bad, CPU).batches([np.arange(1000)] * 9))
+    assert len(asked) < 50
+
+
+def test_a_test_image_that_is_gone_when_pictures_are_made_is_named():
+    gone = replace(source(), images=replace(numbered(43), encoded=lambda i: b""))
+    with pytest.raises(UserError, match=r"cannot read the image number 3 \(the file is empty\)"):
+        examples.picture(gone, 3)
 
 
 LABELS = np.repeat([0, 1, 2], [30, 9, 4])[np.random.default_rng(1).permutation(43)]
@@ -205,6 +262,14 @@ def test_a_stream_reads_on_instead_of_beginning_anew(monkeypatch):
     loader.seek(3, 0)
     assert begun == [(0, 0), (3, 0)] and loader.y_n.tolist() == LABELS[loader.order(3)[:5].numpy()].tolist()
     loader.close()
+
+
+def test_before_anything_is_read_there_are_images_that_views_can_be_made_of():
+    """As captured views are tried out on them: sizes beyond the canvas would lead kernels out of their memory."""
+    loader = StreamLoader(source(), 5, 0, CPU)
+    loader.in_parts(2, 8)
+    (images, size_N2), y = loader.take(2)
+    assert not images.any() and size_N2.dtype == y.dtype == torch.int64 and (size_N2 == 12).all() and not y.any()
 
 
 def test_a_loader_beside_another_draws_on_its_own():

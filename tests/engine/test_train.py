@@ -34,9 +34,11 @@ from longtail.engine.signals import StopSignals
 from longtail.engine.train import advance, fit, train
 from longtail.errors import Interrupted, RunError, UserError
 from longtail.methods import Batch
+from longtail.methods.bbn import BBN
 from longtail.methods.paco import PaCo
 from longtail.methods.softmax import CrossEntropy
 from longtail.models import backbones
+from longtail.views import Views
 from tests.conftest import tiny
 
 METHODS = ["ce", "balanced-softmax", "supcon", "paco", "paco-no-rebalance"]
@@ -314,31 +316,33 @@ def test_a_non_finite_loss_names_step_term_and_cure(tmp_path, monkeypatch):
     assert caught.value.exit_code == 1 and not (tmp_path / "seed0" / runs.CHECKPOINT).exists()
 
 
-def test_out_of_memory_names_the_batch_that_fits(tmp_path, monkeypatch):
-    loss = PaCo.loss
+@pytest.mark.parametrize("kind", [PaCo, BBN])  # one whose batches have partners
+def test_out_of_memory_names_the_batch_that_fits(kind, tmp_path, monkeypatch):
+    loss = kind.loss
 
     def small_memory(self, batch):
         if len(batch.y_B) > 20:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return loss(self, batch)
 
-    monkeypatch.setattr(PaCo, "loss", small_memory)
+    monkeypatch.setattr(kind, "loss", small_memory)
     alive = weakref.WeakSet()
     monkeypatch.setattr(Run, "start_clock", lambda run, start=Run.start_clock: (alive.add(run), start(run)))
     fits = r"at batch size 64: 16 fits; try --train\.batch_size 16 --train\.accumulate 4"
     with pytest.raises(RunError, match=fits) as caught:
-        train(tiny("paco"), tmp_path)
+        train(tiny(kind.__name__.lower()), tmp_path)
     gc.collect()
     assert caught.value.__traceback__ and not alive  # the error does not keep the run, and so its memory
 
 
-def test_the_cpu_can_run_out_of_memory_too(tmp_path, monkeypatch):
-    def no_memory(self, batch):
+@pytest.mark.parametrize("owner, work", [(PaCo, "loss"), (Views, "query")])  # or while views are made
+def test_the_cpu_can_run_out_of_memory_too(owner, work, tmp_path, monkeypatch):
+    def no_memory(self, *_):
         raise RuntimeError(
             "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried"
         )
 
-    monkeypatch.setattr(PaCo, "loss", no_memory)
+    monkeypatch.setattr(owner, work, no_memory)
     with pytest.raises(RunError, match="even at a batch of two"):
         train(tiny("paco"), tmp_path)
 

@@ -90,11 +90,12 @@ def by_first_number(state: State, name: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_global_contrast_with_sync_norm_is_one_process_with_the_whole_batch(world, tmp_path: Path):
-    """Losses, gradients, running averages, key network and queue of three steps."""
-    changes = {name: {"contrast": "global"} if name in CONTRASTIVE else {} for name in NAMES}
-    found = together(world, tmp_path, all_of_several, [(name, "sync", changes[name]) for name in NAMES])
-    for which, name in enumerate(NAMES):
-        method = make(name, **changes[name])
+    """Losses, gradients, running averages, key network and queue of three steps; also where classes come in chunks."""
+    cases = [(name, {"contrast": "global"} if name in CONTRASTIVE else {}) for name in NAMES]
+    cases += [(name, {"contrast": "global", "chunk": 7}) for name in ("paco", "gpaco")]
+    found = together(world, tmp_path, all_of_several, [(name, "sync", changes) for name, changes in cases])
+    for which, (name, _) in enumerate(cases):
+        method = make(name)
         wanted = trained(method, lambda step, method=method: method.loss(batch(step))["loss"])
         ranks = [rank[which] for rank in found]
         assert_same(ranks[0], wanted)

@@ -43,7 +43,7 @@ class DataConfig(Section):
     """`stream`: the longer side in pixels at which images are kept to cut views from, larger ones are made smaller; 0: 16/7 of
     image_size, 512 at 224."""
     workers: int = 0
-    """`stream`: threads that read and decode; 0: one for each core."""
+    """`stream`: threads of a process that read and decode; 0: one for each core, which processes (torchrun) share."""
     val_fraction: float = 0.0
     """Share of the training images held out for validation, per class: at most a fifth, never a class's last two."""
     download: bool = True

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from longtail.data.jpeg import read_header
-from longtail.data.pool import ImageArray, IntArray, Pool, Read
-from longtail.errors import UserError
+from longtail.data.pool import ImageArray, IntArray, OnDisk, Pool, Read
+from longtail.errors import Alone, UserError
 from longtail.progress import shown
 
 if TYPE_CHECKING:
@@ -81,9 +81,15 @@ def in_threads(work: Callable[[int], T], indices: IntArray) -> Generator[T | Bad
             return error
 
     # Threads suffice: PIL releases the interpreter lock while it decodes and resizes.
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
+    with ThreadPoolExecutor(cores()) as threads:
         for start in range(0, len(indices), AT_ONCE):
             yield from threads.map(one, indices[start : start + AT_ONCE].tolist())
+
+
+def cores() -> int:
+    """Those that this process may use; those that torchrun has started on a machine share them."""
+    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(mine // int(os.environ.get("LOCAL_WORLD_SIZE", 1)), 1)
 
 
 def cannot_read(place: object, why: BadImage) -> UserError:
@@ -130,10 +136,18 @@ def decode_whole(encoded: bytes, side: int) -> ImageArray:
 
     with opened(encoded) as image:
         share = min(side / max(image.width, image.height), 1)
-        image.draft(None, (int(image.width * share), int(image.height * share)))
+        image.draft(None, (max(int(image.width * share), 1), max(int(image.height * share), 1)))
         whole = upright(image)
         whole.thumbnail((side, side), Image.Resampling.BILINEAR, reducing_gap=None)
         return np.asarray(whole).transpose(2, 0, 1)
+
+
+def decode_from(images: OnDisk, index: int, side: int) -> ImageArray:
+    """An image of a streamed source, as `decode_whole` has it; several processes read different ones, and may fail alone."""
+    try:
+        return decode_whole(images.encoded(index), side)
+    except BadImage as error:
+        raise Alone(str(cannot_read(images.place(index), error))) from error
 
 
 def _by_torchvision(encoded: bytes) -> ImageArray:

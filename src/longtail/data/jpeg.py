@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 START = b"\xff\xd8\xff"
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of frame headers; these three are tables
-EXIF, ORIENTATION = 0xE1, 0x0112
+APPLICATION = 0xE1  # the marker of what EXIF and XMP have to say
+ORIENTATION, SHORT = 0x0112, 3  # EXIF's tag, and the type that its value should have
 
 
 class Header(NamedTuple):
@@ -14,7 +15,7 @@ class Header(NamedTuple):
     channels: int
     bits: int
     orientation: int
-    """As EXIF has it: 1 is upright; 0 stands for one that cannot be made out."""
+    """As EXIF has it: 1 is upright; 0 stands for one that is not made out here."""
 
 
 def read_header(encoded: bytes) -> Header | None:
@@ -33,14 +34,20 @@ def read_header(encoded: bytes) -> Header | None:
                 bits, height, width, channels = struct.unpack_from(">BHHB", encoded, at + 4)
                 return Header(height, width, channels, bits, orientation)
             else:
-                if kind == EXIF and encoded[at + 4 : at + 10] == b"Exif\0\0":
-                    orientation = _orientation(encoded[at + 10 : at + 2 + length])
+                if kind == APPLICATION and orientation == 1:
+                    orientation = _orientation(encoded[at + 4 : at + 2 + length])
                 at += 2 + length
     except struct.error:
         return None
 
 
-def _orientation(tiff: bytes) -> int:
+def _orientation(segment: bytes) -> int:
+    if segment.startswith(b"Exif\0\0"):
+        return _in_exif(segment[6:])
+    return 0 if b"tiff:Orientation" in segment else 1  # XMP, which PIL goes by where EXIF is silent
+
+
+def _in_exif(tiff: bytes) -> int:
     """The tag in the first directory of what EXIF embeds, a TIFF."""
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if order is None:
@@ -49,9 +56,9 @@ def _orientation(tiff: bytes) -> int:
         (first,) = struct.unpack_from(f"{order}I", tiff, 4)
         (entries,) = struct.unpack_from(f"{order}H", tiff, first)
         for entry in range(entries):
-            tag, value = struct.unpack_from(f"{order}H6xH", tiff, first + 2 + 12 * entry)
+            tag, kind, value = struct.unpack_from(f"{order}HH4xH", tiff, first + 2 + 12 * entry)
             if tag == ORIENTATION:
-                return value or 1
+                return (value or 1) if kind == SHORT else 0
     except struct.error:
         return 0
     return 1

@@ -128,12 +128,13 @@ class StreamLoader(Loader):
         self.due = NOWHERE  # what was read ahead belongs to another stage
 
     def in_parts(self, part: int, used: int) -> None:
-        """Makes room for a part, where captured work will look for it."""
+        """Makes room for a part, where captured work will look for it: at first for black images, since it is tried out before
+        any are read."""
         self.part, self.used, self.due = part, used, NOWHERE
         n, side = part * self.batch_size, self.reader.images.side
-        self.images_n = torch.empty(n, 3, side, side, dtype=torch.uint8, device=self.device)
-        self.size_n2 = torch.empty(n, 2, dtype=torch.int64, device=self.device)
-        self.y_n = torch.empty(n, dtype=torch.int64, device=self.device)
+        self.images_n = torch.zeros(n, 3, side, side, dtype=torch.uint8, device=self.device)
+        self.size_n2 = torch.full((n, 2), side, device=self.device)
+        self.y_n = torch.zeros(n, dtype=torch.int64, device=self.device)
 
     def seek(self, epoch: int, batch: int) -> None:
         if (epoch, batch) != self.due or self.reading is None:

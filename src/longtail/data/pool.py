@@ -31,7 +31,7 @@ class OnDisk:
     encoded: Callable[[int], bytes]  # the image file, by its number in the source
     place: Callable[[int], object]  # what an error calls it
     side: int  # pixels: of the square that an image is made to fit in
-    workers: int  # threads that read; 0: one for each core
+    workers: int  # threads that read; 0: as there are cores
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ An image keeps its shape. It lies in the upper left corner of a square canvas, s
 width stand beside it, and what is right of and below it is never looked at.
 """
 
-import os
+import functools
 from collections import deque
 from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.data.decode import BadImage, cannot_read, decode_whole
+from longtail.data.decode import cores, decode_from
 from longtail.data.pool import IntArray, OnDisk
 
 AHEAD = 4  # batches that are read before they are asked for
@@ -38,23 +38,30 @@ class Canvases(NamedTuple):
     copied: torch.cuda.Event | None
 
 
+@functools.cache
+def way_to(device: torch.device) -> torch.cuda.Stream:
+    """The stream that images come on, the same for all readers: torch has 32 and hands them out in turn, and who asks for many
+    makes others share theirs unknowingly."""
+    return torch.cuda.Stream(device)
+
+
 class Reader:
     """Batches of images from disk, on the device."""
 
     def __init__(self, images: OnDisk, device: torch.device) -> None:
         self.images, self.device = images, device
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.stream = way_to(device) if device.type == "cuda" else None
         self.free: list[Canvases] = []
 
     def batches(self, plan: Iterable[IntArray]) -> Generator[Frames]:
-        """Of each array of indices its images, in order; the first that cannot be read is a UserError that names it.
+        """Of each array of indices its images, in order; the first that cannot be read is an error that names it.
 
         The plan is asked for some batches before they are due. A batch is on its way to the device while the one before it is
         worked on.
         """
         under_way: deque[tuple[Canvases, list[Future[None]]]] = deque()
         brought: Frames | None = None
-        with ThreadPoolExecutor(self.images.workers or os.cpu_count()) as threads:
+        with ThreadPoolExecutor(self.images.workers or cores()) as threads:
             try:
                 for indices in _then_nothing(plan, AHEAD):
                     if indices is not None:
@@ -66,9 +73,7 @@ class Reader:
                 if brought is not None:
                     yield self._here(brought)
             finally:
-                for _, parts in under_way:
-                    for part in parts:
-                        part.cancel()
+                threads.shutdown(wait=False, cancel_futures=True)
 
     def _begin(self, indices: IntArray, threads: ThreadPoolExecutor) -> tuple[Canvases, list["Future[None]"]]:
         room = self._room(len(indices))
@@ -76,10 +81,7 @@ class Reader:
 
         def read(first: int) -> None:
             for i in range(first, min(first + AT_ONCE, len(indices))):
-                try:
-                    image = decode_whole(self.images.encoded(int(indices[i])), self.images.side)
-                except BadImage as error:
-                    raise cannot_read(self.images.place(int(indices[i])), error) from error
+                image = decode_from(self.images, int(indices[i]), self.images.side)
                 sizes[i] = height, width = image.shape[1:]
                 np.copyto(images[i, :, :height, :width], image)
 

@@ -59,9 +59,9 @@ def _fits(run: Run, advance: Callable[[Run], None], size: int) -> bool:
     run.optimiser.zero_grad()
     if run.device.type == "cuda":
         torch.cuda.empty_cache()
-    run.prepare(0)
     run.batches.rows_B = run.batches.rows_B[:size]
     try:
+        run.prepare(0)
         advance(run)
     except RuntimeError as error:
         if not out_of_memory(error):

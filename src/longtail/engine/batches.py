@@ -57,6 +57,7 @@ class Batches:
         self.stage, self.first = index, -1  # first: of the steps whose views are there
         self.loader.enter(stage.sampler, first_epoch, stage.epochs)
         self.close()
+        self.partner = None
         kinds = [stage]
         if stage.partner:
             self.partner = self.loader.beside("partner")
@@ -66,6 +67,8 @@ class Batches:
         self.rooms = [self._room(kind) for kind in kinds]
         self.made = [self._room(kind) for kind in kinds] if self.side else self.rooms
         self.make: Callable[[], None] = Captured(self._make, self.rng) if captured else self._make
+        if self.side:
+            self.side.wait_stream(torch.cuda.current_stream())
 
     def _room(self, stage: Stage) -> "Room":
         n, size = self.ahead * self.accumulate * self.loader.batch_size, self.views.size
@@ -78,11 +81,12 @@ class Batches:
         )
 
     def close(self) -> None:
-        """Nothing more will be asked for, or of another stage."""
-        self.loader.close()
-        if self.partner is not None:
-            self.partner.close()
-            self.partner = None
+        """What is read ahead is given up."""
+        for loader in self._loaders():
+            loader.close()
+
+    def _loaders(self) -> list[Loader]:
+        return [self.loader] if self.partner is None else [self.loader, self.partner]
 
     def prepare(self, epoch: int, step: int) -> None:
         """The host's part of a step of the stage: see that its views are there, and say where."""
@@ -98,9 +102,6 @@ class Batches:
                 self.make()
             self.first = first
         self.cursor.fill_((step - first) * self.accumulate)
-
-    def _loaders(self) -> list[Loader]:
-        return [self.loader] if self.partner is None else [self.loader, self.partner]
 
     @contextlib.contextmanager
     def _beside_the_step(self) -> Iterator[None]:

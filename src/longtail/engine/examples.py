@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from longtail.data.decode import decode_whole
+from longtail.data.decode import decode_from
 from longtail.data.pool import ImageArray, OnDisk
 from longtail.data.sources import DataSet, Source
 
@@ -33,7 +33,7 @@ def write_examples(folder: Path, data: DataSet, predicted: np.ndarray) -> None:
 
 def picture(source: Source, item: int) -> ImageArray:
     if isinstance(source.images, OnDisk):
-        return decode_whole(source.images.encoded(item), SIDE).transpose(1, 2, 0)
+        return decode_from(source.images, item, SIDE).transpose(1, 2, 0)
     return source.images[item]
 
 
