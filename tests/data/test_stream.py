@@ -281,6 +281,18 @@ def test_a_loader_beside_another_draws_on_its_own():
     loader.close(), other.close()
 
 
+def test_processes_read_every_image_once_in_an_epoch(monkeypatch):
+    seen = []
+    for rank in range(3):
+        monkeypatch.setattr(longtail.data.loader, "place", lambda rank=rank: (rank, 3))
+        loader = StreamLoader(source(42), 7, 0, CPU)
+        for batch in range(loader.batches):
+            loader.seek(0, batch)
+            seen += loader.take(1)[0].images[:, 0, 0, 0].tolist()
+        loader.close()
+    assert sorted(seen) == list(range(42))
+
+
 def test_chosen_images_come_in_their_order():
     for s in (source(), resident()):
         found = [frames.images[:, 0, 0, 0] for frames in frames_of(s, np.arange(43), 10, CPU)]
