@@ -1,6 +1,7 @@
 """Headless Chromium by its DevTools protocol, over a pipe: what tests of a page need, and nothing but the standard library."""
 
 import base64
+import fcntl
 import itertools
 import json
 import os
@@ -15,19 +16,25 @@ COMMAND = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 FLAGS = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --remote-debugging-pipe"
 
 
+def at_3_and_4(hears: int, says: int) -> None:
+    """Where Chromium looks for its pipes."""
+    hears, says = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (hears, says))
+    os.dup2(hears, 3)
+    os.dup2(says, 4)
+
+
 class Browser:
     """`with Browser() as b: b.open(path); b.evaluate("document.title")`; `said` has all that the page did and logged."""
 
     def __enter__(self) -> "Browser":
         assert COMMAND, "no Chromium here"
         self.home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        (theirs_in, self.to), (self.back, theirs_out) = os.pipe(), os.pipe()
-        script = f'exec "$0" {FLAGS} --user-data-dir="$1" about:blank 3<&{theirs_in} 4>&{theirs_out}'
+        (hears, self.to), (self.back, says) = os.pipe(), os.pipe()
+        command = [COMMAND, *FLAGS.split(), f"--user-data-dir={self.home.name}", "about:blank"]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        command = ["sh", "-c", script, COMMAND, self.home.name]
-        self.process = subprocess.Popen(command, pass_fds=(theirs_in, theirs_out), **quiet)
-        os.close(theirs_in)
-        os.close(theirs_out)
+        self.process = subprocess.Popen(command, preexec_fn=lambda: at_3_and_4(hears, says), close_fds=False, **quiet)
+        os.close(hears)
+        os.close(says)
         self.said: list[dict[str, Any]] = []
         self.buffer, self.numbers, self.session = b"", itertools.count(1), None
         pages = [t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page"]

@@ -154,8 +154,8 @@ def feature_map(run: Run) -> Element:
     if found is None or not counts:
         return absent("feature map", "features.npz is not there (an older version wrote the run) or cannot be read")
     x_NF, y_N = found
-    if len(y_N) < LEAST:
-        return absent("feature map", f"{plural(len(y_N), 'test image')} are too few")
+    if len(y_N) < LEAST or (np.ptp(x_NF, axis=0) > 0).sum() < 2:
+        return absent("feature map", f"fewer than {LEAST} test images, or features that are all alike")
     place_N2 = embed(x_NF)
     x, y = (around(place_N2[:, i].tolist()) for i in (0, 1))
     shows = "Test images placed so that like features lie close, marked by the size of their class."

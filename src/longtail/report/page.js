@@ -31,5 +31,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
   });
 }
 
-// Paper shows what the screen has folded away.
-addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((part) => (part.open = true)));
+// Paper shows what the screen has folded away, but for the table of every class, which may have thousands.
+addEventListener("beforeprint", () => {
+  for (const part of document.querySelectorAll("details:not(.every)")) part.open = true;
+});

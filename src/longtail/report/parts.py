@@ -74,8 +74,8 @@ def grid(figures: Iterable[Element]) -> Element:
     return el("div", *figures, class_="grid")
 
 
-def folded(title: str, *content: Element, is_open: bool = False) -> Element:
-    return el("details", el("summary", title), *content, open=is_open)
+def folded(title: str, *content: Element, is_open: bool = False, kind: str | None = None) -> Element:
+    return el("details", el("summary", title), *content, open=is_open, class_=kind)
 
 
 def absent(what: str, why: str) -> Element:
@@ -83,9 +83,10 @@ def absent(what: str, why: str) -> Element:
     return el("p", f"No {what}: {why}.", class_="absent")
 
 
-def name(text: str) -> Element:
-    """A user's word among ours: whatever direction it is written in, it does not turn the rest round."""
-    return el("bdi", text, class_="name")
+def name(text: str, most: int = 80) -> Element:
+    """A user's word among ours: its direction does not turn the rest round, and of a very long one the beginning shows."""
+    cut = len(text) > most
+    return el("bdi", f"{text[: most - 1]}…" if cut else text, class_="name", title=text if cut else None)
 
 
 def signed(value: float, digits: int = 1) -> str:

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import zipfile
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image
 from longtail import runs
 from longtail.metrics import FloatArray, IntArray
 
+BROKEN = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)  # what reading an archive may raise
 SMALL = 4096  # bytes; a larger thumbnail is made smaller by a codec that loses a little
 
 
@@ -30,7 +32,7 @@ def features(run: runs.Run, most: int) -> tuple[FloatArray, IntArray] | None:
         with np.load(run.folder / "features.npz", allow_pickle=False) as stored:
             x_NF, y_N = np.asarray(stored["features"], np.float64), np.asarray(stored["labels"], np.int64)
         sound = np.flatnonzero(np.isfinite(x_NF.reshape(len(y_N), -1)).all(1))
-    except (OSError, ValueError, KeyError, EOFError):
+    except BROKEN:
         return None
     some = sound[np.linspace(0, len(sound) - 1, min(len(sound), most)).round().astype(int)]
     return x_NF[some].reshape(len(some), -1), y_N[some]
@@ -69,7 +71,7 @@ def tested(run: runs.Run) -> IntArray | None:
     try:
         with np.load(run.folder / "predictions.npz", allow_pickle=False) as stored:
             return np.bincount(stored["labels"], minlength=len(run.metrics["per_class"]))
-    except (OSError, ValueError, KeyError, EOFError):
+    except BROKEN:
         return None
 
 

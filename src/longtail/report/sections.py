@@ -49,7 +49,11 @@ def facts(chapter: Chapter) -> Element:
         "commit": environment.get("commit"),
         "run folders": ", ".join(sorted({str(run.folder.parent) for row in chapter.rows for run in row.runs})),
     }
-    pairs = [el("div", el("dt", key), el("dd", name(str(value)))) for key, value in known.items() if value is not None]
+    pairs = [
+        el("div", el("dt", key), el("dd", name(str(value), most=1000)))
+        for key, value in known.items()
+        if value is not None
+    ]
     return el("dl", *pairs, class_="facts")
 
 

@@ -45,7 +45,7 @@ def summary(chapter: Chapter) -> list[Element]:
     where.append(("top1", "Over all test images "))
     say = alone if len(chapter.peers) == 1 else ranked
     paragraphs = [el("p", opening, *say(chapter.peers, metric)) for metric, opening in where]
-    if len(chapter.peers) > 1:
+    if any(contest(chapter.peers, metric).of("ahead", "tied", "behind") for metric, _ in where):
         says = "± is the 95 % interval of the difference, seeds in pairs; tied: the interval contains zero."
         paragraphs.append(el("p", says, class_="small"))
     return paragraphs
@@ -71,25 +71,26 @@ def ranked(rows: Sequence[Row], metric: str) -> list[Inline]:
     if not others:
         return [el("strong", best.label), f" has {share}; no other method has a figure there."]
     if not found.of("ahead", "tied", "behind"):
-        leads: list[list[Inline]] = [
-            [name(row.label), f" by {mean(best, metric) - mean(row, metric):.1f}"] for row, _ in others
-        ]
-        luck = f" points. That may be luck: a verdict needs {ENOUGH} common seeds."
-        return [el("strong", best.label), f" has the highest figure, {share}, above ", *listed(leads), luck]
+        return unproven(found, metric)
     tied, behind, unsaid = found.of("tied"), found.of("ahead"), found.of(None, "behind")
     says: list[Inline] = [el("strong", best.label), f" is best with {share}"]
     if tied:
         says += [", but tied with ", *listed([[el("strong", row.label), f" ({_lead(v)})"] for row, v in tied])]
     if behind:
-        says += [
-            ". It is" if tied else ",",
-            " ahead of ",
-            *listed([[name(row.label), f" by {_lead(v)}"] for row, v in behind]),
-            " points",
-        ]
+        leads: list[list[Inline]] = [[name(row.label), f" by {_lead(v)} points"] for row, v in behind]
+        says += [". It is" if tied else ",", " ahead of ", *listed(leads)]
     if unsaid:
         says += [". No verdict on ", *listed([[name(row.label)] for row, _ in unsaid]), ": other seeds, or too few"]
     return [*says, "."]
+
+
+def unproven(found: Contest, metric: str) -> list[Inline]:
+    """Where no two methods have seeds enough in common."""
+    best, others = found
+    top = mean(best, metric)
+    leads: list[list[Inline]] = [[name(row.label), f" by {top - mean(row, metric):.1f} points"] for row, _ in others]
+    luck = f". That may be luck: a verdict needs {ENOUGH} common seeds."
+    return [el("strong", best.label), f" has the highest figure, {top:.1f}{NBSP}%, above ", *listed(leads), luck]
 
 
 def _lead(verdict: Verdict) -> str:
@@ -139,8 +140,9 @@ def grounds(chapter: Chapter) -> Iterator[Ground]:
 def budget(rows: Sequence[Row]) -> Ground:
     """Do the methods differ in anything but the method?"""
     trees = [{k: v for k, v in row.runs[0].config.identity().items() if k != "method"} for row in rows]
-    keys = {"views.key", "data.val_fraction"}  # only some methods look at a second view; held-out images are said below
-    fields = sorted({f for tree in trees for f in differences(trees[0], tree)} - keys)
+    fields = sorted(
+        {f for tree in trees for f in differences(trees[0], tree)} - {"views.key"}
+    )  # not all have two views
     if fields:
         return Ground(False, f"The methods differ in more than the method: {', '.join(fields)}.")
     return Ground(True, "All methods had the same images, augmentation, network, optimiser and length of training.")
