@@ -92,7 +92,7 @@ def class_table(chapter: Chapter, classes: Classes) -> Element:
         for c in classes.order
     ]
     words = f"Test accuracy of each class in percent.{classes.some}"
-    return folded("Every class", table(head, body, words, words=2, tall=True), kind="every")
+    return folded("Every class", table(head, body, words, tall=True), kind="every")
 
 
 def _count(images: int) -> Cell:

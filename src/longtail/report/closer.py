@@ -203,7 +203,7 @@ def confusions(run: Run) -> Element:
         share = 100 * float(entry["share"])
         body.append([Cell(name(truth)), Cell(name(taken)), Cell(f"{share:.1f} %", share), Cell(pictures)])
     head = ["class", "taken for", "share", "examples"]
-    return table(head, body, "The most frequent wrong answers, as shares of the test images of the class", words=2)
+    return table(head, body, "The most frequent wrong answers, as shares of the test images of the class")
 
 
 def rare_classes(run: Run) -> list[Element]:

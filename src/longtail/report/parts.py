@@ -40,11 +40,9 @@ def download(name: str, data: Mapping[str, Sequence[Any]]) -> Element:
     return el("a", "data", href=href, download=f"{name}.csv", class_="data", aria_label=f"Data of {name} as CSV")
 
 
-def table(
-    head: Sequence[str], body: Iterable[Sequence[Cell]], caption: str, words: int = 1, tall: bool = False
-) -> Element:
-    """Its first columns, `words` of them, are words and the others numbers; the first names the row. `tall`: rows are many."""
-    kinds = [None if i < words else "n" for i in range(len(head))]
+def table(head: Sequence[str], body: Sequence[Sequence[Cell]], caption: str, tall: bool = False) -> Element:
+    """The first column names the row; columns that have values are set as numbers. `tall`: rows are many."""
+    kinds = ["n" if any(line[i].value is not None for line in body) else None for i in range(len(head))]
     headings = [el("th", text, scope="col", class_=kind) for text, kind in zip(head, kinds, strict=True)]
     rows = [el("tr", *map(_cell, line, kinds, range(len(head)))) for line in body]
     whole = el(

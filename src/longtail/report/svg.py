@@ -111,8 +111,9 @@ class Plot:
         self.marks.append(_path(_through(self.at(*p) for p in points), kind, name, stroke_dasharray=look.dashes))
 
     def reference(self, points: Sequence[Point], name: str) -> None:
-        """A dashed line that is no data: an optimum, a diagonal."""
-        self.marks.append(_path(_through(self.at(*p) for p in points), "reference", name))
+        """A dashed line that is no data (an optimum, a diagonal), on a pale one, so that it shows on bars too."""
+        data = _through(self.at(*p) for p in points)
+        self.marks += [_path(data, "under", ""), _path(data, "reference", name)]
 
     def dots(self, points: Sequence[Point], look: Look, names: Sequence[str], radius: float = 3.5) -> None:
         """Each with its own words, which show where the pointer rests."""
