@@ -22,9 +22,9 @@ _HOME = {
     "table": "report.table",
     "train": "engine.train",
 }
-_MODULES = ("recipes", "losses", "metrics", "theory")
+_MODULES = ("recipes", "losses", "metrics", "theory", "report")  # the last is a verb too, and can be called
 
-__all__ = ["Config", "UserError", "compare", "demo", "evaluate", "inspect", "recipes", "reproduce", "shard"]
+__all__ = ["Config", "UserError", "compare", "demo", "evaluate", "inspect", "recipes", "report", "reproduce", "shard"]
 __all__ += [
     "balanced_softmax_loss",
     "cross_entropy_loss",

@@ -1,4 +1,4 @@
-"""`longtail demo`: four methods on the embedded digits, a table, a plot, and what to do next."""
+"""`longtail demo`: four methods on the embedded digits, a table, a plot, a page, and what to do next."""
 
 import contextlib
 import shutil
@@ -14,6 +14,7 @@ from longtail.config import Config
 from longtail.data.sources import load
 from longtail.engine.train import train
 from longtail.report.cells import Curve
+from longtail.report.document import report
 from longtail.report.plots import accuracy_by_frequency
 from longtail.report.table import Row, table
 
@@ -21,7 +22,7 @@ METHODS = ("ce", "balanced-softmax", "supcon", "paco")
 
 
 def demo(out: Path | str = "runs/demo", seeds: tuple[int, ...] = (0, 1, 2)) -> list[Row]:
-    """Train the four methods (resuming what is there), then write table.md, table.json and accuracy.png in OUT."""
+    """Train the four methods (resuming what is there), then write table.md, table.json, accuracy.png and report.html in OUT."""
     out, data = Path(out), load(demo_config("ce", seeds).data)
     print(*data.describe(), sep="\n", flush=True)
     for method in METHODS:
@@ -31,6 +32,7 @@ def demo(out: Path | str = "runs/demo", seeds: tuple[int, ...] = (0, 1, 2)) -> l
     rows.sort(key=lambda row: METHODS.index(row.runs[0].config.method.name))
     curves = [Curve(r.label, r.runs[0].metrics["counts"], [run.metrics["per_class"] for run in r.runs]) for r in rows]
     accuracy_by_frequency({rows[0].data: curves}, out / "accuracy.png")
+    report([out / m for m in METHODS], out / "report.html")
     return rows
 
 
@@ -59,6 +61,7 @@ def verdict(rows: list[Row], out: Path) -> list[str]:
         f"On the classes with fewer than 20 images PaCo recognises {few['paco']:.1f} % where cross-entropy recognises "
         f"{few['ce']:.1f} % (Balanced Softmax {few['balanced-softmax']:.1f} %, SupCon {few['supcon']:.1f} %).",
         f"Accuracy by class frequency is drawn in {out}/accuracy.png; the table is in {out}/table.md and {out}/table.json.",
+        f"All of it, and whether to believe it, on one page: {out}/report.html",
         "",
         "Next:",
         f"  {command} recipes                                            what else can be run, with published figures",

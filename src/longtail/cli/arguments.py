@@ -80,6 +80,16 @@ class TableArgs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReportArgs:
+    """One HTML page of finished runs that needs nothing else: what was learnt, which method is best, whether to believe it."""
+
+    runs: Positional[tuple[Path, ...]]
+    """Run folders, or folders that hold runs."""
+    out: Annotated[Path, arg(aliases=["-o"])] = Path("report.html")
+    """The file to write."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Demo:
     """Cross-entropy, Balanced Softmax, SupCon and PaCo on the embedded digits: minutes, no download."""
 

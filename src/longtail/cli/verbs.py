@@ -16,6 +16,7 @@ from longtail.cli.arguments import (
     Eval,
     Inspect,
     Recipes,
+    ReportArgs,
     Reproduce,
     Shard,
     TableArgs,
@@ -89,6 +90,16 @@ def run_table(args: list[str]) -> None:
     screen = console()
     screen.print(to_rich(table(given.runs, out), screen.width))
     print(f"written to {out}/table.md and {out}/table.json")
+
+
+def run_report(args: list[str]) -> None:
+    given = parse(ReportArgs, "report", args)
+    if not given.runs:
+        raise UserError("name the runs, as in `longtail report runs -o report.html`")
+
+    from longtail.report.document import report
+
+    print(f"written to {report(given.runs, given.out)}")
 
 
 def run_demo(args: list[str]) -> None:

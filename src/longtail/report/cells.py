@@ -7,6 +7,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from longtail.metrics import mean_std
 from longtail.report.table import COLUMNS, Dot, apart
 from longtail.report.ties import compare_seeds, standings
@@ -20,6 +22,18 @@ class Curve(NamedTuple):
     label: str
     counts: Sequence[int]
     per_class: Sequence[Sequence[float | None]]
+
+
+BINS = 10  # of the classes, from frequent to rare
+
+
+def binned(curve: Curve) -> tuple[list[float], list[float]]:
+    """Images and accuracy of classes of like frequency, over runs; ten bins where there are more classes."""
+    counts, per_class = np.array(curve.counts), np.array(curve.per_class, dtype=float)
+    order = np.argsort(-counts, kind="stable")
+    order = order[~np.isnan(per_class).all(0)[order]]
+    bins = np.array_split(order, min(BINS, len(order)))
+    return [float(counts[b].mean()) for b in bins], [float(np.nanmean(per_class[:, b])) for b in bins]
 
 
 def make_dots(tree: Tree, epochs: int) -> dict[str, list[Dot]]:

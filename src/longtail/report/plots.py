@@ -8,7 +8,7 @@ import matplotlib
 import numpy as np
 
 from longtail.metrics import mean_std
-from longtail.report.cells import Curve
+from longtail.report.cells import BINS, Curve, binned
 from longtail.report.table import Dot
 
 matplotlib.use("Agg")
@@ -21,7 +21,6 @@ from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 # Okabe and Ito's colours, which colour-blind readers can tell apart; markers tell them apart in print.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
 MARKERS = "osD^vPX"
-BINS = 10
 
 
 def accuracy_by_frequency(panels: Mapping[str, Sequence[Curve]], path: Path) -> None:
@@ -137,12 +136,3 @@ def save(figure: Figure, path: Path) -> None:
     figure.savefig(fresh, dpi=150, format="png")
     plt.close(figure)
     fresh.replace(path)
-
-
-def binned(curve: Curve) -> tuple[list[float], list[float]]:
-    """Images and accuracy of classes of like frequency, over runs; ten bins where there are more classes."""
-    counts, per_class = np.array(curve.counts), np.array(curve.per_class, dtype=float)
-    order = np.argsort(-counts, kind="stable")
-    order = order[~np.isnan(per_class).all(0)[order]]
-    bins = np.array_split(order, min(BINS, len(order)))
-    return [float(counts[b].mean()) for b in bins], [float(np.nanmean(per_class[:, b])) for b in bins]

@@ -75,9 +75,8 @@ class Row:
         """A method that learnt from fewer images than others did says so."""
         return f", {100 * self.held_out:g} % held out" if self.held_out and len(others) > 1 else ""
 
-    def top1(self) -> dict[int, float]:
-        """By seed."""
-        return {r.seed: r.metrics["top1"] for r in self.runs}
+    def by_seed(self, metric: str = "top1") -> dict[int, float]:
+        return {r.seed: value for r in self.runs if (value := r.metrics.get(metric)) is not None}
 
     def cell(self, metric: str) -> str:
         return figure(metric, self.values(metric))
@@ -156,17 +155,18 @@ def data_name(run: runs.Run) -> str:
     return f"{name}-lt, imbalance {data.imbalance:g}" if data.imbalance > 1 else name
 
 
-def standing(rows: Sequence[Row]) -> list[str]:
+def standing(rows: Sequence[Row], metric: str = "top1") -> list[str]:
     """Of each row, among those on the same images and of the same length."""
-    words, places = [""] * len(rows), [_place(row) for row in rows]
+    words, places = [""] * len(rows), [place_of(row) for row in rows]
     for place in set(places):
         here = [i for i, other in enumerate(places) if other == place]
-        for i, word in zip(here, standings([rows[i].top1() for i in here]), strict=True):
+        for i, word in zip(here, standings([rows[i].by_seed(metric) for i in here]), strict=True):
             words[i] = word
     return words
 
 
-def _place(row: Row) -> tuple[Any, ...]:
+def place_of(row: Row) -> tuple[Any, ...]:
+    """Rows of one place can be compared."""
     first = row.runs[0]
     return row.data, first.environment["data"]["checksum"], first.config.train.epochs
 

@@ -1,0 +1,90 @@
+"""What a page tells of one data set: the methods that were trained on it, and their classes from head to tail."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from longtail.metrics import FloatArray, IntArray, mean_std, shot_groups
+from longtail.report.svg import Look
+from longtail.report.table import Row, place_of
+from longtail.runs import Run
+
+SHOWN = 1_000  # classes that are drawn and listed, at most
+GROUPS = {"many": "more than 100", "medium": "20 to 100", "few": "fewer than 20"}  # training images
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Names and training images of all classes, and which of them are shown: all, or some at equal distances."""
+
+    names: list[str]
+    counts: IntArray
+    order: IntArray
+    """From the most frequent to the rarest."""
+
+    @property
+    def some(self) -> str:
+        """What to say where not all are shown."""
+        every = len(self.counts)
+        return "" if len(self.order) == every else f" {len(self.order):,} of the {every:,} classes, at equal distances."
+
+    def group(self, c: int) -> str:
+        return next(name for name, mask in shot_groups(self.counts[[c]]).items() if mask[0])
+
+
+@dataclass(frozen=True)
+class Chapter:
+    data: str
+    rows: tuple[Row, ...]
+    """Best first."""
+
+    @cached_property
+    def peers(self) -> tuple[Row, ...]:
+        """The rows that can be compared: on the same images, equally long; the most numerous where there are several sets."""
+        places = [place_of(row) for row in self.rows]
+        most = max(places, key=places.count)
+        return tuple(row for row, place in zip(self.rows, places, strict=True) if place == most)
+
+    @cached_property
+    def rare(self) -> str | None:
+        """The group of the rarest classes that anything is known of; None where all classes have many images."""
+        return next((group for group in ("few", "medium") if any(row.values(group) for row in self.peers)), None)
+
+    @cached_property
+    def classes(self) -> Classes | None:
+        return classes_of(self.peers[0].runs[0])
+
+    def look(self, row: Row) -> Look:
+        return Look(self.rows.index(row))
+
+
+def make_chapters(rows: Sequence[Row]) -> list[Chapter]:
+    by_data: dict[str, list[Row]] = {}
+    for row in rows:
+        by_data.setdefault(row.data, []).append(row)
+    return [Chapter(data, tuple(sorted(own, key=lambda r: -mean(r, "top1")))) for data, own in by_data.items()]
+
+
+def classes_of(run: Run) -> Classes | None:
+    """None for a run of an older version, which did not write its counts."""
+    counts = run.metrics.get("counts") or run.environment["data"].get("counts")
+    every = len(run.metrics["per_class"])
+    if not counts or len(counts) != every:
+        return None
+    names = [str(name) for name in run.metrics.get("class_names") or range(every)]
+    order = np.argsort(-np.asarray(counts), kind="stable")
+    return Classes(names, np.asarray(counts), order[np.linspace(0, every - 1, min(every, SHOWN)).round().astype(int)])
+
+
+def mean(row: Row, metric: str) -> float:
+    return mean_std(row.values(metric))[0]
+
+
+def per_class(row: Row) -> FloatArray:
+    """Accuracy of each class (C,), mean over seeds; NaN for a class without test images."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the mean of nothing is NaN, as it should be
+        return np.asarray(np.nanmean(np.array([run.metrics["per_class"] for run in row.runs], dtype=float), axis=0))

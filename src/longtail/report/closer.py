@@ -1,0 +1,234 @@
+"""A closer look at one method: training curves, calibration, confusions and rare classes with images, the map of features."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from longtail.config import GPaCo, PaCo
+from longtail.metrics import shot_groups
+from longtail.report import reading
+from longtail.report.chapter import Chapter, mean
+from longtail.report.html import Element, el
+from longtail.report.parts import Cell, absent, figure, folded, grid, name, plural, section, table
+from longtail.report.svg import Look, Plot, Point, Scale, around
+from longtail.report.table import Row
+from longtail.runs import Run
+
+CLOSER = 4  # methods that are looked at, at most: images and maps take room and time
+MAPPED = 1_000  # test images on the map
+LEAST = 10  # fewer make no map
+DRAWN = 400  # points of a curve
+CURVES = {"loss": "training loss", "accuracy": "training accuracy, %", "val_accuracy": "validation accuracy, %"}
+CURVES |= {"lr": "learning rate", "P_sup": "P_sup, the centres' share"}
+
+
+def closer(chapter: Chapter) -> list[Element]:
+    """Of one method, or folded away, of those that are best on rare classes."""
+    metric = chapter.rare or "top1"
+    known = [row for row in chapter.peers if row.values(metric)]
+    chosen = sorted(known, key=lambda row: -mean(row, metric))[:CLOSER]
+    if len(chapter.rows) == 1:
+        return list(look_at(chapter.rows[0]))
+    looks = [folded(row.label, *look_at(row), is_open=i == 0) for i, row in enumerate(chosen)]
+    others = len(chapter.rows) - len(chosen)
+    more = f" Of the {others} others `longtail report RUN` shows the same." if others else ""
+    words = f"Curves and calibration over all seeds; images and features of the first.{more}"
+    return [section("A closer look at each method", el("p", words, class_="small"), *looks)]
+
+
+def look_at(row: Row) -> Iterable[Element]:
+    first = row.runs[0]
+    yield section("Training", curves(row))
+    yield section("Calibration and features", grid([calibration(row), feature_map(first)]))
+    yield section(f"What is taken for what (seed {first.seed})", confusions(first))
+    yield section(f"Rare classes, best and worst (seed {first.seed})", *rare_classes(first))
+
+
+# Training curves
+
+
+def curves(row: Row) -> Element:
+    logs = {run.seed: rows for run in row.runs if (rows := reading.log(run))}
+    if not logs:
+        return absent("training curves", "log.jsonl is not there, or holds no epoch")
+    drawn = [
+        _curve_figure(row, key, logs) for key in CURVES if any(key in line for log in logs.values() for line in log)
+    ]
+    return grid(drawn)
+
+
+def _curve_figure(row: Row, key: str, logs: dict[int, list[dict[str, Any]]]) -> Element:
+    series = {seed: _finite_points(log, key) for seed, log in logs.items()}
+    every = [y for points in series.values() for _, y in points]
+    optimum = optimal_P_sup(row.runs[0]) if key == "P_sup" else None
+    x = Scale(0, max((e for points in series.values() for e, _ in points), default=1))
+    y = around([*every, 0.0] if optimum is None else [*every, 0.0, optimum])
+    plot = Plot(
+        f"{row.label}: {CURVES[key]}", f"{CURVES[key]} by epoch, a line for each seed.", x, y, "epoch", CURVES[key]
+    )
+    for i, (seed, points) in enumerate(series.items()):
+        plot.line(_thinned(points), Look(i), f"seed {seed}")
+    if optimum is not None:
+        plot.reference([(x.low, optimum), (x.high, optimum)], f"optimum {optimum:.3f}")
+    stages = list(dict.fromkeys(str(line.get("stage")) for log in logs.values() for line in log))
+    words = f"Stages one after another: {', '.join(stages)}. " if len(stages) > 1 else ""
+    if optimum is not None:
+        words += f"Dashed: its value at the optimum of the loss, {optimum:.2f} (mean of 1/(1 + alpha·K) over images). "
+    columns: dict[str, Sequence[Any]] = {"epoch": range(1, 1 + max(map(len, logs.values())))}
+    columns |= {f"seed {seed}": [line.get(key) for line in log] for seed, log in logs.items()}
+    legend = [(Look(i), f"seed {seed}") for i, seed in enumerate(series)] if len(series) > 1 else []
+    return figure(plot, f"training_{key}", columns, words, legend)
+
+
+def _finite_points(log: list[dict[str, Any]], key: str) -> list[Point]:
+    found = [(float(i), line.get(key)) for i, line in enumerate(log, 1)]
+    return [(x, float(y)) for x, y in found if isinstance(y, int | float) and np.isfinite(y)]
+
+
+def _thinned(points: list[Point]) -> list[Point]:
+    return [points[i] for i in np.linspace(0, len(points) - 1, min(len(points), DRAWN)).round().astype(int)]
+
+
+def optimal_P_sup(run: Run) -> float | None:
+    """Mean over images of 1/(1 + alpha·K), the centres' share where PaCo's loss is least; K counts an image's positives.
+
+    A class of share q can expect 1 + q·(others in both views + queue) of them: the first is the image's own other view.
+    Known for images drawn as they come; another sampler has other shares.
+    """
+    config, counts = run.config, run.metrics.get("counts")
+    if not isinstance(config.method, PaCo | GPaCo) or config.train.sampler != "uniform" or not counts:
+        return None
+    q_C = np.array(counts) / sum(counts)
+    everyone = config.method.contrast == "global"
+    images = config.train.batch_size * (config.train.processes if everyone else 1)  # that meet in a step
+    K_C = 1 + q_C * (2 * (images - 1) + config.method.queue)
+    return float((q_C / (1 + config.method.alpha * K_C)).sum())
+
+
+# Calibration
+
+
+class Bin(NamedTuple):
+    low: float
+    high: float
+    images: int
+    confidence: float
+    accuracy: float
+
+
+def pooled_bins(runs: Sequence[Run]) -> list[Bin]:
+    """The bins of the confidence that hold images, over the seeds together."""
+    stored = [run.metrics["calibration"] for run in runs if run.metrics.get("calibration")]
+    found = []
+    for bins in zip(*stored, strict=True):
+        n = sum(b["count"] for b in bins)
+        if n:
+            sums = [sum(b["count"] * b[key] for b in bins if b["count"]) / n for key in ("confidence", "accuracy")]
+            found.append(Bin(bins[0]["low"], bins[0]["high"], n, *sums))
+    return found
+
+
+def calibration(row: Row) -> Element:
+    bins = pooled_bins(row.runs)
+    if not bins:
+        return absent("calibration diagram", "metrics.json has no calibration (an older version wrote it)")
+    shows = "Accuracy of the test images in bins of the network's confidence; on the diagonal the two are equal."
+    square = Scale(0, 100)
+    plot = Plot(f"{row.label}: calibration", shows, square, square, "confidence, %", "accuracy, %")
+    names = [f"confidence {b.confidence:.1f} %, right {b.accuracy:.1f} %, {plural(b.images, 'image')}" for b in bins]
+    plot.bars([(b.low + 0.4, b.high - 0.4, b.accuracy) for b in bins], Look(0), names)
+    plot.reference([(0, 0), (100, 100)], "as sure as right")
+    ece = f" Mean distance {row.cell('ece')} points (ECE)." if row.values("ece") else ""
+    columns = {key: [getattr(b, key) for b in bins] for key in Bin._fields}
+    words = f"A bar below the line: surer than right; above it: less sure.{ece}"
+    return figure(plot, "calibration", columns, words)
+
+
+# Features
+
+
+def feature_map(run: Run) -> Element:
+    """t-SNE of test features, head and tail marked."""
+    found, counts = reading.features(run, MAPPED), run.metrics.get("counts")
+    if found is None or not counts:
+        return absent("feature map", "features.npz is not there (an older version wrote the run) or cannot be read")
+    x_NF, y_N = found
+    if len(y_N) < LEAST or (np.ptp(x_NF, axis=0) > 0).sum() < 2:
+        return absent("feature map", f"fewer than {LEAST} test images, or features that are all alike")
+    place_N2 = embed(x_NF)
+    x, y = (around(place_N2[:, i].tolist()) for i in (0, 1))
+    shows = "Test images placed so that like features lie close, marked by the size of their class."
+    plot = Plot(f"{run.config.method.label}: map of features", shows, x, y, x_ticks=False, y_ticks=False)
+    group_N = np.array([""] * len(y_N), dtype=object)
+    for i, (group, mask) in enumerate(shot_groups(counts).items()):
+        here = mask[y_N]
+        group_N[here] = group
+        plot.cloud(
+            [(float(x), float(y)) for x, y in place_N2[here]], Look(i), f"classes with {group} training images", 2.6
+        )
+    columns = {"x": place_N2[:, 0].round(2).tolist(), "y": place_N2[:, 1].round(2).tolist()}
+    columns |= {"class": y_N.tolist(), "group": group_N.tolist()}
+    legend = [(Look(i), f"{group} training images") for i, group in enumerate(shot_groups(counts)) if group in group_N]
+    words = f"t-SNE of the features of {plural(len(y_N), 'test image')}: axes and distances between far groups mean nothing."
+    return figure(plot, "features", columns, words, legend)
+
+
+def embed(x_NF: np.ndarray) -> np.ndarray:
+    """t-SNE in two dimensions, the same at every call."""
+    from sklearn.manifold import TSNE  # a second to import
+
+    spread = x_NF.std() or 1.0
+    return np.asarray(
+        TSNE(perplexity=min(30.0, (len(x_NF) - 1) / 3), max_iter=500, angle=0.8, random_state=0).fit_transform(
+            x_NF / spread
+        )
+    )
+
+
+# Images
+
+
+def confusions(run: Run) -> Element:
+    entries = reading.examples(run).get("confusions")
+    if entries is None:
+        return absent("examples of confusions", "examples/ is not there")
+    if not entries:
+        return el("p", "Every test image was recognised.")
+    names = names_of(run)
+    body = []
+    for entry in entries:
+        truth, taken = names(entry["truth"]), names(entry["predicted"])
+        pictures = images(run, entry["items"], f"Test image of class {truth}, taken for {taken}")
+        share = 100 * float(entry["share"])
+        body.append([Cell(name(truth)), Cell(name(taken)), Cell(f"{share:.1f} %", share), Cell(pictures)])
+    head = ["class", "taken for", "share", "examples"]
+    return table(head, body, "The most frequent wrong answers, as shares of the test images of the class")
+
+
+def rare_classes(run: Run) -> list[Element]:
+    found = reading.examples(run)
+    titles = {"best_rare": "Recognised best, of the rarer half of the classes", "worst_rare": "Recognised worst"}
+    if not titles.keys() & found.keys():
+        return [absent("examples of rare classes", "examples/ is not there")]
+    return [_rare_table(run, found.get(key, []), title) for key, title in titles.items()]
+
+
+def _rare_table(run: Run, entries: list[dict[str, Any]], title: str) -> Element:
+    names, counts, body = names_of(run), run.metrics.get("counts"), []
+    for entry in entries:
+        label, n = names(entry["class"]), counts[entry["class"]] if counts else None
+        pictures = images(run, entry["items"], f"Test image of class {label}")
+        numbers = [Cell("–" if n is None else f"{n:,}", n), Cell(f"{entry['accuracy']:.1f}", entry["accuracy"])]
+        body.append([Cell(name(label)), *numbers, Cell(pictures)])
+    return table(["class", "training images", "accuracy, %", "examples"], body, title)
+
+
+def names_of(run: Run) -> Any:
+    known = run.metrics.get("class_names") or []
+    return lambda c: str(known[c]) if 0 <= c < len(known) else f"class {c}"
+
+
+def images(run: Run, items: Iterable[int], says: str) -> Element:
+    found = [uri for item in items if (uri := reading.thumbnail(run, item))]
+    return el("span", *(el("img", src=uri, alt=says, title=says) for uri in found), class_="images")

@@ -1,0 +1,83 @@
+"""What a run folder may hold beside its metrics. Nothing of it is needed: None, or nothing, where it is not there or broken."""
+
+import base64
+import io
+import json
+import zipfile
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from longtail import runs
+from longtail.metrics import FloatArray, IntArray
+
+BROKEN = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)  # what reading an archive may raise
+SMALL = 4096  # bytes; a larger thumbnail is made smaller by a codec that loses a little
+
+
+def log(run: runs.Run) -> list[dict[str, Any]]:
+    """A row an epoch, over all stages."""
+    try:
+        lines = (run.folder / runs.LOG).read_text(encoding="utf-8").splitlines()
+        rows = [json.loads(line) for line in lines]
+    except (OSError, ValueError):
+        return []
+    return [row for row in rows if isinstance(row, dict)]
+
+
+def features(run: runs.Run, most: int) -> tuple[FloatArray, IntArray] | None:
+    """Features of test images (N, F) and their labels (N,); of more than `most` so many at equal distances."""
+    try:
+        with np.load(run.folder / "features.npz", allow_pickle=False) as stored:
+            x_NF, y_N = np.asarray(stored["features"], np.float64), np.asarray(stored["labels"], np.int64)
+        sound = np.flatnonzero(np.isfinite(x_NF.reshape(len(y_N), -1)).all(1))
+    except BROKEN:
+        return None
+    some = sound[np.linspace(0, len(sound) - 1, min(len(sound), most)).round().astype(int)]
+    return x_NF[some].reshape(len(some), -1), y_N[some]
+
+
+def examples(run: runs.Run) -> dict[str, list[dict[str, Any]]]:
+    """index.json of the thumbnails: confusions, best_rare, worst_rare."""
+    try:
+        index = json.loads((run.folder / "examples/index.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return index if isinstance(index, dict) else {}
+
+
+def thumbnail(run: runs.Run, item: int) -> str | None:
+    """As a data URI."""
+    try:
+        data, kind = (run.folder / f"examples/{int(item)}.png").read_bytes(), "png"
+        if len(data) > SMALL:
+            data, kind = _webp(data), "webp"
+    except (OSError, ValueError):
+        return None
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def _webp(png: bytes) -> bytes:
+    smaller = io.BytesIO()
+    Image.open(io.BytesIO(png)).convert("RGB").save(smaller, "WEBP", quality=80)
+    return smaller.getvalue()
+
+
+def tested(run: runs.Run) -> IntArray | None:
+    """Test images of each class (C,)."""
+    if run.metrics.get("confusion"):
+        return np.asarray(run.metrics["confusion"]).sum(1)
+    try:
+        with np.load(run.folder / "predictions.npz", allow_pickle=False) as stored:
+            return np.bincount(stored["labels"], minlength=len(run.metrics["per_class"]))
+    except BROKEN:
+        return None
+
+
+def skipped(run: runs.Run) -> int:
+    """Images that could not be read."""
+    try:
+        return len((run.folder / runs.SKIPPED).read_text(encoding="utf-8").splitlines())
+    except OSError:
+        return 0

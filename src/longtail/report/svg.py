@@ -1,0 +1,201 @@
+"""Plots as inline SVG: sharp at any size, and coloured by the page's style sheet, so that they follow its light and dark.
+
+A plot is WIDE by TALL units, which a phone shows at four fifths of their size and a desk at a little more than it.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from longtail.report.html import Element, el
+
+WIDE, TALL = 440, 290
+LEFT, RIGHT, TOP, BOTTOM = 54, 12, 12, 42  # margins for ticks and labels
+COLOURS = 7  # that the style sheet has, as classes c0 to c6
+MARKERS = (
+    "m-{r} 0a{r} {r} 0 1 0 {d} 0a{r} {r} 0 1 0-{d} 0z",  # circle
+    "m-{r}-{r}h{d}v{d}h-{d}z",  # square
+    "m0-{b}l{b} {b}l-{b} {b}l-{b}-{b}z",  # diamond
+    "m0-{b}l{b} {d}h-{B}z",  # triangle
+    "m0 {b}l{b}-{d}h-{B}z",  # triangle on its head
+)
+Point = tuple[float, float]
+
+
+class Look(NamedTuple):
+    """How a series is told from others: by colour, and by marker and dashes where colours do not reach."""
+
+    number: int
+
+    @property
+    def colour(self) -> str:
+        return f"c{self.number % COLOURS}"
+
+    @property
+    def dashes(self) -> str | None:
+        return (None, "6 3", "2 3")[self.number // COLOURS % 3]
+
+    def marker(self, x: float, y: float, radius: float = 3.5) -> str:
+        """As path data."""
+        shape = MARKERS[(self.number + self.number // COLOURS) % len(MARKERS)]
+        r, b = radius, 1.25 * radius
+        return f"M{short(x)} {short(y)}" + shape.format(r=short(r), d=short(2 * r), b=short(b), B=short(2 * b))
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From data to the unit interval; logarithmic, or turned round so that large values come first."""
+
+    low: float
+    high: float
+    log: bool = False
+    falling: bool = False
+
+    def __call__(self, value: float) -> float:
+        low, high, value = (math.log(v) if self.log else v for v in (self.low, self.high, value))
+        share = (value - low) / (high - low) if high > low else 0.5
+        return 1 - share if self.falling else share
+
+    def ticks(self) -> list[float]:
+        if self.log and self.high / self.low > 6:
+            powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+            steps = (1, 2, 5) if len(powers) < 5 else (1,)
+            return [s * 10.0**p for p in powers for s in steps if self.low <= s * 10.0**p <= self.high]
+        step = _round_step((self.high - self.low) / 6)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [i * step for i in range(first, last + 1)]
+
+
+def _round_step(least: float) -> float:
+    """The next 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
+    return power * next(m for m in (1, 2, 5, 10) if m * power >= least * (1 - 1e-9))
+
+
+def around(values: Iterable[float], log: bool = False, falling: bool = False) -> Scale:
+    """A scale that holds these values, with a little room on both sides."""
+    known = [v for v in values if math.isfinite(v) and (v > 0 or not log)] or [1.0]
+    low, high = min(known), max(known)
+    if log:
+        return Scale(low / 1.12, high * 1.12, True, falling)
+    room = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
+    return Scale(low - room, high + room, falling=falling)
+
+
+PERCENT = Scale(0, 112)  # above 100 there is room for the names of bands
+
+
+@dataclass
+class Plot:
+    """Two axes, and marks between them, in the order in which they are added."""
+
+    title: str
+    shows: str
+    """What a reader who cannot see it would be told."""
+    x: Scale
+    y: Scale
+    x_label: str = ""
+    y_label: str = ""
+    x_ticks: bool = True
+    y_ticks: bool = True
+    marks: list[Element] = field(default_factory=list)
+    ground: list[Element] = field(default_factory=list)
+    """What lies below the grid."""
+
+    def at(self, x: float, y: float) -> Point:
+        return LEFT + self.x(x) * (WIDE - LEFT - RIGHT), TALL - BOTTOM - self.y(y) * (TALL - TOP - BOTTOM)
+
+    def line(self, points: Sequence[Point], look: Look, name: str, faint: bool = False) -> None:
+        kind = f"line {look.colour}{' faint' * faint}"
+        self.marks.append(_path(_through(self.at(*p) for p in points), kind, name, stroke_dasharray=look.dashes))
+
+    def reference(self, points: Sequence[Point], name: str) -> None:
+        """A dashed line that is no data (an optimum, a diagonal), on a pale one, so that it shows on bars too."""
+        data = _through(self.at(*p) for p in points)
+        self.marks += [_path(data, "under", ""), _path(data, "reference", name)]
+
+    def dots(self, points: Sequence[Point], look: Look, names: Sequence[str], radius: float = 3.5) -> None:
+        """Each with its own words, which show where the pointer rests."""
+        for point, name in zip(points, names, strict=True):
+            self.marks.append(_path(look.marker(*self.at(*point), radius), f"dot {look.colour}", name))
+
+    def cloud(self, points: Sequence[Point], look: Look, name: str, radius: float = 2) -> None:
+        """Many dots of one name, as one mark."""
+        data = "".join(look.marker(*self.at(*p), radius) for p in points)
+        self.marks.append(_path(data, f"cloud {look.colour}", name))
+
+    def spans(self, spans: Sequence[tuple[float, float, float]], look: Look, name: str) -> None:
+        """Vertical strokes (x, from, to), as one mark: the deviations of dots, or the bars of very many classes."""
+        ends = [(*self.at(x, low), self.at(x, high)[1]) for x, low, high in spans]
+        data = "".join(f"M{short(x)} {short(low)}V{short(high)}" for x, low, high in ends)
+        self.marks.append(_path(data, f"span {look.colour}", name))
+
+    def bars(
+        self, bars: Sequence[tuple[float, float, float]], look: Look, names: Sequence[str], base: float = 0
+    ) -> None:
+        """(from, to, height), each from the base."""
+        for (left, right, height), name in zip(bars, names, strict=True):
+            (x, y), (end, bottom) = self.at(left, height), self.at(right, base)
+            place = {"x": short(x), "y": short(min(y, bottom)), "width": short(max(end - x, 0.5))}
+            size = {"height": short(abs(bottom - y)), "class_": f"bar {look.colour}"}
+            self.marks.append(el("rect", el("title", name), **place, **size))
+
+    def band(self, left: float, right: float, name: str, kind: str) -> None:
+        """A shaded stretch of the x axis, with its name on top."""
+        (x, _), (end, _) = sorted((self.at(left, self.y.low), self.at(right, self.y.low)))
+        high = TALL - TOP - BOTTOM
+        self.ground.append(el("rect", x=short(x), y=TOP, width=short(end - x), height=high, class_=f"band {kind}"))
+        if end - x > 7 * len(name):
+            middle = short((x + end) / 2)
+            self.marks.append(el("text", name, x=middle, y=TOP + 11, text_anchor="middle", class_="note"))
+
+    def element(self) -> Element:
+        frame = el("path", d=f"M{LEFT} {TOP}V{TALL - BOTTOM}H{WIDE - RIGHT}", class_="frame")
+        words = el("title", self.title), el("desc", self.shows)
+        size = f"0 0 {WIDE} {TALL}"
+        return el(
+            "svg", *words, *self.ground, *self._axes(), *self.marks, frame, viewBox=size, role="img", class_="plot"
+        )
+
+    def _axes(self) -> Iterable[Element]:
+        bottom = TALL - BOTTOM
+        for value in self.x.ticks() if self.x_ticks else ():
+            x = short(self.at(value, self.y.low)[0])
+            yield el("path", d=f"M{x} {TOP}V{bottom}", class_="grid")
+            yield el("text", number(value), x=x, y=bottom + 15, text_anchor="middle")
+        for value in self.y.ticks() if self.y_ticks else ():
+            y = self.at(self.x.low, value)[1]
+            yield el("path", d=f"M{LEFT} {short(y)}H{WIDE - RIGHT}", class_="grid")
+            yield el("text", number(value), x=LEFT - 6, y=short(y + 4), text_anchor="end")
+        middle, side = (LEFT + WIDE - RIGHT) / 2, (TOP + bottom) / 2
+        yield el("text", self.x_label, x=short(middle), y=TALL - 8, text_anchor="middle", class_="label")
+        turned = f"rotate(-90 11 {short(side)})"
+        yield el("text", self.y_label, x=11, y=short(side), text_anchor="middle", class_="label", transform=turned)
+
+
+def swatch(look: Look) -> Element:
+    """How a series looks, beside its name in a legend."""
+    stroke = el("path", d="M1 7H25", class_=f"line {look.colour}", stroke_dasharray=look.dashes)
+    mark = el("path", d=look.marker(13, 7), class_=f"dot {look.colour}")
+    return el("svg", stroke, mark, viewBox="0 0 26 14", class_="swatch", aria_hidden="true")
+
+
+def _path(data: str, kind: str, name: str, **more: str | None) -> Element:
+    return el("path", el("title", name) if name else None, d=data, class_=kind, **more)
+
+
+def _through(places: Iterable[Point]) -> str:
+    return "M" + "L".join(f"{short(x)} {short(y)}" for x, y in places)
+
+
+def short(value: float) -> str:
+    """A coordinate: a tenth of a unit is finer than any screen."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def number(value: float) -> str:
+    """As an axis prints it."""
+    if value and (abs(value) < 1e-3 or abs(value) >= 1e6):
+        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+    return f"{value:,.4f}".rstrip("0").rstrip(".").replace("-", "−")

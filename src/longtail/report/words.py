@@ -1,0 +1,191 @@
+"""What the figures say, in plain words: who is best, by how much, and whether to believe it."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from longtail.config import differences
+from longtail.metrics import shot_groups
+from longtail.report import reading
+from longtail.report.chapter import GROUPS, Chapter, mean
+from longtail.report.html import Element, el
+from longtail.report.parts import NBSP, Inline, listed, name, plural, points
+from longtail.report.table import Row, spread
+from longtail.report.ties import ENOUGH, Verdict, compare_seeds
+
+CROWD = 6  # methods; the best of so many has had luck too
+
+
+class Contest(NamedTuple):
+    """The best by one metric, and its lead over each of the others, nearest first."""
+
+    best: Row
+    others: list[tuple[Row, Verdict]]
+
+    def of(self, *outcomes: str | None) -> list[tuple[Row, Verdict]]:
+        return [(row, verdict) for row, verdict in self.others if verdict.outcome in outcomes]
+
+
+def contest(rows: Sequence[Row], metric: str) -> Contest:
+    """The best is sought among rows of enough seeds, where there are two of them."""
+    scored = sorted((row for row in rows if row.values(metric)), key=lambda row: -mean(row, metric))
+    enough = [row for row in scored if len(row.by_seed(metric)) >= ENOUGH]
+    best = enough[0] if len(enough) > 1 else scored[0]
+    others = [row for row in scored if row is not best]
+    return Contest(best, [(row, compare_seeds(best.by_seed(metric), row.by_seed(metric))) for row in others])
+
+
+def summary(chapter: Chapter) -> list[Element]:
+    """A paragraph on the rare classes, and one on all."""
+    where = []
+    if chapter.rare:
+        where.append((chapter.rare, f"On rare classes ({GROUPS[chapter.rare]} training images{_how_many(chapter)}) "))
+    where.append(("top1", "Over all test images "))
+    say = alone if len(chapter.peers) == 1 else ranked
+    paragraphs = [el("p", opening, *say(chapter.peers, metric)) for metric, opening in where]
+    if any(contest(chapter.peers, metric).of("ahead", "tied", "behind") for metric, _ in where):
+        says = "± is the 95 % interval of the difference, seeds in pairs; tied: the interval contains zero."
+        paragraphs.append(el("p", says, class_="small"))
+    return paragraphs
+
+
+def _how_many(chapter: Chapter) -> str:
+    if chapter.classes is None or chapter.rare is None:
+        return ""
+    mask = shot_groups(chapter.classes.counts)[chapter.rare]
+    return f"; {mask.sum():,} of {plural(len(mask), 'class')}"
+
+
+def alone(rows: Sequence[Row], metric: str) -> list[Inline]:
+    (row,) = rows
+    seeds = plural(len(row.values(metric)), "seed")
+    share = f"{spread(row.values(metric))} %".replace(" ", NBSP)
+    return [el("strong", row.label), f" is right on {share} ({seeds})."]
+
+
+def ranked(rows: Sequence[Row], metric: str) -> list[Inline]:
+    best, others = found = contest(rows, metric)
+    share = f"{mean(best, metric):.1f}{NBSP}%"
+    if not others:
+        return [el("strong", best.label), f" has {share}; no other method has a figure there."]
+    if not found.of("ahead", "tied", "behind"):
+        return unproven(found, metric)
+    tied, behind, unsaid = found.of("tied"), found.of("ahead"), found.of(None, "behind")
+    says: list[Inline] = [el("strong", best.label), f" is best with {share}"]
+    if tied:
+        says += [", but tied with ", *listed([[el("strong", row.label), f" ({_lead(v)})"] for row, v in tied])]
+    if behind:
+        leads: list[list[Inline]] = [[name(row.label), f" by {_lead(v)} points"] for row, v in behind]
+        says += [". It is" if tied else ",", " ahead of ", *listed(leads)]
+    if unsaid:
+        says += [". No verdict on ", *listed([[name(row.label)] for row, _ in unsaid]), ": other seeds, or too few"]
+    return [*says, "."]
+
+
+def unproven(found: Contest, metric: str) -> list[Inline]:
+    """Where no two methods have seeds enough in common."""
+    best, others = found
+    top = mean(best, metric)
+    leads: list[list[Inline]] = [[name(row.label), f" by {top - mean(row, metric):.1f} points"] for row, _ in others]
+    luck = f". That may be luck: a verdict needs {ENOUGH} common seeds."
+    return [el("strong", best.label), f" has the highest figure, {top:.1f}{NBSP}%, above ", *listed(leads), luck]
+
+
+def _lead(verdict: Verdict) -> str:
+    return points(verdict.difference or 0, verdict.half_width)
+
+
+class Ground(NamedTuple):
+    """One reason to believe the figures, or to doubt them."""
+
+    sound: bool
+    says: str
+
+
+def trust(chapter: Chapter) -> Element:
+    items = [
+        el("li", el("strong", "Good: " if g.sound else "Caution: "), g.says, class_="good" if g.sound else "caution")
+        for g in grounds(chapter)
+    ]
+    return el("div", el("h3", "Can it be believed?"), el("ul", *items, class_="trust"))
+
+
+def grounds(chapter: Chapter) -> Iterator[Ground]:
+    rows = chapter.peers
+    fewest = min(len(row.runs) for row in rows)
+    if fewest < ENOUGH:
+        yield Ground(
+            False, f"Only {plural(fewest, 'seed')} where {ENOUGH} are needed to tell a method's worth from luck."
+        )
+    else:
+        every = "or more of every method" if len(rows) > 1 else "of the method"
+        yield Ground(True, f"{plural(fewest, 'seed')} {every}, each of which is counted.")
+    if len(rows) > 1:
+        yield budget(rows)
+    if outside := [row.label for row in chapter.rows if row not in rows]:
+        yield Ground(
+            False, f"On other images, or of another length, and so outside the comparison: {', '.join(outside)}."
+        )
+    yield held_out(rows)
+    yield from test_noise(chapter)
+    if len(rows) >= CROWD:
+        yield Ground(
+            False, f"Of {len(rows)} methods the best has had luck too: its lead over the next is likely smaller."
+        )
+    yield from provenance(rows)
+
+
+def budget(rows: Sequence[Row]) -> Ground:
+    """Do the methods differ in anything but the method?"""
+    trees = [{k: v for k, v in row.runs[0].config.identity().items() if k != "method"} for row in rows]
+    fields = sorted(
+        {f for tree in trees for f in differences(trees[0], tree)} - {"views.key"}
+    )  # not all have two views
+    if fields:
+        return Ground(False, f"The methods differ in more than the method: {', '.join(fields)}.")
+    return Ground(True, "All methods had the same images, augmentation, network, optimiser and length of training.")
+
+
+def held_out(rows: Sequence[Row]) -> Ground:
+    shares = {row.held_out for row in rows}
+    if 0 in shares:
+        who = "No validation images were held out" + ("" if len(shares) == 1 else " for some methods")
+        return Ground(
+            False, f"{who}: whatever is chosen by these figures (a method, a setting) is chosen on the test set."
+        )
+    return Ground(True, "Validation images were held out: settings could be chosen without the test set.")
+
+
+def test_noise(chapter: Chapter) -> Iterator[Ground]:
+    """What another test set of the same size would change: the share of right answers among n images has its own spread."""
+    run, classes, group = chapter.peers[0].runs[0], chapter.classes, chapter.rare
+    images_C = reading.tested(run)
+    if classes is None or images_C is None or group is None:
+        return
+    best = contest(chapter.peers, group).best.runs[0]
+    p_C = np.array(best.metrics["per_class"], dtype=float) / 100
+    mask = shot_groups(classes.counts)[group] & (images_C > 0) & np.isfinite(p_C)
+    if not mask.any():
+        return
+    p, n = p_C[mask], images_C[mask]
+    half = 100 * 1.96 * math.sqrt(float((p * (1 - p) / n).sum())) / len(n)
+    size = f"The rare classes have {int(n.sum()):,} test images"
+    says = f"another such set would move a figure by ±{NBSP}{half:.1f} points or so, in the main for all methods alike"
+    yield Ground(half < 2, f"{size}: {says}.")
+
+
+def provenance(rows: Sequence[Row]) -> Iterator[Ground]:
+    """Where the runs come from, and what was said when their data were read."""
+    runs = [run for row in rows for run in row.runs]
+    for key in ("commit", "device", "precision"):
+        values = sorted({str(run.environment.get(key)) for run in runs})
+        if len(values) > 1:
+            yield Ground(False, f"The runs differ in {key}: {', '.join(values)}.")
+    if any(str(run.environment.get("commit")).endswith("-dirty") for run in runs):
+        yield Ground(False, "Some runs come from a source tree with changes that no commit has.")
+    if lost := max(map(reading.skipped, runs)):
+        yield Ground(False, f"{plural(lost, 'image')} could not be read and were left out.")
+    for note in dict.fromkeys(note for run in runs for note in run.environment["data"].get("notes", [])):
+        yield Ground(False, f"On the data: {note}")

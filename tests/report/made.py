@@ -1,0 +1,93 @@
+"""Run folders made by hand, with every file that a report may read, and a reader of the page."""
+
+import json
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from longtail import runs
+from longtail.config import Config, to_dict
+from longtail.metrics import evaluate_guesses
+from longtail.report.html import VOID
+
+PER_CLASS = 8  # test images
+
+
+def make_run(
+    folder: Path, config: Config, seed: int, counts: list[int], names: list[str] | None = None, right=0.5
+) -> Path:
+    """Of a network that is right on a share of the images of each class, and says so with the probability it should."""
+    folder.mkdir(parents=True)
+    rng, classes = np.random.default_rng([seed, *config.method.name.encode()]), len(counts)
+    y_N = np.arange(classes).repeat(PER_CLASS)
+    guess_N = np.where(
+        rng.random(len(y_N)) < np.broadcast_to(right, classes)[y_N], y_N, rng.integers(classes, size=len(y_N))
+    )
+    names = names or [f"class {c}" for c in range(classes)]
+    metrics = evaluate_guesses(guess_N, rng.uniform(0.2, 1, len(y_N)), y_N, counts, names)
+    metrics |= {"knn_top1": 50.0, "latency_b64": 3.0 + seed, "seconds": 60.0, "peak_memory": 10**9, "together": 1}
+    data = {"checksum": "0", "images": sum(counts), "counts": counts, "notes": []}
+    environment = {"seed": seed, "commit": "abc", "device": "CPU", "started": "2026-01-01", "precision": "fp32"}
+    log = [{"stage": "train", "epoch": e, "epochs": 5, "loss": 5 - e, "lr": 0.1, "P_sup": 0.1 * e} for e in range(5)]
+    (folder / runs.METRICS).write_text(json.dumps(metrics))
+    runs.write_json(folder / runs.CONFIG, to_dict(replace(config, train=replace(config.train, seeds=(seed,)))))
+    runs.write_json(folder / runs.ENVIRONMENT, environment | {"data": data, "parameters": 1000})
+    (folder / runs.LOG).write_text("".join(json.dumps(row) + "\n" for row in log))
+    np.savez(
+        folder / "features.npz",
+        features=rng.normal(size=(40, 8)).astype(np.float16),
+        labels=y_N[np.arange(40) % len(y_N)],
+    )
+    (folder / "examples").mkdir()
+    Image.fromarray(rng.integers(0, 255, (96, 96, 3), dtype=np.uint8)).save(folder / "examples/0.png")
+    rare = [{"class": classes - 1, "accuracy": 12.5, "items": [0]}]
+    pairs = [{"truth": 0, "predicted": 1, "share": 0.25, "items": [0]}]
+    index = {"confusions": pairs, "best_rare": rare, "worst_rare": rare}
+    (folder / "examples/index.json").write_text(json.dumps(index))
+    return folder
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, the text inside each kind of element, tables as rows of (text, value) cells."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text: dict[str, list[str]] = {}
+        self.tables: list[list[list[tuple[str, str | None]]]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == [], f"never closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        assert len(dict(attrs)) == len(attrs), (tag, attrs)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append(("", dict(attrs).get("data-value")))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
+
+    def handle_data(self, data: str) -> None:
+        for tag in self.open[-1:]:
+            self.text.setdefault(tag, []).append(data)
+        if {"td", "th"} & {*self.open}:
+            said, value = self.tables[-1][-1][-1]
+            self.tables[-1][-1][-1] = said + data, value
+
+    def words(self) -> str:
+        """All that a reader sees."""
+        return " ".join("".join(parts) for tag, parts in self.text.items() if tag not in ("style", "script"))
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]

@@ -1,0 +1,137 @@
+"""The pieces of the page: escaping, scales, looks, and colours that everyone can tell apart."""
+
+import itertools
+import math
+import re
+from importlib import resources
+
+import numpy as np
+import pytest
+
+from longtail.report.html import Ours, el
+from longtail.report.parts import download, listed, plural, points
+from longtail.report.svg import COLOURS, Look, Plot, Scale, around, number
+from tests.report.made import Page
+
+CSS = resources.files("longtail.report").joinpath("page.css").read_text()
+
+
+@pytest.mark.parametrize(
+    "text", ["<script>alert(1)</script>", "\"quoted' & <b>", "é 漢 😀", "</title></svg>", "&lt;", "]]>"]
+)
+def test_text_and_attributes_say_what_they_were_given(text):
+    page = Page(str(el("p", el("b", text), title=text, data_value=3)))
+    assert page.text == {"b": [text]}
+    assert page.elements == [("p", {"title": text, "data-value": "3"}), ("b", {})]
+
+
+def test_what_no_page_may_hold_is_replaced():
+    text = str(el("p", "a\x00b\x1bc\udcffd\ne"))
+    assert text == "<p>a\ufffdb\ufffdc\ufffdd\ne</p>" and text.encode()
+
+
+def test_absent_children_and_attributes_leave_nothing():
+    assert str(el("details", None, 1.5, open=True, id=None, hidden=False)) == "<details open>1.5</details>"
+    assert str(el("img", src="x", class_="y")) == '<img src="x" class="y">'
+    assert str(el("script", Ours("a < b"))) == "<script>a < b</script>"
+
+
+def test_data_of_a_plot_come_back_from_its_link():
+    import csv
+    import io
+    from urllib.parse import unquote
+
+    data = {"class": ['a,"b"', "100 %\nx#?&", "é"], "n": [1, 2]}
+    href = str(download("counts", data).attributes["href"])
+    assert re.fullmatch(r"data:text/csv;charset=utf-8,[^#\"<>\n]*", href)
+    rows = list(csv.reader(io.StringIO(unquote(href.split(",", 1)[1]))))
+    assert rows == [["class", "n"], ['a,"b"', "1"], ["100 %\nx#?&", "2"], ["é", ""]]
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("low,high", [(1, 134), (0.001, 0.1), (2.85, 3.1), (5, 6), (1, 1e6), (3, 1280), (7, 7)])
+def test_ticks_lie_on_the_scale_and_are_a_handful(low, high, log):
+    scale = around([low, high], log)
+    ticks = scale.ticks()
+    assert 1 <= len(ticks) <= 10 and all(scale.low <= t <= scale.high * (1 + 1e-9) for t in ticks)
+    assert len({number(t) for t in ticks}) == len(ticks)
+    assert all(0 <= scale(v) <= 1 for v in (low, high)) and (scale(low) < scale(high) or low == high)
+
+
+def test_a_scale_is_linear_or_logarithmic_and_can_be_turned_round():
+    assert Scale(0, 10)(2.5) == 0.25
+    assert math.isclose(Scale(1, 100, log=True)(10), 0.5)
+    assert math.isclose(Scale(1, 100, log=True, falling=True)(100), 0)
+
+
+def test_a_plot_says_what_it_shows_and_marks_lie_inside():
+    plot = Plot("title", "what it shows", Scale(0, 1), Scale(0, 1), "x", "y")
+    plot.line([(0, 0), (1, 1)], Look(0), "a line")
+    plot.bars([(0, 0.5, 1), (0.5, 1, 0.2)], Look(1), ["one", "two"])
+    page = Page(str(plot.element()))
+    assert page.text["title"] == ["title", "a line", "one", "two"] and page.text["desc"] == ["what it shows"]
+    first, second = (a for a in page.of("rect"))
+    assert float(first["height"]) == pytest.approx(5 * float(second["height"]), abs=0.5)
+    numbers = [float(n) for a in page.of("path") for n in re.findall(r"[\d.]+", a["d"])]
+    assert min(numbers) >= 0 and max(numbers) <= 440
+
+
+def test_twenty_methods_look_different():
+    looks = [Look(i) for i in range(20)]
+    assert len({(look.colour, look.dashes) for look in looks}) == 20
+    assert len({(look.colour, look.marker(0, 0)) for look in looks}) == 20
+
+
+# Colours
+
+THEMES = {"light": CSS[: CSS.index("@media")], "dark": CSS[CSS.index("@media") :]}
+# What eyes without one kind of cone see, in linear RGB (Machado et al. 2009, severity 1).
+EYES = {
+    "usual": np.eye(3),
+    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+
+
+def linear(theme: str, name: str) -> np.ndarray:
+    (value,) = re.findall(rf"--{name}: #(\w{{6}});", THEMES[theme])
+    c = np.array([int(value[i : i + 2], 16) for i in (0, 2, 4)]) / 255
+    return np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+
+
+def contrast(theme: str, one: str, other: str) -> float:
+    """The ratio of WCAG 2."""
+    low, high = sorted(float(linear(theme, name) @ [0.2126, 0.7152, 0.0722]) for name in (one, other))
+    return (high + 0.05) / (low + 0.05)
+
+
+def lab(rgb: np.ndarray) -> np.ndarray:
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ rgb
+    x, y, z = (np.cbrt(v) if v > 0.008856 else 7.787 * v + 16 / 116 for v in xyz / [0.9505, 1, 1.089])
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_text_and_marks_stand_out(theme):
+    for text, ground in itertools.product(("ink", "quiet", "link", "good", "caution"), ("paper", "panel")):
+        assert contrast(theme, text, ground) >= 4.5, (text, ground)
+    for text, ground in itertools.product(("ink", "quiet"), ("many", "medium", "few")):
+        assert contrast(theme, text, ground) >= 4.5, (text, ground)
+    for i, ground in itertools.product(range(COLOURS), ("paper", "many", "medium", "few")):
+        assert contrast(theme, f"c{i}", ground) >= 3, (i, ground)
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("eye", EYES)
+def test_colours_can_be_told_apart_by_every_eye(theme, eye):
+    seen = [lab(np.clip(np.array(EYES[eye]) @ linear(theme, f"c{i}"), 0, 1)) for i in range(COLOURS)]
+    nearest = min((float(np.linalg.norm(a - b)), i, j) for (i, a), (j, b) in itertools.combinations(enumerate(seen), 2))
+    assert nearest[0] > 20, nearest
+
+
+def test_small_words():
+    assert "".join(listed([["a"], ["b"], ["c"]])) == "a, b and c"
+    assert "".join(listed([[str(i)] for i in range(9)], 4)) == "0, 1, 2 and 6 more"
+    assert (plural(1, "class"), plural(1200, "class"), plural(2, "seed")) == ("one class", "1,200 classes", "2 seeds")
+    assert points(-0.25, 1.04) == "−0.2\u00a0±\u00a01.0" and points(3.0, None) == "3.0"

@@ -1,0 +1,409 @@
+"""The page of `longtail report`: its numbers are those of the run folders, and nothing that a user names can break it."""
+
+import base64
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from html import unescape
+
+import numpy as np
+import pytest
+
+import longtail
+from longtail import recipes, runs
+from longtail.cli import main
+from longtail.errors import UserError
+from longtail.metrics import paired_difference
+from longtail.report import closer, reading, words
+from longtail.report.chapter import make_chapters
+from longtail.report.document import report
+from longtail.report.table import make_rows
+from tests.report import browser
+from tests.report.made import PER_CLASS, Page, make_run
+
+COUNTS = [300, 120, 60, 25, 12, 4]
+SHARES = {"ce": [1, 1, 0.9, 0.8, 0.3, 0.1], "paco": [0.9, 0.9, 0.9, 0.9, 0.8, 0.8]}
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "\"'><img src=x onerror=alert(1)>",
+    "漢字 \u202e é 😀",
+    "x" * 3000,
+    "{{a}}&amp;",
+    "\udcff\x00",
+]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two methods, three seeds each."""
+    for method, shares in SHARES.items():
+        for seed in range(3):
+            make_run(tmp_path / f"runs/{method}/seed{seed}", recipes.digits_lt(method), seed, COUNTS, right=shares)
+    return tmp_path / "runs"
+
+
+def read(path) -> Page:
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def chapter_of(folder):
+    (chapter,) = make_chapters(make_rows(runs.finished(folder)))
+    return chapter
+
+
+def results(page: Page):
+    """The rows of the results table: figures by method and heading."""
+    (found,) = [t for t in page.tables if t[0][-1][0] == "seeds"]
+    head = [text for text, _ in found[0]]
+    return {
+        line[0][0].strip(): dict(zip(head[1:], (value for _, value in line[1:]), strict=True)) for line in found[1:]
+    }
+
+
+def stored(folder, method, metric):
+    return [json.loads((folder / f"{method}/seed{s}/metrics.json").read_text())[metric] for s in range(3)]
+
+
+# Numbers
+
+
+def test_figures_are_those_of_metrics_json(folder, tmp_path):
+    page = read(report(folder, tmp_path / "page.html"))
+    names = {"all": "top1", "many": "many", "medium": "medium", "few": "few", "ECE": "ece", "F1": "macro_f1"}
+    for method, label in (("ce", "Cross-entropy"), ("paco", "PaCo")):
+        found = results(page)[label]
+        for heading, metric in names.items():
+            assert float(found[heading]) == pytest.approx(np.mean(stored(folder, method, metric)), abs=1e-9)
+        per_class = np.mean(stored(folder, method, "per_class"), axis=0)
+        (every,) = [t for t in page.tables if t[0][1][0] == "group"]
+        column = [text for text, _ in every[0]].index(label)
+        assert [float(line[column][1]) for line in every[1:]] == pytest.approx(per_class.round(2).tolist())
+
+
+def test_the_summary_gives_the_difference_on_rare_classes_with_its_interval(folder):
+    (rare, overall, _) = words.summary(chapter_of(folder))
+    ours, theirs = stored(folder, "paco", "few"), stored(folder, "ce", "few")
+    mean, half = paired_difference(ours, theirs)
+    assert mean > half  # made so
+    says = unescape(re.sub("<[^>]*>", "", str(rare))).replace("\xa0", " ")
+    assert says == (
+        "On rare classes (fewer than 20 training images; 2 of 6 classes) PaCo is best with "
+        f"{np.mean(ours):.1f} %, ahead of Cross-entropy by {mean:.1f} ± {half:.1f} points."
+    )
+    assert "Over all test images" in str(overall)
+
+
+def test_ties_are_called_ties(folder):
+    for seed in range(3):
+        make_run(folder / f"bs/seed{seed}", recipes.digits_lt("balanced-softmax"), seed, COUNTS, right=SHARES["paco"])
+    (rare, *_) = words.summary(chapter_of(folder))
+    mean, half = paired_difference(*(stored(folder, method, "few") for method in ("paco", "bs")))
+    assert abs(mean) <= half and "but tied with <strong>" in str(rare) and "It is ahead of" in str(rare)
+
+
+def test_two_seeds_get_no_verdict(folder, tmp_path):
+    for method in SHARES:
+        (folder / method / "seed2" / runs.METRICS).unlink()
+    text = report(folder, tmp_path / "page.html").read_text()
+    (rare, *_) = words.summary(chapter_of(folder))
+    lead = np.mean([stored_one(folder, "paco", s) - stored_one(folder, "ce", s) for s in range(2)])
+    assert f"by {lead:.1f}" in str(rare) and "That may be luck" in str(rare)
+    assert "Only 2 seeds where 3 are needed" in text and ">best<" not in text
+
+
+def stored_one(folder, method, seed):
+    return json.loads((folder / f"{method}/seed{seed}/metrics.json").read_text())["few"]
+
+
+def test_grounds_for_doubt_are_named(folder):
+    chapter = chapter_of(folder)
+    says = {g.says: g.sound for g in words.grounds(chapter)}
+    good = [text for text, sound in says.items() if sound]
+    assert any("3 seeds" in text for text in good) and any("same images" in text for text in good)
+    assert any("No validation images" in text for text, sound in says.items() if not sound)
+    p = np.array(json.loads((folder / "paco/seed0/metrics.json").read_text())["per_class"][4:]) / 100
+    half = 196 * np.sqrt((p * (1 - p) / PER_CLASS).sum()) / 2
+    assert any(f"{2 * PER_CLASS} test images" in text and f"{half:.1f} points" in text for text in says)
+    path = folder / "ce/seed0" / runs.ENVIRONMENT
+    tree = json.loads(path.read_text())
+    tree["data"]["notes"], tree["commit"] = ["7 images <lost>"], "def-dirty"
+    path.write_text(json.dumps(tree))
+    (folder / "ce/seed0" / runs.SKIPPED).write_text("{}\n{}\n")
+    says = [g.says for g in words.grounds(chapter_of(folder)) if not g.sound]
+    for part in ("7 images <lost>", "2 images could not be read", "differ in commit: abc, def-dirty", "no commit has"):
+        assert any(part in text for text in says), part
+
+
+def test_other_budgets_are_a_caution(folder):
+    config = recipes.digits_lt("focal")
+    faster = replace(config, optim=replace(config.optim, lr=0.7))
+    longer = replace(config, train=replace(config.train, epochs=99))
+    make_run(folder / "lr/seed0", faster, 0, COUNTS)
+    make_run(folder / "longer/seed0", longer, 0, COUNTS)
+    says = [g.says for g in words.grounds(chapter_of(folder)) if not g.sound]
+    assert any("differ in more than the method: optim.lr" in text for text in says)
+    assert any("outside the comparison" in text and "epochs=99" in text for text in says)
+
+
+def test_each_data_set_has_a_chapter(folder, tmp_path):
+    make_run(folder / "other/seed0", recipes.cifar100_lt("paco", 100), 0, [200, 30, 5])
+    page = read(report(folder, tmp_path / "page.html"))
+    assert page.text["h2"] == ["In short"]
+    assert {"cifar100-lt, imbalance 100", "digits-lt, imbalance 40"} < {*page.text["bdi"]}
+
+
+def test_optimum_of_P_sup_is_what_batches_give(folder):
+    """Against batches and queues drawn at random: the mean over anchors of 1/(1 + alpha·positives)."""
+    config = recipes.digits_lt("paco")
+    run = runs.read(folder / "paco/seed0")
+    rng, counts, B, K = np.random.default_rng(0), np.array(COUNTS), config.train.batch_size, config.method.queue
+    shares = []
+    for _ in range(400):
+        y_B, y_K = (rng.choice(len(counts), n, p=counts / counts.sum()) for n in (B, K))
+        for i, y in enumerate(y_B):
+            others = np.delete(y_B, i)
+            positives = 1 + 2 * (others == y).sum() + (y_K == y).sum()
+            shares.append(1 / (1 + config.method.alpha * positives))
+    assert closer.optimal_P_sup(run) == pytest.approx(np.mean(shares), rel=0.02)
+    assert closer.optimal_P_sup(runs.read(folder / "ce/seed0")) is None
+
+
+def test_calibration_pools_the_seeds(folder):
+    records = [runs.read(folder / f"ce/seed{s}") for s in range(3)]
+    bins = closer.pooled_bins(records)
+    assert sum(b.images for b in bins) == 3 * len(COUNTS) * PER_CLASS
+    right = sum(b.images * b.accuracy for b in bins) / sum(b.images for b in bins)
+    assert right == pytest.approx(np.mean([r.metrics["top1"] for r in records]))
+
+
+# What cannot break it
+
+
+def test_hostile_names_are_text(tmp_path):
+    for method in ("ce", "paco"):
+        make_run(tmp_path / f"<b>{method}'\"&/seed0", recipes.digits_lt(method), 0, COUNTS, HOSTILE)
+    page = read(report(tmp_path, tmp_path / "page.html"))
+    assert len(page.of("script")) == 1 and page.of("b") == [] and "alert" not in page.text["script"][0]
+    assert not [k for _, attributes in page.elements for k in attributes if k.startswith("on") or k == "style"]
+    assert all(a["src"].startswith("data:image/") for a in page.of("img"))
+    assert HOSTILE[0] in page.words() and HOSTILE[1] in page.words() and HOSTILE[3][:79] + "…" in page.words()
+    assert HOSTILE[3] in {a.get("title") for a in page.of("bdi")}
+    assert "<b>ce'\"&" in page.words()
+    assert f"Test image of class {HOSTILE[0]}, taken for {HOSTILE[1]}" in {a["alt"] for a in page.of("img")}
+
+
+@pytest.mark.parametrize("one", [True, False])
+def test_the_page_is_whole_and_asks_for_nothing(folder, tmp_path, one):
+    path = report(folder / "paco" if one else folder, tmp_path / "page.html")
+    page, text = read(path), path.read_text()
+    assert text.startswith("<!doctype html>\n<html lang=")
+    links = [a[k] for _, a in page.elements for k in ("src", "href", "action", "data") if k in a]
+    assert links and all(link.startswith("data:") for link in links)
+    assert not re.search(r"https?://|url\(|@import|fetch\(|XMLHttp", "".join(page.text["style"] + page.text["script"]))
+    (policy,) = [a["content"] for a in page.of("meta") if a.get("http-equiv")]
+    assert policy.startswith("default-src 'none';")
+    for tag in ("style", "script"):
+        digest = base64.b64encode(hashlib.sha256(page.text[tag][0].encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    plots = [a for a in page.of("svg") if a["class"] == "plot"]
+    assert len(page.of("figure")) == len(plots) == sum(a.get("download") is not None for a in page.of("a")) - 1
+    assert all(a["role"] == "img" for a in plots) and all(a["alt"] for a in page.of("img"))
+    assert all(a.get("scope") for a in page.of("th")) and len(page.of("caption")) == len(page.tables)
+
+
+def test_what_is_missing_is_said(folder, tmp_path):
+    for path in (folder / "paco").rglob("*"):
+        if path.name in ("features.npz", "log.jsonl", "index.json"):
+            path.unlink()
+    metrics = folder / "paco/seed0/metrics.json"
+    tree = json.loads(metrics.read_text())
+    for key in ("calibration", "confusion", "class_names", "knn_top1", "latency_b64", "peak_memory"):
+        del tree[key]
+    metrics.write_text(json.dumps(tree))
+    said = read(report(folder / "paco/seed0", tmp_path / "page.html")).words()
+    for what in ("feature map", "training curves", "calibration diagram", "examples of confusions", "examples of rare"):
+        assert f"No {what}" in said
+    report(folder, tmp_path / "all.html")  # one without, others with
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no archive", b"null"])
+def test_broken_files_are_as_good_as_none(folder, content):
+    run = runs.read(folder / "ce/seed0")
+    for name in ("features.npz", "log.jsonl", "examples/index.json", "examples/0.png"):
+        (run.folder / name).write_bytes(content)
+    assert reading.features(run, 10) is None and reading.log(run) == [] and reading.examples(run) == {}
+
+
+@pytest.mark.parametrize("shape", [(40, 8), (40, 1), (3, 8), (0, 8)])
+def test_features_that_make_no_map(folder, shape):
+    y_N = np.zeros(shape[0], dtype=int)
+    np.savez(folder / "ce/seed0/features.npz", features=np.full(shape, 7, np.float16), labels=y_N)
+    assert "No feature map" in str(closer.feature_map(runs.read(folder / "ce/seed0")))
+
+
+def test_features_beyond_float16_are_left_out(folder):
+    x_NF = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float16)
+    x_NF[:5, 0] = np.inf
+    np.savez(folder / "ce/seed0/features.npz", features=x_NF, labels=np.arange(40) % 6)
+    run = runs.read(folder / "ce/seed0")
+    assert len(reading.features(run, 1000)[1]) == 35 and len(reading.features(run, 7)[1]) == 7
+    assert "35 test images" in str(closer.feature_map(run))
+
+
+def test_a_run_without_counts_still_has_its_results(folder, tmp_path):
+    for path, keys in ((runs.METRICS, ("counts", "class_names")), (runs.ENVIRONMENT, ())):
+        tree = json.loads((folder / "ce/seed0" / path).read_text())
+        for key in keys:
+            del tree[key]
+        tree.get("data", {}).pop("counts", None)
+        (folder / "ce/seed0" / path).write_text(json.dumps(tree))
+    page = read(report(folder / "ce/seed0", tmp_path / "page.html"))
+    assert "do not say how many images" in page.words() and "Cross-entropy" in results(page)
+
+
+def test_classes_without_test_or_training_images(tmp_path):
+    make_run(tmp_path / "a/seed0", recipes.digits_lt("ce"), 0, [50, 10, 0])
+    make_run(tmp_path / "b/seed0", recipes.digits_lt("paco"), 0, [50, 10, 0])
+    for name in "ab":
+        path = tmp_path / name / "seed0" / runs.METRICS
+        tree = json.loads(path.read_text())
+        tree["per_class"][1] = None
+        path.write_text(json.dumps(tree))
+    page = read(report(tmp_path, tmp_path / "page.html"))
+    assert "nan" not in " ".join(a.get("d") or "" for a in page.of("path"))
+
+
+# Size, and how it is called
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """1,000 classes, 20 runs."""
+    folder, counts = (
+        tmp_path_factory.mktemp("large"),
+        (1280 * 256 ** -np.linspace(0, 1, 1000)).round().astype(int).tolist(),
+    )
+    names = [f"a class with quite a long name, number {i}" for i in range(1000)]
+    for method in list(recipes.METHODS)[:20]:
+        make_run(folder / f"{method}/seed0", recipes.digits_lt(method), 0, counts, names)
+    return folder
+
+
+def test_many_classes_and_runs_make_a_small_page(large, tmp_path):
+    start = time.monotonic()
+    path = report(large, tmp_path / "page.html")
+    assert time.monotonic() - start < 30 and path.stat().st_size < 10e6
+    assert len(read(path).tables) > 5
+
+
+def test_of_very_many_classes_some_are_shown(tmp_path):
+    make_run(tmp_path / "a/seed0", recipes.digits_lt("ce"), 0, list(range(1500, 0, -1)))
+    said = read(report(tmp_path, tmp_path / "page.html"))
+    assert "1,000 of the 1,500 classes" in said.words()
+    (every,) = [t for t in said.tables if t[0][1][0] == "group"]
+    assert len(every) == 1001 and every[1][2][0] == "1,500" and every[-1][2][0] == "1"
+
+
+def test_the_verb_writes_the_page(folder, tmp_path, capsys):
+    assert main(["report", str(folder / "ce"), str(folder / "paco"), "-o", str(tmp_path / "new/page.html")]) == 0
+    assert capsys.readouterr().out == f"written to {tmp_path / 'new/page.html'}\n"
+    assert results(read(tmp_path / "new/page.html")).keys() == {"Cross-entropy", "PaCo"}
+    assert main(["report"]) != 0 and main(["report", str(tmp_path / "nowhere")]) != 0
+    assert main(["report", str(folder), "-o", str(tmp_path)]) != 0
+    assert "name the file" in capsys.readouterr().err
+
+
+def test_the_package_is_the_twin_and_needs_neither_torch_nor_matplotlib(folder, tmp_path):
+    assert longtail.report([folder], out=tmp_path / "page.html") == tmp_path / "page.html"
+    assert longtail.report.__name__ == "longtail.report" and "report" in dir(longtail)
+    code = (
+        "import sys, longtail\n"
+        f"longtail.report({str(folder)!r}, {str(tmp_path / 'page.html')!r})\n"
+        "from longtail.report.table import table\n"
+        "assert callable(longtail.report) and longtail.report.table.table is table\n"
+        "assert not {'torch', 'matplotlib', 'tyro'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_no_finished_run_is_a_users_error(tmp_path):
+    with pytest.raises(UserError, match="no finished run"):
+        report(tmp_path, tmp_path / "page.html")
+
+
+# In a browser
+
+needs_chromium = pytest.mark.skipif(browser.COMMAND is None, reason="no Chromium here: apt-get install chromium")
+
+
+@pytest.mark.long
+@needs_chromium
+def test_a_browser_shows_it_clean(folder, tmp_path):
+    path = report(folder, tmp_path / "page.html")
+    with browser.Browser() as chromium:
+        for width, dark in ((390, False), (390, True), (1280, False), (1280, True)):
+            chromium.screen(width, dark)
+            chromium.open(path)
+            assert chromium.complaints() == []
+            assert {url.split(":")[0] for url in chromium.requests()} == {"file", "data"}
+            assert chromium.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), width
+            assert chromium.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
+        ground = "getComputedStyle(document.body).backgroundColor"
+        assert chromium.evaluate(ground) == "rgb(21, 23, 28)"
+        chromium.screen(1280)
+        assert chromium.evaluate(ground) == "rgb(255, 255, 255)"
+
+
+@pytest.mark.long
+@needs_chromium
+def test_tables_sort_in_a_browser_and_show_the_stored_figures(folder, tmp_path):
+    path = report(folder, tmp_path / "page.html")
+    cells = "r => [r.cells[0].innerText.trim(), r.cells[4].innerText]"
+    column = f"[...document.querySelector('table').tBodies[0].rows].map({cells})"
+    click = "document.querySelectorAll('thead')[0].rows[0].cells[4].querySelector('button').click()"
+    with browser.Browser() as chromium:
+        chromium.open(path)
+        means = {label: np.mean(stored(folder, m, "few")) for m, label in (("ce", "Cross-entropy"), ("paco", "PaCo"))}
+        for order in (sorted(means, key=means.get, reverse=True), sorted(means, key=means.get)):
+            chromium.evaluate(click)
+            shown = chromium.evaluate(column)
+            assert [label for label, _ in shown] == order
+            assert all(figure.startswith(f"{means[label]:.1f} ± ") for label, figure in shown)
+        assert chromium.evaluate("document.querySelector('[aria-sort]').getAttribute('aria-sort')") == "ascending"
+        assert chromium.complaints() == []
+
+
+@pytest.mark.long
+@needs_chromium
+def test_hostile_names_do_nothing_in_a_browser(tmp_path):
+    make_run(tmp_path / "a/seed0", recipes.digits_lt("ce"), 0, COUNTS, HOSTILE)
+    path = report(tmp_path, tmp_path / "page.html")
+    with browser.Browser() as chromium:
+        chromium.screen(390)
+        chromium.open(path)
+        assert chromium.complaints() == [] and chromium.evaluate("document.scripts.length") == 1
+        assert not [m for m in chromium.said if m.get("method") == "Page.javascriptDialogOpening"]
+        assert chromium.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+@pytest.mark.long
+@needs_chromium
+def test_the_policy_stops_what_is_not_ours(folder, tmp_path):
+    """Were something of a user's ever to become an element, it would not run: the console says so."""
+    path = report(folder / "ce", tmp_path / "page.html")
+    path.write_text(path.read_text().replace("</main>", "<script>document.title = 'taken'</script></main>"))
+    with browser.Browser() as chromium:
+        chromium.open(path)
+        assert chromium.evaluate("document.title").startswith("longtail") and chromium.complaints()
+
+
+@pytest.mark.long
+@needs_chromium
+def test_a_large_page_opens_in_two_seconds(large, tmp_path):
+    path = report(large, tmp_path / "page.html")
+    with browser.Browser() as chromium:
+        assert min(chromium.open(path) for _ in range(2)) < 2 and chromium.complaints() == []
