@@ -7,6 +7,7 @@ the accuracy read by the host at each step. The settings are those of our recipe
 
 import copy
 import random
+import time
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, ImageFilter
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision import transforms as T
 
 from longtail.data.sources import Source
@@ -157,3 +158,16 @@ def batches(source: Source, workers: int, pinned: bool) -> Generator[Any]:
     )
     while True:
         yield from loader
+
+
+def delivered(images: Dataset, batch: int, workers: int, seconds: float) -> float:
+    """Images per second of a loader's worker processes, once what was made ahead is used up."""
+    endless = RandomSampler(images, replacement=True, num_samples=2**31)  # type: ignore[arg-type]
+    loader = iter(DataLoader(images, batch, sampler=endless, num_workers=workers))
+    for _ in range(3 * workers):
+        next(loader)
+    batches, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds or batches < 3:
+        next(loader)
+        batches += 1
+    return batches * batch / (time.perf_counter() - start)

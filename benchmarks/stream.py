@@ -15,7 +15,6 @@ import argparse
 import itertools
 import resource
 import tempfile
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -25,9 +24,8 @@ import numpy as np
 import torch
 from measure import Row, cores, save, seconds_per_call, table, where
 from PIL import Image
-from reference import Blur
+from reference import Blur, delivered
 from step import make_runs
-from torch.utils.data import DataLoader, RandomSampler
 from torchvision import transforms as T
 from torchvision.datasets import ImageFolder
 
@@ -132,18 +130,10 @@ def usual_views(size: int) -> list[T.Compose]:
 
 
 def usual(folder: Path, size: int, batch: int, workers: int, seconds: float) -> float:
-    """Images per second of which worker processes make both views, once what was made ahead is used up."""
+    """Images per second of which worker processes make both views."""
     views = usual_views(size)
     images = ImageFolder(folder, lambda image: [view(image) for view in views])
-    endless = RandomSampler(images, replacement=True, num_samples=2**31)
-    loader = iter(DataLoader(images, batch, sampler=endless, num_workers=workers))
-    for _ in range(3 * workers):
-        next(loader)
-    batches, start = 0, time.perf_counter()
-    while time.perf_counter() - start < seconds or batches < 2:
-        next(loader)
-        batches += 1
-    return batches * batch / (time.perf_counter() - start)
+    return delivered(images, batch, workers, seconds)
 
 
 def measure(args: argparse.Namespace) -> Row:

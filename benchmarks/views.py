@@ -8,16 +8,14 @@ Ours are normalised and cast, and lie where the network reads them; the workers'
 
 import argparse
 import itertools
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from measure import Row, cores, release, save, seconds_per_call, table, where
-from reference import BATCH, ViewSet, auto_view, sim_view
+from reference import BATCH, ViewSet, auto_view, delivered, sim_view
 from step import make_runs, random_data
-from torch.utils.data import DataLoader, RandomSampler
 
 from longtail import recipes
 from longtail.config import Config
@@ -51,17 +49,9 @@ def ours(kind: str, data: DataSet, device: torch.device, budget: float) -> float
 
 
 def peer(kind: str, data: DataSet, workers: int, budget: float) -> float:
-    """Views per second, once what was made ahead is used up."""
+    """Views per second."""
     views = ViewSet(data.train, [make() for make in PEERS[kind]])
-    endless = RandomSampler(views, replacement=True, num_samples=2**31)
-    loader = iter(DataLoader(views, BATCH, sampler=endless, num_workers=workers))
-    for _ in range(3 * workers):
-        next(loader)
-    batches, start = 0, time.perf_counter()
-    while time.perf_counter() - start < budget or batches < 3:
-        next(loader)
-        batches += 1
-    return batches * BATCH * len(views.views) / (time.perf_counter() - start)
+    return delivered(views, BATCH, workers, budget) * len(views.views)
 
 
 def measure(device: torch.device, workers: Sequence[int] = (), budget: float = BUDGET) -> Row:

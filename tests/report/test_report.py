@@ -170,6 +170,9 @@ def test_optimum_of_P_sup_is_what_batches_give(folder):
             shares.append(1 / (1 + config.method.alpha * positives))
     assert closer.optimal_P_sup(run) == pytest.approx(np.mean(shares), rel=0.02)
     assert closer.optimal_P_sup(runs.read(folder / "ce/seed0")) is None
+    auto = replace(run.config, method=replace(run.config.method, alpha="auto"))
+    chosen = replace(run, config=auto, environment=run.environment | {"chosen": {"alpha": config.method.alpha}})
+    assert closer.optimal_P_sup(chosen) == closer.optimal_P_sup(run)
 
 
 def test_calibration_pools_the_seeds(folder):

@@ -6,7 +6,7 @@ import torch
 from longtail import kernels
 from longtail.config import ViewConfig, ViewsConfig
 from longtail.kernels import expression
-from longtail.views import Views, fused, ops, policies
+from longtail.views import Views, crops, fused, ops, policies
 from longtail.views.ops import Op
 from tests.emulator import ORDERS, Emulated, emulate
 
@@ -141,7 +141,7 @@ def test_crops_are_the_operations_up_to_rounding(side, size, device):
     x, rng = pictures(24, device, side), torch.Generator(device).manual_seed(4)
     sizes = torch.randint(side // 3, side + 1, (24, 2), generator=rng, device=device)
     sizes[0] = side
-    box = policies.draw_box(sizes, (0.08, 1.0), rng)
+    box = crops.draw_box(sizes, (0.08, 1.0), rng)
     flip = torch.rand(24, generator=rng, device=device) < 0.5
     wanted = ops.to_uint8(ops.resized_crop(x, *box, size, flip)).int()
     far = (fused.crop(x, *box, size, flip).int() - wanted).abs()

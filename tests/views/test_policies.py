@@ -18,8 +18,10 @@ from torchvision.transforms.autoaugment import AutoAugment, AutoAugmentPolicy, _
 
 from longtail.config import ViewConfig, ViewsConfig
 from longtail.errors import UserError
-from longtail.views import Views, make_view, ops, policies
+from longtail.views import Views, crops, make_view, ops, policies
 from longtail.views.ops import Op
+from longtail.views.view import STATISTICS
+from longtail.views.view import statistics as statistics_of
 
 DRAWS = 6000
 SIGMAS = 5  # a right sampler fails one such comparison in two million
@@ -366,10 +368,10 @@ def sizes(n: int, height: int, width: int) -> Tensor:
 
 @pytest.mark.parametrize("height, width, scale", [(32, 32, (0.2, 1.0)), (48, 80, (0.08, 1.0)), (30, 64, (0.5, 1.0))])
 def test_box_is_torchvisions(height: int, width: int, scale: tuple[float, float]) -> None:
-    box = policies.draw_box(sizes(DRAWS, height, width), scale, seeded())
+    box = crops.draw_box(sizes(DRAWS, height, width), scale, seeded())
     blank = torch.empty(3, height, width)
     torch.manual_seed(0)
-    drawn = [T.RandomResizedCrop.get_params(blank, list(scale), list(policies.RATIO)) for _ in range(3000)]
+    drawn = [T.RandomResizedCrop.get_params(blank, list(scale), list(crops.RATIO)) for _ in range(3000)]
     top, left, h, w = torch.tensor(drawn).unbind(1)
     assert (box.top >= 0).all() and (box.top + box.height <= height).all()
     assert (box.left >= 0).all() and (box.left + box.width <= width).all()
@@ -389,10 +391,10 @@ def test_box_is_torchvisions(height: int, width: int, scale: tuple[float, float]
 @pytest.mark.parametrize("height, width", [(8, 64), (64, 8), (9, 12), (50, 49)])
 def test_box_falls_back_to_the_centre(height: int, width: int) -> None:
     """Where no candidate can fit (all of the area, in a ratio the image does not have) the box is torchvision's."""
-    box = policies.draw_box(sizes(200, height, width), (1.0, 1.0), seeded())
+    box = crops.draw_box(sizes(200, height, width), (1.0, 1.0), seeded())
     torch.manual_seed(0)
     blank = torch.empty(3, height, width)
-    theirs = Counter(T.RandomResizedCrop.get_params(blank, [1.0, 1.0], list(policies.RATIO)) for _ in range(200))
+    theirs = Counter(T.RandomResizedCrop.get_params(blank, [1.0, 1.0], list(crops.RATIO)) for _ in range(200))
     ours = Counter(zip(*(b.tolist() for b in box), strict=True))
     assert ours.most_common(1)[0][0] == theirs.most_common(1)[0][0]
     assert max(height, width) / min(height, width) < 1.5 or len(ours) == 1
@@ -440,7 +442,7 @@ def test_a_canvas_that_is_full_is_an_image() -> None:
 
 def test_boxes_lie_within_their_images() -> None:
     wanted = torch.tensor([[40, 96], [96, 40], [33, 33], [7, 90]]).repeat(500, 1)
-    top, left, height, width = policies.draw_box(wanted, (0.08, 1.0), seeded())
+    top, left, height, width = crops.draw_box(wanted, (0.08, 1.0), seeded())
     inside = (top >= 0) & (left >= 0) & (top + height <= wanted[:, 0]) & (left + width <= wanted[:, 1])
     assert inside.all() and (height > 0).all() and (width > 0).all()
     share = (height * width) / (wanted[:, 0] * wanted[:, 1])
@@ -479,7 +481,7 @@ def test_flip_can_be_off() -> None:
 def test_resized_crop_view_is_torchvisions() -> None:
     x, rng = patches(64), seeded()
     flips = torch.rand(16, generator=rng) < 0.5
-    box = policies.draw_box(sizes(16, 64, 64), (0.2, 1.0), rng)
+    box = crops.draw_box(sizes(16, 64, 64), (0.2, 1.0), rng)
     ours = raw(x, ViewConfig(crop="resized", crop_scale=(0.2, 1.0)), 32)
     for i, (top, left, h, w) in enumerate(zip(*(b.tolist() for b in box), strict=True)):
         theirs = TF.resized_crop(TF.to_pil_image(x[i]), top, left, h, w, [32, 32])
@@ -499,7 +501,7 @@ def test_cutout_centres_are_uniform() -> None:
 
 def test_cutout_is_black_before_normalisation() -> None:
     x, view = patches(32), ViewConfig(crop="none", flip=False, cutout=8)
-    mean, std = policies.statistics("cifar10", x.device)
+    mean, std = statistics_of("cifar10", x.device)
     ours = make_view(x, view, 32, seeded(), mean, std)
     hole = raw(x, view, 32) != ops.to_float(x)
     assert torch.equal(ours[hole], (-mean / std).expand_as(ours)[hole])
@@ -570,7 +572,7 @@ def test_views() -> None:
         key=ViewConfig(crop="resized", policy="sim"),
         normalise="imagenet",
     )
-    views, statistics = Views(config, 32), policies.statistics("imagenet", x.device)
+    views, statistics = Views(config, 32), statistics_of("imagenet", x.device)
     for made, view in ((views.query, config.query), (views.key, config.key)):
         assert torch.equal(made(x, seeded()), make_view(x, view, 32, seeded(), *statistics))
     steps = [T.Resize(32), T.ToTensor(), T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
@@ -579,22 +581,20 @@ def test_views() -> None:
     assert torch.equal(Views(config, 64).plain(x), ops.normalise(ops.to_float(x), *statistics))
 
 
-@pytest.mark.parametrize("name", policies.STATISTICS)
+@pytest.mark.parametrize("name", STATISTICS)
 def test_statistics_are_made_once(name: str) -> None:
     device = torch.device("cpu")
-    mean, std = policies.statistics(name, device)
-    assert policies.statistics(name, torch.device("cpu"))[0] is mean
+    mean, std = statistics_of(name, device)
+    assert statistics_of(name, torch.device("cpu"))[0] is mean
     assert mean.shape == std.shape == (3, 1, 1)
-    assert [mean.flatten().tolist(), std.flatten().tolist()] == [
-        pytest.approx(values) for values in policies.STATISTICS[name]
-    ]
+    assert [mean.flatten().tolist(), std.flatten().tolist()] == [pytest.approx(values) for values in STATISTICS[name]]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("view", EVERY, ids=lambda v: f"{v.crop}-{v.policy}")
 def test_view_is_captured_in_a_cuda_graph(view: ViewConfig) -> None:
     x, rng = patches(32).cuda(), torch.Generator("cuda").manual_seed(0)
-    statistics = policies.statistics("cifar10", x.device)
+    statistics = statistics_of("cifar10", x.device)
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):  # fills the caches: tables are copied from the host once
         make_view(x, view, 32, rng, *statistics)
@@ -644,4 +644,4 @@ def test_a_view_turns_before_its_policy_and_its_cutout() -> None:
     turned = ops.to_uint8(255 * raw(x, ViewConfig(crop="none", flip=False, rotate=45), 32))
     rng = after_flip(16)
     torch.rand(16, 1, generator=rng)  # the angles
-    assert torch.equal(raw(x, view, 32), policies._cut(policies._auto(turned, view, rng, False), 8, rng))
+    assert torch.equal(raw(x, view, 32), policies.cut(policies._auto(turned, view, rng, False), 8, rng))

@@ -215,7 +215,7 @@ class TrainConfig(Section):
     """Memory format of images and weights."""
     step: Literal["auto", "eager", "captured", "compiled", "fused"] = "auto"
     """`eager`: plain torch; `captured`: on CUDA the step is one graph; `compiled`: its networks go through torch.compile as
-    well; `fused`: what our own kernels know (CIFAR ResNets, small views; bf16) runs by them; `auto`: fused, else compiled where
+    well; `fused`: what our own kernels know (CIFAR ResNets, views; bf16) runs by them; `auto`: fused, else compiled where
     the run is long enough to repay it, else captured. Steps of several processes (torchrun) are never captured."""
     together: int = 4
     """On CUDA, seeds trained side by side in one process, as branches of one captured step; several processes (torchrun) train

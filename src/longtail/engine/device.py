@@ -72,7 +72,7 @@ def check_step(train: TrainConfig, device: torch.device) -> None:
 
 
 def uses_kernels(train: TrainConfig, device: torch.device) -> bool:
-    """Whether our kernels do what they know: views of small images, the CIFAR ResNets; they work in bf16."""
+    """Whether our kernels do what they know: views, the CIFAR ResNets; they work in bf16."""
     return train.step in ("auto", "fused") and precision(train, device) == "bf16" and kernels.available(device)
 
 

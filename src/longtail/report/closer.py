@@ -14,6 +14,7 @@ from longtail.report.parts import Cell, absent, figure, folded, grid, name, plur
 from longtail.report.svg import Look, Plot, Point, Scale, around
 from longtail.report.table import Row
 from longtail.runs import Run
+from longtail.theory.remarks import centre, positives
 
 CLOSER = 4  # methods that are looked at, at most: images and maps take room and time
 MAPPED = 1_000  # test images on the map
@@ -91,19 +92,18 @@ def _thinned(points: list[Point]) -> list[Point]:
 
 
 def optimal_P_sup(run: Run) -> float | None:
-    """Mean over images of 1/(1 + alpha·K), the centres' share where PaCo's loss is least; K counts an image's positives.
+    """Mean over images of the centres' share where PaCo's loss is least (Remark 2).
 
-    A class of share q can expect 1 + q·(others in both views + queue) of them: the first is the image's own other view.
     Known for images drawn as they come; another sampler has other shares.
     """
     config, counts = run.config, run.metrics.get("counts")
     if not isinstance(config.method, PaCo | GPaCo) or config.train.sampler != "uniform" or not counts:
         return None
-    q_C = np.array(counts) / sum(counts)
+    alpha = run.environment["chosen"]["alpha"] if config.method.alpha == "auto" else config.method.alpha
     everyone = config.method.contrast == "global"
     images = config.train.batch_size * (config.train.processes if everyone else 1)  # that meet in a step
-    K_C = 1 + q_C * (2 * (images - 1) + config.method.queue)
-    return float((q_C / (1 + config.method.alpha * K_C)).sum())
+    K_C = positives(counts, config.method.queue, images)
+    return float(np.average(centre(alpha, K_C), weights=counts))
 
 
 # Calibration

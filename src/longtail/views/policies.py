@@ -7,34 +7,16 @@ generator state gives the same views), and made of `ops`.
 # N samples, S operations in a row per sample.
 
 import functools
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from longtail.config import ViewConfig, ViewsConfig
-from longtail.errors import UserError
+from longtail.config import ViewConfig
 from longtail.views import fused, ops
+from longtail.views.chance import happens, sign, uniform, whole
 from longtail.views.ops import Op
-
-
-def _uniform(shape: tuple[int, ...], low: float, high: float, rng: torch.Generator) -> Tensor:
-    return low + (high - low) * torch.rand(shape, generator=rng, device=rng.device)
-
-
-def _happens(shape: tuple[int, ...], probability: float | Tensor, rng: torch.Generator) -> Tensor:
-    return torch.rand(shape, generator=rng, device=rng.device) < probability
-
-
-def _whole(shape: tuple[int, ...], end: int, rng: torch.Generator) -> Tensor:
-    """Whole numbers from 0 up to, not including, `end`."""
-    return torch.randint(end, shape, generator=rng, device=rng.device)
-
-
-def _sign(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
-    return 1.0 - 2.0 * _happens(shape, 0.5, rng)
 
 
 class Draw(NamedTuple):
@@ -113,10 +95,10 @@ def _auto_table(side: int, device: torch.device) -> Tensor:
 
 def draw_autoaugment(n: int, side: int, rng: torch.Generator) -> Draw:
     """One of the 25 pairs per sample, each half with its probability and a random sign."""
-    pair_N = _whole((n,), len(CIFAR_POLICY), rng)
+    pair_N = whole((n,), len(CIFAR_POLICY), rng)
     op, probability, base, swing = _auto_table(side, rng.device)[pair_N].unbind(2)
-    used = _happens((n, 2), probability, rng)
-    value = base + swing * _sign((n, 2), rng)
+    used = happens((n, 2), probability, rng)
+    value = base + swing * sign((n, 2), rng)
     return Draw((op * used).long(), value.float())  # Op.IDENTITY is 0
 
 
@@ -161,11 +143,11 @@ def rand_value(row: Tensor, level: Tensor, sign: Tensor, side: int) -> Tensor:
 def draw_randaugment(n: int, side: int, ops: int, magnitude: float, std: float, rng: torch.Generator) -> Draw:
     """`ops` operations per sample, drawn with replacement, at levels Normal(magnitude, std) cut to [0, 10]."""
     shape = (n, ops)
-    row = _rand_table(rng.device)[_whole(shape, len(RAND_OPS), rng)]
-    used = _happens(shape, RAND_PROBABILITY, rng)
+    row = _rand_table(rng.device)[whole(shape, len(RAND_OPS), rng)]
+    used = happens(shape, RAND_PROBABILITY, rng)
     noise = torch.randn(shape, generator=rng, device=rng.device)
     level = (magnitude + std * noise.double()).clamp(0, 10)
-    value = rand_value(row, level, _sign(shape, rng), side)
+    value = rand_value(row, level, sign(shape, rng), side)
     return Draw((row[..., 0] * used).long(), value.float())
 
 
@@ -183,12 +165,12 @@ class SimDraw(NamedTuple):
 
 def draw_sim(n: int, rng: torch.Generator, jitters: bool = True) -> SimDraw:
     return SimDraw(
-        jittered=_happens((n,), 0.8 if jitters else 0.0, rng),
-        factor=_uniform((n, 3), 0.6, 1.4, rng),
-        hue=_uniform((n,), -0.1, 0.1, rng),
-        order=_uniform((n, 4), 0, 1, rng).argsort(1),
-        grey=_happens((n,), 0.2, rng),
-        sigma=_uniform((n,), 0.1, 2.0, rng) * _happens((n,), 0.5, rng),
+        jittered=happens((n,), 0.8 if jitters else 0.0, rng),
+        factor=uniform((n, 3), 0.6, 1.4, rng),
+        hue=uniform((n,), -0.1, 0.1, rng),
+        order=uniform((n, 4), 0, 1, rng).argsort(1),
+        grey=happens((n,), 0.2, rng),
+        sigma=uniform((n,), 0.1, 2.0, rng) * happens((n,), 0.5, rng),
     )
 
 
@@ -200,93 +182,6 @@ def apply_sim(x: Tensor, draw: SimDraw, jitters: bool = True) -> Tensor:
         x = ops.choose(draw.jittered, jittered, x)
     x = ops.choose(draw.grey, ops.greyscale(x), x)
     return ops.gaussian_blur(x, draw.sigma)
-
-
-# Crops.
-
-
-class Box(NamedTuple):
-    """Whole pixels, each (N,) int64."""
-
-    top: Tensor
-    left: Tensor
-    height: Tensor
-    width: Tensor
-
-
-TRIES = 10
-RATIO = (3 / 4, 4 / 3)  # width over height
-
-
-def draw_box(size_N2: Tensor, scale: tuple[float, float], rng: torch.Generator) -> Box:
-    """torchvision's RandomResizedCrop: the first of ten candidates that fits the image, else the central box."""
-    n, (height, width) = len(size_N2), size_N2.float().unbind(1)
-    area = (height * width)[:, None] * _uniform((n, TRIES), *scale, rng)
-    ratio = _uniform((n, TRIES), math.log(RATIO[0]), math.log(RATIO[1]), rng).exp()
-    box_h, box_w = (area / ratio).sqrt().round(), (area * ratio).sqrt().round()
-    fits = (box_w > 0) & (box_w <= width[:, None]) & (box_h > 0) & (box_h <= height[:, None])
-    first = fits.int().argmax(1, keepdim=True)
-    found = fits.any(1)
-    central_h, central_w = _central(height, width)
-    box_h = torch.where(found, box_h.gather(1, first)[:, 0], central_h)
-    box_w = torch.where(found, box_w.gather(1, first)[:, 0], central_w)
-    # A uniform place for a candidate, the middle for the fallback.
-    place_h, place_w = _uniform((n, 2), 0, 1, rng).unbind(1)
-    top = torch.where(found, place_h * (height - box_h + 1), (height - box_h) / 2)
-    left = torch.where(found, place_w * (width - box_w + 1), (width - box_w) / 2)
-    return Box(top.long(), left.long(), box_h.long(), box_w.long())
-
-
-def _central(height: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
-    """Height and width of the largest box whose ratio is allowed."""
-    low, high = RATIO
-    return torch.minimum(height, (width / low).round()), torch.minimum(width, (height * high).round())
-
-
-def _sizes(x: Tensor) -> Tensor:
-    """Height and width of each, where all fill their tensor."""
-    sides = [torch.full((len(x),), side, device=x.device) for side in x.shape[2:]]
-    return torch.stack(sides, 1)
-
-
-def resized_crop(x: Tensor, box: Box, size: int, flip_N: Tensor, kernels: bool = False) -> Tensor:
-    """A box of each, mirrored where flip_N: uint8 at size x size."""
-    if kernels and fused.knows(x):
-        return fused.crop(x, *box, size, flip_N)
-    return ops.to_uint8(ops.resized_crop(x, *box, size, flip_N))
-
-
-def resize(x: Tensor, size: int, size_N2: Tensor | None = None, share: float = 1.0, kernels: bool = False) -> Tensor:
-    """The central square, its side a share of the shorter one: uint8 at size x size, untouched where that is all there is."""
-    if size_N2 is None:
-        if x.shape[2:] == (size, size) and share == 1:
-            return x
-        size_N2 = _sizes(x)
-    side_N = (size_N2.amin(1) * share).round().long().clamp(min=1)
-    top_N, left_N = ((size_N2 - side_N[:, None]) // 2).unbind(1)
-    return resized_crop(x, Box(top_N, left_N, side_N, side_N), size, torch.zeros_like(side_N).bool(), kernels)
-
-
-def _crop(
-    x: Tensor, size_N2: Tensor | None, view: ViewConfig, size: int, rng: torch.Generator, kernels: bool
-) -> Tensor:
-    """Cropped and mirrored: uint8 at size x size."""
-    flip_N = _happens((len(x),), 0.5 if view.flip else 0.0, rng)
-    if view.crop == "resized":
-        box = draw_box(_sizes(x) if size_N2 is None else size_N2, view.crop_scale, rng)
-        return resized_crop(x, box, size, flip_N, kernels)
-    if size_N2 is not None or view.crop == "none":
-        x = resize(x, size, size_N2, kernels=kernels)
-    return ops.flip(_pad_crop(x, size, rng) if view.crop == "pad" else x, flip_N)
-
-
-def _pad_crop(x: Tensor, size: int, rng: torch.Generator) -> Tensor:
-    if x.shape[2:] != (size, size):
-        given, wanted = f"{x.shape[2]}x{x.shape[3]}", f"{size}x{size}"
-        raise UserError(f"crop 'pad' keeps the size, got {given} for {wanted}: try --views.query.crop resized, key too")
-    pad = size // 8
-    top_N, left_N = _whole((2, len(x)), 2 * pad + 1, rng)
-    return ops.padded_crop(x, top_N, left_N, pad)
 
 
 # Policies, from uint8 images to floats in [0, 1].
@@ -326,88 +221,21 @@ POLICIES: dict[str, Callable[[Tensor, ViewConfig, torch.Generator, bool], Tensor
 }
 
 
-def _jitter(x: Tensor, amount: float, rng: torch.Generator, kernels: bool) -> Tensor:
+def jitter(x: Tensor, amount: float, rng: torch.Generator, kernels: bool) -> Tensor:
     """torchvision's ColorJitter(amount, amount, amount): uint8 to uint8."""
-    factor_N3 = _uniform((len(x), 3), 1 - amount, 1 + amount, rng)
-    order_N3 = _uniform((len(x), 3), 0, 1, rng).argsort(1)
+    factor_N3 = uniform((len(x), 3), 1 - amount, 1 + amount, rng)
+    order_N3 = uniform((len(x), 3), 0, 1, rng).argsort(1)
     if kernels and fused.knows(x):
         return fused.apply_tone(x, factor_N3, order_N3)
     return ops.to_uint8(255 * ops.tone_jitter(ops.to_float(x), factor_N3, order_N3))
 
 
-def _cut(x: Tensor, side: int, rng: torch.Generator) -> Tensor:
-    centre_y, centre_x = (_whole((len(x),), length, rng) for length in x.shape[2:])
+def cut(x: Tensor, side: int, rng: torch.Generator) -> Tensor:
+    centre_y, centre_x = (whole((len(x),), length, rng) for length in x.shape[2:])
     return ops.cutout(x, centre_y, centre_x, side)
 
 
-def _turn(x: Tensor, most: float, rng: torch.Generator, kernels: bool) -> Tensor:
+def turn(x: Tensor, most: float, rng: torch.Generator, kernels: bool) -> Tensor:
     """By an angle of up to `most` degrees, what it uncovers black, as torchvision's RandomRotation."""
-    angle = _uniform((len(x), 1), -most, most, rng)
+    angle = uniform((len(x), 1), -most, most, rng)
     return apply_draw(x, Draw(torch.full_like(angle, Op.ROTATE, dtype=torch.int64), angle), 0, kernels=kernels)
-
-
-def make_view(
-    x: Tensor,
-    view: ViewConfig,
-    size: int,
-    rng: torch.Generator,
-    mean_C11: Tensor,
-    std_C11: Tensor,
-    kernels: bool = False,
-    size_N2: Tensor | None = None,
-) -> Tensor:
-    """One view of uint8 images N,3,H,W: crop, mirror, turn, jitter, policy, Cutout, normalise; float32 N,3,size,size.
-
-    `size_N2`: height and width of each, where they do not fill H and W. `kernels`: by our own where there are some for such
-    images, equal to the operations up to the rounding of sums.
-    """
-    with torch.autocast(x.device.type, enabled=False):  # eight bits of mantissa would blur the resampling weights
-        x = _crop(x, size_N2, view, size, rng, kernels)
-        if view.rotate:
-            x = _turn(x, view.rotate, rng, kernels)
-        if view.jitter:
-            x = _jitter(x, view.jitter, rng, kernels)
-        x = POLICIES[view.policy](x, view, rng, kernels)
-        if view.cutout:
-            x = _cut(x, view.cutout, rng)
-        return ops.normalise(x, mean_C11, std_C11)
-
-
-STATISTICS = {
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-    "inaturalist": ((0.466, 0.471, 0.380), (0.195, 0.194, 0.192)),
-    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
-}
-
-
-@functools.cache
-def statistics(name: str, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each channel, (3, 1, 1) each; made once per device."""
-    mean, std = torch.tensor(STATISTICS[name], device=device)[..., None, None]
-    return mean, std
-
-
-class Views:
-    """The views of a run: `query` and `key` are drawn, `plain` is what the network sees at test time.
-
-    Of images x, uint8 N,3,H,W, with the height and width of each where they do not fill H and W.
-    """
-
-    def __init__(self, config: ViewsConfig, size: int, kernels: bool = False) -> None:
-        self.config, self.size, self.kernels = config, size, kernels
-
-    def query(self, x: Tensor, rng: torch.Generator, size_N2: Tensor | None = None) -> Tensor:
-        return self._make(x, size_N2, self.config.query, rng)
-
-    def key(self, x: Tensor, rng: torch.Generator, size_N2: Tensor | None = None) -> Tensor:
-        return self._make(x, size_N2, self.config.key, rng)
-
-    def plain(self, x: Tensor, size_N2: Tensor | None = None) -> Tensor:
-        square = resize(x, self.size, size_N2, self.config.test_crop, self.kernels)
-        return ops.normalise(ops.to_float(square), *statistics(self.config.normalise, x.device))
-
-    def _make(self, x: Tensor, size_N2: Tensor | None, view: ViewConfig, rng: torch.Generator) -> Tensor:
-        scale = statistics(self.config.normalise, x.device)
-        return make_view(x, view, self.size, rng, *scale, self.kernels, size_N2)
