@@ -43,7 +43,7 @@ def inputs(classes: int, features: int, device: torch.device, batch: int = BATCH
     q, z = leaf(batch, PROJECTION, PROJECTION**-0.5), leaf(batch + queue, PROJECTION, PROJECTION**-0.5)
     y_B, y_M = (torch.randint(classes, (n,), generator=rng, device=device) for n in (batch, 2 * batch + queue))
     y_M[-(queue // 2) :] = -1
-    samples = Samples(q, torch.cat([q, z]), y_M, torch.arange(batch, device=device))
+    samples = Samples(q, z, y_M, torch.arange(batch, device=device))  # the queries join the keys in `gradients`
     bias = torch.zeros(classes, device=device).requires_grad_()
     return x, c, bias, y_B, samples, torch.rand(classes, generator=rng, device=device).log_softmax(0)
 
@@ -63,9 +63,12 @@ LOSSES: dict[str, Callable[..., AnchorTerms]] = {"plain": plain_terms, "chunks":
 
 
 def gradients(name: str, given: Given) -> tuple[Tensor, ...]:
-    x, c, bias, _, samples, _ = given
-    loss = LOSSES[name](*given, ALPHA, TAU).loss_B.mean()
-    return torch.autograd.grad(loss, [x, c, bias, samples.q_BD, samples.z_MD])
+    """Of features, centres, bias, queries and keys; all of it is done here, so that a graph can be captured of it."""
+    x, c, bias, y_B, samples, log_prior_C = given
+    q, z = samples.q_BD, samples.z_MD
+    all_samples = samples._replace(z_MD=torch.cat([q, z]))
+    loss = LOSSES[name](x, c, bias, y_B, all_samples, log_prior_C, ALPHA, TAU).loss_B.mean()
+    return torch.autograd.grad(loss, [x, c, bias, q, z])
 
 
 def measure_size(name: str, classes: int, features: int, device: torch.device) -> Row:

@@ -37,28 +37,35 @@ from longtail.engine.run import Run
 from longtail.engine.train import make_step
 
 ACROSS, DOWN, TILE = 8, 6, 64
+TILES = 4096  # that mosaics are made of
 CLASSES = 1000  # of at least eight images
 BUDGET = 4.0  # seconds for each figure
 
 
 def make_mosaics(tiles: Path, folder: Path, images: int) -> int:
     """Into CLASS/NUMBER.jpg; the mean bytes of a file."""
-    found = sorted(f for f in tiles.rglob("*") if f.suffix.lower() in (".jpg", ".jpeg", ".png"))
-    rng = np.random.default_rng(0)
-    chosen, classes = rng.integers(0, len(found), (images, DOWN, ACROSS)), min(CLASSES, images // 8)
+    found, rng = (
+        sorted(f for f in tiles.rglob("*") if f.suffix.lower() in (".jpg", ".jpeg", ".png")),
+        np.random.default_rng(0),
+    )
+    drawn = [found[i] for i in rng.permutation(len(found))[:TILES]]
+    pixels_THWC, classes = np.stack([read_tile(file) for file in drawn]), min(CLASSES, images // 8)
+    chosen = rng.integers(0, len(drawn), (images, DOWN, ACROSS))
 
     def one(number: int) -> int:
-        mosaic = Image.new("RGB", (ACROSS * TILE, DOWN * TILE))
-        for row, column in itertools.product(range(DOWN), range(ACROSS)):
-            with Image.open(found[chosen[number, row, column]]) as tile:
-                mosaic.paste(tile.convert("RGB").resize((TILE, TILE)), (column * TILE, row * TILE))
+        mosaic = pixels_THWC[chosen[number]].transpose(0, 2, 1, 3, 4).reshape(DOWN * TILE, ACROSS * TILE, 3)
         path = folder / f"{number % classes:03}" / f"{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        mosaic.save(path, quality=90)
+        Image.fromarray(mosaic).save(path, quality=90)
         return path.stat().st_size
 
     with ThreadPoolExecutor(cores()) as threads:
         return int(np.mean(list(threads.map(one, range(images)))))
+
+
+def read_tile(file: Path) -> np.ndarray:
+    with Image.open(file) as image:
+        return np.asarray(image.convert("RGB").resize((TILE, TILE)))
 
 
 def make_config(folder: Path, args: argparse.Namespace) -> Config:
