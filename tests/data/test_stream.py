@@ -18,7 +18,7 @@ from sklearn.datasets import load_sample_images
 import longtail
 from longtail import recipes
 from longtail.config import Config, DataConfig
-from longtail.data import decode, stream
+from longtail.data import decode, nvjpeg, stream
 from longtail.data.decode import BadImage, decode_whole
 from longtail.data.jpeg import Header, read_header
 from longtail.data.loader import ResidentLoader, StreamLoader, frames_of, make_loader
@@ -174,7 +174,7 @@ def test_processes_of_a_machine_share_its_cores(monkeypatch):
         assert decode.cores() == each
     reading = Reader(replace(numbered(99), workers=0), CPU).batches(np.arange(99).reshape(9, 11))
     next(reading)
-    assert sum("ThreadPool" in t.name for t in threading.enumerate()) == 1
+    assert sum("longtail-read" in t.name for t in threading.enumerate()) == 1
     reading.close()
 
 
@@ -216,6 +216,100 @@ def test_a_test_image_that_is_gone_when_pictures_are_made_is_named():
     gone = replace(source(), images=replace(numbered(43), encoded=lambda i: b""))
     with pytest.raises(UserError, match=r"cannot read the image number 3 \(the file is empty\)"):
         examples.picture(gone, 3)
+
+
+# Left to a decoder of the device: here torchvision's on the CPU, whose pixels are those of `decode_whole`
+
+
+def photos(n: int = 24, side: int = 64) -> OnDisk:
+    """JPEGs, and among them what no plain decoder takes: a PNG, one turned by EXIF, one too large, one without its end."""
+    rng = np.random.default_rng(5)
+    files = [as_file(PHOTO.crop((0, 0, *rng.integers(8, 64, 2)))) for _ in range(n)]
+    small = PHOTO.crop((0, 0, 30, 50))
+    files[3], files[4], files[5] = as_file(small, "PNG"), as_file(PHOTO), files[5] + b"more"
+    exif = small.getexif()
+    exif[0x0112] = 6
+    files[7] = as_file(small, exif=exif)
+    return OnDisk(files.__getitem__, lambda i: f"photo {i}", side, 2)
+
+
+class Decoded:
+    """What a decoder was given, and the pixels; it refuses the calls that are named."""
+
+    def __init__(self, *refused: int) -> None:
+        self.calls, self.refused = [], refused
+
+    def __call__(self, files):
+        self.calls.append(len(files))
+        if len(self.calls) - 1 in self.refused:
+            raise RuntimeError("nvjpegDecode failed: 5")
+        return [torch.tensor(decode_whole(bytes(f.numpy()), 64)) for f in files]
+
+
+def same(ours, theirs):
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one.size_N2, other.size_N2)
+        for a, b, (height, width) in zip(one.images, other.images, one.size_N2.tolist(), strict=True):
+            assert torch.equal(a[:, :height, :width], b[:, :height, :width])
+
+
+@pytest.mark.parametrize("refused", [(), (1,), (0, 1, 2)])
+def test_a_decoder_of_the_device_has_the_plain_ones_and_the_cpu_the_rest(refused):
+    plan, decoder = np.arange(24).reshape(3, 8), Decoded(*refused)
+    same(Reader(photos(), CPU, decoder).batches(plan), Reader(photos(), CPU).batches(plan))
+    assert decoder.calls == [4, 8, 8]
+
+
+def test_an_image_that_the_device_refuses_is_named_by_the_cpu():
+    good = photos()
+    spoilt = good.encoded(9)[:-200] + b"\xff\xd9"  # its end is there, what comes before is not
+    bad = replace(good, encoded=lambda i: spoilt if i == 9 else good.encoded(i))
+    reading = Reader(bad, CPU, Decoded(1)).batches(np.arange(24).reshape(3, 8))
+    next(reading)
+    with pytest.raises(Alone, match="cannot read the image photo 9"):
+        next(reading)
+
+
+def test_too_little_memory_is_no_reason_to_ask_the_cpu():
+    def decoder(files):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        next(Reader(photos(), CPU, decoder).batches([np.arange(24)]))
+
+
+def test_where_images_are_decoded():
+    assert nvjpeg.decoder_for(CPU, "auto") is None and nvjpeg.decoder_for(CPU, "cpu") is None
+    with pytest.raises(UserError, match="needs a CUDA device"):
+        nvjpeg.decoder_for(CPU, "gpu")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_decoded_on_cuda_they_are_nearly_those_of_the_cpu():
+    device = torch.device("cuda")
+    decoder = nvjpeg.decoder_for(device, "gpu")
+    plan = np.arange(24).reshape(3, 8)
+    for ours, theirs in zip(
+        Reader(photos(), device, decoder).batches(plan), Reader(photos(), CPU).batches(plan), strict=True
+    ):
+        assert torch.equal(ours.size_N2.cpu(), theirs.size_N2)
+        for a, b, (height, width) in zip(ours.images.cpu(), theirs.images, theirs.size_N2.tolist(), strict=True):
+            far = (a[:, :height, :width].int() - b[:, :height, :width].int()).abs().float()
+            assert far.mean() < 3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_batches_decoded_on_cuda_are_not_overwritten_by_later_ones():
+    """While the device is busy with other work, which is when a decoder may be given memory that is still to be read."""
+    device = torch.device("cuda")
+    decoder = nvjpeg.decoder_for(device, "gpu")
+    plan, busy = [np.arange(24)] * 40, torch.randn(4096, 4096, device=device)
+    sums = []
+    for frames in Reader(photos(), device, decoder).batches(plan):
+        for _ in range(20):
+            busy = (busy @ busy).clamp(-1, 1)
+        sums.append(torch.stack([image[:, :8, :8].long().sum() for image in frames.images]))
+    assert all(torch.equal(sums[0], each) for each in sums[1:])
 
 
 LABELS = np.repeat([0, 1, 2], [30, 9, 4])[np.random.default_rng(1).permutation(43)]

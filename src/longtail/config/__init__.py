@@ -41,8 +41,8 @@ __all__ = [
 ]
 
 
-# Where images come from: a checksum says which they are.
-SOURCE = ("root", "download", "train_list", "test_list", "columns", "on_error", "workers")
+# Where images come from: a checksum says which they are. And how: decoders differ in rounding.
+SOURCE = ("root", "download", "train_list", "test_list", "columns", "on_error", "workers", "decode")
 
 
 @dataclass(frozen=True, kw_only=True)

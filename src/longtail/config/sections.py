@@ -44,6 +44,9 @@ class DataConfig(Section):
     image_size, 512 at 224."""
     workers: int = 0
     """`stream`: threads of a process that read and decode; 0: one for each core, which processes (torchrun) share."""
+    decode: Literal["auto", "cpu", "gpu"] = "auto"
+    """`stream`: where plain JPEGs that are trained on become pixels; `auto`: on the GPU, where there is one that does. Those
+    that are evaluated are always decoded on the CPU."""
     val_fraction: float = 0.0
     """Share of the training images held out for validation, per class: at most a fifth, never a class's last two."""
     download: bool = True

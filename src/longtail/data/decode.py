@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from longtail.data.jpeg import read_header
+from longtail.data.jpeg import is_plain
 from longtail.data.pool import ImageArray, IntArray, OnDisk, Pool, Read
 from longtail.errors import Alone, UserError
 from longtail.progress import shown
@@ -128,8 +128,7 @@ def decode_whole(encoded: bytes, side: int) -> ImageArray:
 
     A plain JPEG goes through torchvision: there threads do not wait for one another, as they do here and there in PIL.
     """
-    header = read_header(encoded)
-    if header and header.orientation == 1 and header.channels in (1, 3) and max(header.height, header.width) <= side:
+    if is_plain(encoded, side):
         with contextlib.suppress(RuntimeError, ImportError):  # PIL reads it all the same, or says what is wrong with it
             return _by_torchvision(encoded)
     from PIL import Image
@@ -143,9 +142,16 @@ def decode_whole(encoded: bytes, side: int) -> ImageArray:
 
 
 def decode_from(images: OnDisk, index: int, side: int) -> ImageArray:
-    """An image of a streamed source, as `decode_whole` has it; several processes read different ones, and may fail alone."""
-    try:
+    """An image of a streamed source, as `decode_whole` has it."""
+    with naming(images, index):
         return decode_whole(images.encoded(index), side)
+
+
+@contextmanager
+def naming(images: OnDisk, index: int) -> Iterator[None]:
+    """An error that says which image it was; several processes read different ones, and may fail alone."""
+    try:
+        yield
     except BadImage as error:
         raise Alone(str(cannot_read(images.place(index), error))) from error
 

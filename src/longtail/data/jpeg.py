@@ -3,7 +3,7 @@
 import struct
 from typing import NamedTuple
 
-START = b"\xff\xd8\xff"
+START, END = b"\xff\xd8\xff", b"\xff\xd9"
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of frame headers; these three are tables
 APPLICATION = 0xE1  # the marker of what EXIF and XMP have to say
 ORIENTATION, SHORT = 0x0112, 3  # EXIF's tag, and the type that its value should have
@@ -39,6 +39,19 @@ def read_header(encoded: bytes) -> Header | None:
                 at += 2 + length
     except struct.error:
         return None
+
+
+def is_plain(encoded: bytes, side: int) -> bool:
+    """Upright, grey or three colours, eight bits, whole by its last bytes, and not larger than a square of `side` pixels."""
+    header = read_header(encoded)
+    return (
+        header is not None
+        and header.orientation == 1
+        and header.channels in (1, 3)
+        and header.bits == 8
+        and max(header.height, header.width) <= side
+        and encoded.endswith(END)
+    )
 
 
 def _orientation(segment: bytes) -> int:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from longtail.config import Sampler
+from longtail.data.nvjpeg import decoder_for
 from longtail.data.pool import IntArray, OnDisk
 from longtail.data.samplers import epoch_order, place
 from longtail.data.sources import Source
@@ -115,7 +116,8 @@ class StreamLoader(Loader):
     ) -> None:
         super().__init__(source, batch_size, seed, device, purpose)
         assert isinstance(source.images, OnDisk)
-        self.reader, self.y_N = Reader(source.images, device), torch.from_numpy(source.labels)
+        decoder = decoder_for(device, source.images.decode)
+        self.reader, self.y_N = Reader(source.images, device, decoder), torch.from_numpy(source.labels)
         self.reading: Generator[Frames] | None = None
         self.planned: deque[Tensor] = deque()  # the images that are being read, part by part
         self.in_parts(1, self.batches)
@@ -176,7 +178,7 @@ def make_loader(source: Source, batch_size: int, seed: int, device: torch.device
 
 
 def frames_of(source: Source, chosen: IntArray, batch: int, device: torch.device) -> Iterator[Frames]:
-    """The chosen images of a source in their order: batch after batch, the last one smaller."""
+    """The chosen images of a source in their order: batch after batch, the last one smaller; always decoded on the CPU."""
     parts = (chosen[first : first + batch] for first in range(0, len(chosen), batch))
     if isinstance(source.images, OnDisk):
         yield from Reader(source.images, device).batches(parts)

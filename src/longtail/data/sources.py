@@ -122,7 +122,7 @@ def _stream(pool: Pool, indices: IntArray, config: DataConfig) -> Source:
     """Where bad images are to be skipped they must be known beforehand: counts and order depend on them."""
     side = config.resolution or round(config.image_size * 16 / 7)
     skipped = unreadable(pool.encoded, indices) if config.on_error == "skip" else {}
-    return pool.stream(indices, side, config.workers, skipped)
+    return pool.stream(indices, side, config.workers, config.decode, skipped)
 
 
 def _kept(source: Source) -> str:

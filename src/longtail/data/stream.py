@@ -1,4 +1,4 @@
-"""Images that are not held in memory: read and decoded ahead in threads, and brought to the device while it works on others.
+"""Images that are not held in memory: read ahead in threads, decoded there or on the device, and there when it asks for them.
 
 An image keeps its shape. It lies in the upper left corner of a square canvas, so that a batch is one tensor; its own height and
 width stand beside it, and what is right of and below it is never looked at.
@@ -6,7 +6,7 @@ width stand beside it, and what is right of and below it is never looked at.
 
 import functools
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -14,11 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.data.decode import cores, decode_from
+from longtail.data.decode import cores, decode_whole, naming
+from longtail.data.jpeg import is_plain
 from longtail.data.pool import IntArray, OnDisk
 
 AHEAD = 4  # batches that are read before they are asked for
 AT_ONCE = 8  # images that a thread reads before it looks for other work
+
+Decoder = Callable[[list[Tensor]], list[Tensor]]
+"""Of encoded JPEGs (bytes, uint8) their pixels, each (3, height, width) on the device; RuntimeError: not with these."""
 
 
 class Frames(NamedTuple):
@@ -38,6 +42,12 @@ class Canvases(NamedTuple):
     copied: torch.cuda.Event | None
 
 
+class Brought(NamedTuple):
+    frames: Frames
+    there: torch.cuda.Event | None
+    """On a GPU: when they will be."""
+
+
 @functools.cache
 def way_to(device: torch.device) -> torch.cuda.Stream:
     """The stream that images come on, the same for all readers: torch has 32 and hands them out in turn, and who asks for many
@@ -46,46 +56,49 @@ def way_to(device: torch.device) -> torch.cuda.Stream:
 
 
 class Reader:
-    """Batches of images from disk, on the device."""
+    """Batches of images from disk, on the device; where there is a `decoder`, plain JPEGs are decoded by it."""
 
-    def __init__(self, images: OnDisk, device: torch.device) -> None:
-        self.images, self.device = images, device
+    def __init__(self, images: OnDisk, device: torch.device, decoder: Decoder | None = None) -> None:
+        self.images, self.device, self.decoder = images, device, decoder
         self.stream = way_to(device) if device.type == "cuda" else None
         self.free: list[Canvases] = []
 
     def batches(self, plan: Iterable[IntArray]) -> Generator[Frames]:
         """Of each array of indices its images, in order; the first that cannot be read is an error that names it.
 
-        The plan is asked for some batches before they are due. A batch is on its way to the device while the one before it is
-        worked on.
+        The plan is asked for some batches before they are due. What threads have read, one more thread brings to the device
+        while that works on the batches before.
         """
-        under_way: deque[tuple[Canvases, list[Future[None]]]] = deque()
-        brought: Frames | None = None
-        with ThreadPoolExecutor(self.images.workers or cores()) as threads:
+        under_way: deque[Future[Brought]] = deque()
+        readers = ThreadPoolExecutor(self.images.workers or cores(), "longtail-read")
+        with readers as threads, ThreadPoolExecutor(1, "longtail-bring") as carrier:
             try:
                 for indices in _then_nothing(plan, AHEAD):
                     if indices is not None:
-                        under_way.append(self._begin(indices, threads))
+                        under_way.append(self._begin(indices, threads, carrier))
                     if under_way and (indices is None or len(under_way) > AHEAD):
-                        before, brought = brought, self._bring(*under_way.popleft())
-                        if before is not None:
-                            yield self._here(before)
-                if brought is not None:
-                    yield self._here(brought)
+                        yield self._here(under_way.popleft().result())
             finally:
-                threads.shutdown(wait=False, cancel_futures=True)
+                for each in (threads, carrier):
+                    each.shutdown(wait=False, cancel_futures=True)
 
-    def _begin(self, indices: IntArray, threads: ThreadPoolExecutor) -> tuple[Canvases, list["Future[None]"]]:
-        room = self._room(len(indices))
+    def _begin(self, indices: IntArray, threads: ThreadPoolExecutor, carrier: ThreadPoolExecutor) -> "Future[Brought]":
+        room, encoded = self._room(len(indices)), dict[int, bytes]()
         images, sizes = room.images.numpy(), room.size_N2.numpy()
 
         def read(first: int) -> None:
             for i in range(first, min(first + AT_ONCE, len(indices))):
-                image = decode_from(self.images, int(indices[i]), self.images.side)
+                with naming(self.images, int(indices[i])):
+                    file = self.images.encoded(int(indices[i]))
+                    if self.decoder and is_plain(file, self.images.side):
+                        encoded[i] = file
+                        continue
+                    image = decode_whole(file, self.images.side)
                 sizes[i] = height, width = image.shape[1:]
                 np.copyto(images[i, :, :height, :width], image)
 
-        return room, [threads.submit(read, first) for first in range(0, len(indices), AT_ONCE)]
+        parts = [threads.submit(read, first) for first in range(0, len(indices), AT_ONCE)]
+        return carrier.submit(self._bring, room, encoded, indices, parts)
 
     def _room(self, n: int) -> Canvases:
         """What an earlier batch has left, once it has been copied; on the CPU batches are handed over as they are."""
@@ -96,27 +109,55 @@ class Reader:
         images = torch.empty(n, 3, side, side, dtype=torch.uint8, pin_memory=pinned)
         return Canvases(images, torch.empty(n, 2, dtype=torch.int64, pin_memory=pinned), None)
 
-    def _bring(self, room: Canvases, parts: list["Future[None]"]) -> Frames:
+    def _bring(
+        self, room: Canvases, encoded: dict[int, bytes], indices: IntArray, parts: list["Future[None]"]
+    ) -> Brought:
         for part in parts:
             part.result()
-        if self.stream is None:
-            return Frames(room.images, room.size_N2)
-        with torch.cuda.stream(self.stream):
-            images, size_N2 = (t.to(self.device, non_blocking=True) for t in (room.images, room.size_N2))
-            copied = torch.cuda.Event()
-            copied.record()
-        self.free.append(room._replace(copied=copied))
-        return Frames(images, size_N2)
+        with torch.cuda.stream(self.stream):  # of a CPU None, which is none
+            decoded = self._decode(encoded, indices)
+            for i, image in decoded.items():
+                room.size_N2[i] = torch.tensor(image.shape[1:])
+            size_N2 = room.size_N2.to(self.device, non_blocking=True)
+            if len(decoded) < len(indices):
+                images = room.images.to(self.device, non_blocking=True)
+            else:  # nothing to copy
+                images = torch.empty_like(room.images, device=self.device, pin_memory=False)
+            for i, image in decoded.items():
+                images[i, :, : image.shape[1], : image.shape[2]].copy_(image)
+            if self.stream is None:
+                return Brought(Frames(images, size_N2), None)
+            there = torch.cuda.Event()
+            there.record()
+        self.free.append(room._replace(copied=there))
+        return Brought(Frames(images, size_N2), there)
 
-    def _here(self, frames: Frames) -> Frames:
-        """Known to the stream that will work on them. Batches are brought in order: to wait for the last is to wait for it."""
-        if self.stream is not None:
+    def _decode(self, encoded: dict[int, bytes], indices: IntArray) -> dict[int, Tensor]:
+        """Those that were left to the device. Where it refuses, the CPU reads them all, or names the one at fault."""
+        if not encoded:
+            return {}
+        assert self.decoder is not None
+        files = [torch.frombuffer(bytearray(file), dtype=torch.uint8) for file in encoded.values()]
+        try:
+            return dict(zip(encoded, self.decoder(files), strict=True))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            return {i: self._by_cpu(file, int(indices[i])) for i, file in encoded.items()}
+
+    def _by_cpu(self, file: bytes, index: int) -> Tensor:
+        with naming(self.images, index):
+            return torch.tensor(decode_whole(file, self.images.side))
+
+    def _here(self, brought: Brought) -> Frames:
+        """Known to the stream that will work on them."""
+        if brought.there is not None:
             here = torch.cuda.current_stream()
-            here.wait_stream(self.stream)
-            for tensor in frames:
+            here.wait_event(brought.there)
+            for tensor in brought.frames:
                 assert tensor is not None
                 tensor.record_stream(here)
-        return frames
+        return brought.frames
 
 
 def _then_nothing(plan: Iterable[IntArray], times: int) -> Generator[IntArray | None]:

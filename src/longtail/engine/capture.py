@@ -22,7 +22,7 @@ class Captured:
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(rng)
         warm_up(work)
-        with torch.cuda.graph(self.graph):
+        with recorded(self.graph):
             work()
 
     def __call__(self) -> None:
@@ -39,7 +39,7 @@ class CapturedStep:
         rehearse(runs, advance)
         self.graph = torch.cuda.CUDAGraph()
         streams = [stream(1 + branch) for branch in range(len(runs))]
-        with torch.cuda.graph(self.graph):
+        with recorded(self.graph):
             main = torch.cuda.current_stream()
             for run, branch in zip(runs, streams, strict=True):
                 branch.wait_stream(main)
@@ -50,6 +50,11 @@ class CapturedStep:
 
     def __call__(self) -> None:
         self.graph.replay()
+
+
+def recorded(graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
+    """What this thread starts; another may be bringing images meanwhile, for which it allocates memory."""
+    return torch.cuda.graph(graph, capture_error_mode="thread_local")
 
 
 @functools.cache
