@@ -3,15 +3,16 @@
     python benchmarks/stream.py --tiles PATH/TO/IMAGES [--out FILE] [--workers 16]
 
 `step`: the step alone, on views that lie where it looks for them; `views`: both views of a batch that is on the device; `read`:
-files read, decoded and brought there; `together`: all of it, as training does it. `nvJPEG`: torchvision's decoder on the GPU,
-from bytes in memory. `PIL`: the usual DataLoader, whose worker processes make both views; they are counted before the copy to
-the device. All in one run.
+files read, decoded (on the GPU, where it can) and brought there; `read, CPU`: the same, decoded by threads; `together`: all of
+it, as training does it. `nvJPEG`: torchvision's decoder on the GPU, from bytes in memory. `PIL`: the usual DataLoader, whose
+worker processes make both views; they are counted before the copy to the device. All in one run.
 
 The files are mosaics of real images, 8 x 6 of the tiles at 64 pixels (512 x 384, JPEG of quality 90, about as many bytes as a
 photograph of that size), in 1,000 classes. They are read so often that the operating system has them in memory.
 """
 
 import argparse
+import contextlib
 import itertools
 import resource
 import tempfile
@@ -31,6 +32,8 @@ from torchvision.datasets import ImageFolder
 
 from longtail import recipes
 from longtail.config import Config
+from longtail.data.loader import Loader, make_loader
+from longtail.data.pool import OnDisk
 from longtail.data.sources import load
 from longtail.engine.device import choose_device, precision
 from longtail.engine.run import Run
@@ -84,8 +87,8 @@ def ours(run: Run, seconds: float) -> tuple[dict[str, float], Row]:
         batches.cursor.fill_(0)  # or it would run on beyond the views that are there
         step_on()
 
-    def read() -> None:
-        run.loader.seek(*divmod(next(count), run.steps_per_epoch))
+    def read(loader: Loader) -> None:
+        loader.seek(*divmod(next(count), run.steps_per_epoch))
 
     def together() -> None:
         at = next(count)
@@ -102,11 +105,24 @@ def ours(run: Run, seconds: float) -> tuple[dict[str, float], Row]:
         return found
 
     together()
-    rates = {"step": rate("step", step), "views": rate("views", batches.make), "read": rate("read", read)}
+    rates = {"step": rate("step", step), "views": rate("views", batches.make)}
+    rates["read"] = rate("read", lambda: read(run.loader))
+    if run.device.type == "cuda":
+        with contextlib.closing(decoding_on_cpu(run)) as loader:
+            rates["read, CPU"] = rate("read, CPU", lambda: read(loader))
     before = in_use(run.device)
     rates["together"] = rate("together", together)
     after = in_use(run.device)
     return rates, {"before": before, "after": after, "batches": next(count)}
+
+
+def decoding_on_cpu(run: Run) -> Loader:
+    source = run.data.train
+    assert isinstance(source.images, OnDisk)
+    images = replace(source.images, decode="cpu")
+    loader = make_loader(replace(source, images=images), run.loader.batch_size, run.seed, run.device)
+    loader.enter("uniform", 0, run.config.train.epochs)
+    return loader
 
 
 def nvjpeg(folder: Path, batch: int, device: torch.device, seconds: float) -> float:
