@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-long check format clean
+.PHONY: demo test test-long check format docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/longtail demo
@@ -24,6 +24,9 @@ check: $(INSTALLED)
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix src tests benchmarks
 	$(BIN)/ruff format src tests benchmarks
+
+docs: $(INSTALLED)
+	$(BIN)/python -m longtail.cli.reference docs/commands.md
 
 # torch and torchvision come together from PyPI: a CPU wheel of the one beside the other does not import.
 $(INSTALLED): pyproject.toml
