@@ -300,19 +300,23 @@ def test_others_stand_on_them_too(name):
 
 @pytest.fixture
 def imagenet_root(tmp_path):
+    return write_imagenet(tmp_path)
+
+
+def write_imagenet(root: Path) -> Path:
     """Photographs' noise in the published layout: two classes of six and three images, lists beside the folders."""
     rng = np.random.default_rng(0)
     for split, counts in (("train", (6, 3)), ("val", (2, 2))):
         lines = []
         for label, (wnid, n) in enumerate(zip(("n01440764", "n01443537"), counts, strict=True)):
-            (tmp_path / split / wnid).mkdir(parents=True)
+            (root / split / wnid).mkdir(parents=True)
             for i in range(n):
                 file = f"{split}/{wnid}/{wnid}_{i}.JPEG"
                 noise = rng.integers(0, 255, (40, 52, 3), np.uint8)
-                Image.fromarray(noise).save(tmp_path / file, "JPEG")
+                Image.fromarray(noise).save(root / file, "JPEG")
                 lines.append(f"{file} {label}\n")
-        (tmp_path / f"ImageNet_LT_{'train' if split == 'train' else 'test'}.txt").write_text("".join(lines))
-    return tmp_path
+        (root / f"ImageNet_LT_{'train' if split == 'train' else 'test'}.txt").write_text("".join(lines))
+    return root
 
 
 SMALL = ["--data.image_size", "32", "--model.name", "resnet8_cifar", "--model.norm", "batch", "--method.queue", "16"]

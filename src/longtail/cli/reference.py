@@ -19,9 +19,9 @@ from longtail.config.section import Section
 PARTS = {"data": {"inspect": Inspect, "shard": Shard}}  # verbs that have verbs of their own
 HEAD = """# Every command and flag
 
-Made from the code by `make docs`; a test sees that it is current. Each command explains itself with `--help`, with the defaults of the
-recipe that is named; here they are those of the classes in `longtail.config`, which a recipe changes. A switch that is on is
-turned off by `no_` before its name: `--model.no_bias`.
+Made from the code by `make docs`; a test sees that it is current. Each command explains itself with `--help`, with the
+defaults of the recipe that is named; here they are those of the classes in `longtail.config`, which a recipe changes. A switch
+that is on is turned off by `no_` before its name: `--model.no_bias`.
 """
 
 
