@@ -242,3 +242,5 @@ class LogConfig(Section):
 
     progress: Literal["auto", "bar", "plain", "none"] = "auto"
     """`auto`: a bar on a terminal, plain lines when piped."""
+    gradients: bool = False
+    """Write gradients.npz: by epoch, the mean L2 norm of the gradient of each class's classifier weights; no result changes."""

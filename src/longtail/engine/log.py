@@ -13,6 +13,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 def truncate(path: Path, epochs: int) -> None:
     """Keep the first `epochs` whole lines: what a killed run wrote after its last checkpoint will be written again."""
+    if not path.exists():
+        return
     lines = path.read_text(errors="replace").splitlines()[:epochs]
     fresh = path.with_suffix(".tmp")
     fresh.write_text("".join(line + "\n" for line in lines))
