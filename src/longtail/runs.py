@@ -24,6 +24,10 @@ ENVIRONMENT_KEYS, METRICS_KEYS = (
 )
 CHECKPOINT, MODEL = "checkpoint/state.pt", "model.safetensors"
 GRADIENTS = "gradients.npz"  # norms (epochs, classes) and stages (epochs,), where --log.gradients asked for it
+TENSORBOARD, WANDB = (
+    "tensorboard",
+    "wandb.json",
+)  # where --log.to asked for them: event files; id and epochs of the run there
 SKIPPED = "skipped.jsonl"  # images that were left out as they could not be read: id, reason
 
 
