@@ -261,6 +261,7 @@ def train_group(group: Sequence[Run]) -> None:
 
 
 def fit_group(group: Sequence[Run], heard: Sequence[Listeners]) -> None:
+    """Train them, with their logs open and stop signals minded."""
     config = group[0].config
     seeds = runs.seeds_named([run.seed for run in group])
     with StopSignals() as stop, contextlib.ExitStack() as open_logs:
@@ -278,6 +279,7 @@ def fit_group(group: Sequence[Run], heard: Sequence[Listeners]) -> None:
 
 
 def measure_group(group: Sequence[Run], heard: Sequence[Listeners]) -> None:
+    """The last epoch's networks, and the files of finished runs."""
     shared = {"together": len(group), "peak_memory": peak_memory(group[0].device)}
     failure: UserError | None = None
     for run, listeners in zip(group, heard, strict=True):
