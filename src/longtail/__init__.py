@@ -13,6 +13,7 @@ _HOME = {
     "cross_entropy_loss": "losses",
     "demo": "quickstart",
     "evaluate": "engine.evaluate",
+    "figure": "report.figures",
     "inspect": "data.inspection",
     "paco_loss": "losses",
     "paco_terms": "losses",
@@ -24,7 +25,19 @@ _HOME = {
 }
 _MODULES = ("recipes", "losses", "metrics", "theory", "report")  # the last is a verb too, and can be called
 
-__all__ = ["Config", "UserError", "compare", "demo", "evaluate", "inspect", "recipes", "report", "reproduce", "shard"]
+__all__ = [
+    "Config",
+    "UserError",
+    "compare",
+    "demo",
+    "evaluate",
+    "figure",
+    "inspect",
+    "recipes",
+    "report",
+    "reproduce",
+    "shard",
+]
 __all__ += [
     "balanced_softmax_loss",
     "cross_entropy_loss",

@@ -1,7 +1,7 @@
 """Run folders as they lie on the disk: who reads them needs neither torch nor the code that wrote them.
 
 config.json  environment.json     written when the run starts; with skipped.jsonl, where images could not be read
-log.jsonl                         a line an epoch
+log.jsonl                         a line an epoch; with gradients.npz, where asked for
 checkpoint/state.pt               all state, for --resume
 model.safetensors  predictions.npz  features.npz  examples/  and last metrics.json: the run has finished
 """
@@ -23,6 +23,11 @@ ENVIRONMENT_KEYS, METRICS_KEYS = (
     ("top1", "few", "per_class", "shifted", "seconds"),
 )
 CHECKPOINT, MODEL = "checkpoint/state.pt", "model.safetensors"
+GRADIENTS = "gradients.npz"  # norms (epochs, classes) and stages (epochs,), where --log.gradients asked for it
+TENSORBOARD, WANDB = (
+    "tensorboard",
+    "wandb.json",
+)  # where --log.to asked for them: event files; id and epochs of the run there
 SKIPPED = "skipped.jsonl"  # images that were left out as they could not be read: id, reason
 
 

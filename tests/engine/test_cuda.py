@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -106,6 +107,24 @@ def test_every_method_captured_leaves_the_very_state_of_the_eager_one(method, tm
             config = replace(config, method=replace(config.method, drw_from=0.5))
         states[step] = state_of(run_until(config, tmp_path / step, device=torch.device("cuda")))
     assert all(torch.equal(states["eager"][k], states["captured"][k]) for k in states["eager"])
+
+
+@pytest.mark.parametrize("method", ["paco", "supcon"])
+def test_norms_of_gradients_are_those_of_eager_steps(method, tmp_path):
+    """Captured, fp32: the very numbers; and to watch them leaves the state as it is. Fused, bf16: about the same."""
+    norms, states = {}, {}
+    for step, precision in (("eager", "fp32"), ("captured", "fp32"), ("fused", "bf16")):
+        config = tiny(method, device="cuda", precision=precision, step=step)
+        config = replace(config, data=replace(config.data, image_size=32), optim=replace(config.optim, lr=0.01))
+        watched = replace(config, log=replace(config.log, gradients=True))
+        states[step] = state_of(run_until(watched, tmp_path / step, device=torch.device("cuda")))
+        norms[step] = np.load(tmp_path / step / runs.GRADIENTS)["norms"]
+        if step == "captured":
+            plain = state_of(run_until(config, tmp_path / "plain", device=torch.device("cuda")))
+            assert all(torch.equal(plain[k], states["captured"][k]) for k in plain)
+    assert np.array_equal(norms["eager"], norms["captured"], equal_nan=True)
+    first = np.isfinite(norms["eager"][:, 0]).argmax()  # an epoch of the first stage that has a classifier
+    np.testing.assert_allclose(norms["fused"][first], norms["eager"][first], rtol=0.3)
 
 
 @pytest.mark.parametrize("norm", ["ghost", "sync"])

@@ -90,6 +90,19 @@ class ReportArgs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FigureArgs:
+    """Draw a figure of the paper from your runs: latency, gradient, framework, extra."""
+
+    name: Positional[str]
+    """latency (Fig. 1: accuracy against the time of a batch of 64), gradient (Fig. 2: gradients of the classifier by class, of
+    runs trained with --log.gradients), framework (Fig. 3) or extra (Fig. 4: L_extra); the last two need no runs."""
+    runs: Positional[tuple[Path, ...]] = ()
+    """Run folders, or folders that hold runs; for latency also the JSON of a reproduced table, such as results/latency.json."""
+    out: Annotated[Path | None, arg(aliases=["-o"])] = None
+    """The file to write: .svg, .png or .pdf (default: NAME.svg)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Demo:
     """Cross-entropy, Balanced Softmax, SupCon and PaCo on the embedded digits: minutes, no download."""
 
@@ -206,7 +219,7 @@ class Theory:
     json: Path | None = None
     """Write all of it there, every class."""
     figure: Path | None = None
-    """Draw it there, as PNG: L_extra (the paper's Fig. 4), and the pairs of every class by alpha."""
+    """Draw it there (.png, .svg or .pdf): L_extra (the paper's Fig. 4), and the pairs of every class by alpha."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from longtail.cli.arguments import (
     Compare,
     Demo,
     Eval,
+    FigureArgs,
     Inspect,
     Recipes,
     ReportArgs,
@@ -100,6 +101,14 @@ def run_report(args: list[str]) -> None:
     from longtail.report.document import report
 
     print(f"written to {report(given.runs, given.out)}")
+
+
+def run_figure(args: list[str]) -> None:
+    given = parse(FigureArgs, "figure", args)
+
+    from longtail.report.figures import figure
+
+    print(f"written to {figure(given.name, given.runs, given.out)}")
 
 
 def run_demo(args: list[str]) -> None:

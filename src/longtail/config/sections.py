@@ -245,3 +245,16 @@ class LogConfig(Section):
 
     progress: Literal["auto", "bar", "plain", "none"] = "auto"
     """`auto`: a bar on a terminal, plain lines when piped."""
+    gradients: bool = False
+    """Write gradients.npz: by epoch, the mean L2 norm of the gradient of each class's classifier weights; no result changes."""
+    to: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Who hears of every epoch and of the final metrics, beside log.jsonl: `tensorboard` (event files in the run folder),
+    `wandb` (Weights & Biases; offline with $WANDB_MODE=offline). Needs `pip install longtail[log]`."""
+    project: str = "longtail"
+    """The project of Weights & Biases that runs go to."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.to, str):  # one alone
+            object.__setattr__(self, "to", (self.to,))
+        super().__post_init__()
+        require(len(set(self.to)) == len(self.to), "log.to", " ".join(self.to), "each name once")

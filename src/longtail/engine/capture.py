@@ -100,7 +100,11 @@ def state(run: "Run") -> dict[str, Tensor]:
     tensors = dict(run.method.state_dict())
     for i, group in enumerate(run.optimiser.state.values()):
         tensors |= {f"optimiser {i} {name}": t for name, t in group.items() if isinstance(t, Tensor)}
-    return tensors | {"meter": run.meter.sums, "first_bad": run.meter.first_bad}
+    return tensors | {
+        "meter": run.meter.sums,
+        "first_bad": run.meter.first_bad,
+        "gradients": run.gradients.sums_C,
+    }
 
 
 @torch.no_grad()

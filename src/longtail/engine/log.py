@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 def truncate(path: Path, epochs: int) -> None:
     """Keep the first `epochs` whole lines: what a killed run wrote after its last checkpoint will be written again."""
+    if not path.exists():
+        return
     lines = path.read_text(errors="replace").splitlines()[:epochs]
     fresh = path.with_suffix(".tmp")
     fresh.write_text("".join(line + "\n" for line in lines))
@@ -20,10 +23,12 @@ def truncate(path: Path, epochs: int) -> None:
 
 
 class Log:
-    """Writes `log.jsonl` and shows progress; `steps` is the length of the whole run."""
+    """Writes `log.jsonl` and shows progress; `steps` is the length of the whole run. `then` is called after each line."""
 
-    def __init__(self, path: Path, steps: int, progress: str, title: str) -> None:
-        self.path, self.steps, self.title = path, steps, title
+    def __init__(
+        self, path: Path, steps: int, progress: str, title: str, then: Callable[[], None] = lambda: None
+    ) -> None:
+        self.path, self.steps, self.title, self.then = path, steps, title, then
         terminal = (sys.stderr is not None and sys.stderr.isatty()) if progress == "auto" else progress == "bar"
         self.plain = progress != "none" and not terminal
         console = Console(stderr=True)
@@ -60,6 +65,7 @@ class Log:
         """
         with open(self.path, "a") as file:
             file.write(json.dumps(row) + "\n")
+        self.then()
         self.news(step, row)
         due = step - self._said >= self.steps / 40 and time.monotonic() - self._spoke > 5
         if self.plain and (due or row["epoch"] + 1 == row["epochs"]):

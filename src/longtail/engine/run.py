@@ -26,6 +26,7 @@ from longtail.engine.device import (
     uses_kernels,
 )
 from longtail.engine.evaluate import balanced_accuracy, features_of
+from longtail.engine.gradients import Gradients
 from longtail.engine.meter import Meter
 from longtail.engine.schedule import learning_rate
 from longtail.errors import UserError
@@ -69,6 +70,8 @@ class Run:
             torch.bfloat16 if low else torch.float32,
         )
         self.steps_per_epoch = self.batches.steps_per_epoch
+        names = [stage.name for stage in self.method.stages for _ in range(stage.epochs)]
+        self.gradients = Gradients(config.log.gradients, len(data.train.counts), names, device)
         self.clock = torch.zeros((), dtype=torch.int64, device=device)  # the step under way, for the meter
         self.captured = device.type == "cuda" and config.train.step != "eager" and not distributed.several()
         steps, fused = config.train.epochs * self.steps_per_epoch, is_fused(self.method)
@@ -155,6 +158,7 @@ class Run:
         """Count the step, and the batches whose terms the meter has."""
         self.step = step + 1
         self.meter.count += self.accumulate
+        self.gradients.count += 1
 
     def epochs_before(self) -> int:
         """Epochs of the finished stages."""
@@ -181,6 +185,7 @@ class Run:
         epoch, last = row["epoch"] + 1, row["epoch"] + 1 == self.stage.epochs
         self.seconds, self.epoch_seconds = self.seconds + row["seconds"], 0.0
         self.meter.reset()
+        self.gradients.end_epoch(self.method)
         scored = "accuracy" in row  # SupCon's first stage has no classifier to score
         if self.data.val is not None and scored and (epoch % train.validate_every == 0 or last):
             row["val_accuracy"] = balanced_accuracy(
@@ -205,12 +210,18 @@ class Run:
             "method": self.method.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "meter": self.meter.state(),
+            "gradients": self.gradients.state(),
             "rng": distributed.of_each(torch.get_rng_state()),
             "checksum": self.data.checksum,
         }
         if self.device.type == "cuda":
             state["cuda_rng"] = distributed.of_each(torch.cuda.get_rng_state())
-        distributed.by_first(checkpoint.save, self.folder / runs.CHECKPOINT, state)
+        distributed.by_first(self._write, state)
+
+    def _write(self, state: dict[str, Any]) -> None:
+        """The checkpoint last: files of epochs may be ahead of it, and are then cut, but never behind."""
+        self.gradients.write(self.folder / runs.GRADIENTS)
+        checkpoint.save(self.folder / runs.CHECKPOINT, state)
 
     def restore(self) -> bool:
         """Go to where the checkpoint stands, if there is one."""
@@ -222,9 +233,13 @@ class Run:
                 self._restore(state, path)
             except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
                 raise UserError(f"{path} is no checkpoint of this run: delete its run folder to start anew") from error
-        if distributed.is_first() and (self.folder / runs.LOG).exists():
-            log.truncate(self.folder / runs.LOG, self.epochs_before() + self.step // self.steps_per_epoch)
+        distributed.by_first(self._cut, self.epochs_before() + self.step // self.steps_per_epoch)
         return found
+
+    def _cut(self, epochs: int) -> None:
+        """What was written of later epochs will be written again."""
+        log.truncate(self.folder / runs.LOG, epochs)
+        self.gradients.read(self.folder / runs.GRADIENTS, epochs)
 
     def _restore(self, state: dict[str, Any], path: Path) -> None:
         if state["checksum"] != self.data.checksum:
@@ -240,6 +255,7 @@ class Run:
         here = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict(state["optimiser"] | {"param_groups": here})
         self.meter.restore(state["meter"])
+        self.gradients.restore(state.get("gradients", {}))
         torch.set_rng_state(distributed.own(state["rng"]).cpu())
         if "cuda_rng" in state and self.device.type == "cuda":
             torch.cuda.set_rng_state(distributed.own(state["cuda_rng"]).cpu())

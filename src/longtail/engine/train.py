@@ -24,6 +24,8 @@ from longtail.engine.device import choose_device, compile_kernels, precision, pr
 from longtail.engine.environment import describe_model
 from longtail.engine.evaluate import finish, peak_memory
 from longtail.engine.folder import check_folder, check_images, locked, start_folder
+from longtail.engine.listeners import Listeners
+from longtail.engine.listeners import check as check_listeners
 from longtail.engine.log import Log
 from longtail.engine.meter import NonFinite
 from longtail.engine.run import Run
@@ -136,6 +138,7 @@ def advance(run: Run) -> None:
         beside.join()
     run.method.after_backward(beside)
     distributed.average(run.method)
+    run.gradients.add(run.method, beside)
     run.optimiser.step()
     run.optimiser.zero_grad()
     run.method.after_step()
@@ -150,6 +153,7 @@ def train(config: Config, out: Path | str, resume: bool = False, data: DataSet |
     """
     if not isinstance(config, Config):
         raise UserError(f"train takes a Config, such as recipes.digits_lt(), got {type(config).__name__}")
+    check_listeners(config.log)
     device = distributed.start(choose_device(config.train.device))
     config, shows = distributed.counted(config), config.log.progress != "none" and distributed.is_first()
     folders = {seed: Path(out) / f"seed{seed}" for seed in config.train.seeds}
@@ -250,26 +254,40 @@ def at_the_same_step(all_runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def train_group(group: Sequence[Run]) -> None:
+    with contextlib.ExitStack() as listening:
+        heard = [listening.enter_context(Listeners(run.folder, run.config, run.seed)) for run in group]
+        fit_group(group, heard)
+        measure_group(group, heard)
+
+
+def fit_group(group: Sequence[Run], heard: Sequence[Listeners]) -> None:
+    """Train them, with their logs open and stop signals minded."""
     config = group[0].config
     seeds = runs.seeds_named([run.seed for run in group])
     with StopSignals() as stop, contextlib.ExitStack() as open_logs:
         logs = []
-        for run in group:  # the first speaks for all
+        for run, listeners in zip(group, heard, strict=True):  # the first speaks for all
             progress = config.log.progress if run is group[0] else "none"
             path, progress = (run.folder / runs.LOG, progress) if distributed.is_first() else (Path(os.devnull), "none")
-            log = Log(path, run.total_steps(), progress, f"{config.method.label}, {seeds}")
+            log = Log(path, run.total_steps(), progress, f"{config.method.label}, {seeds}", listeners.hear)
             logs.append(open_logs.enter_context(log))
         try:
             fit(group, logs, stop)
         finally:
             for run in group:
                 run.batches.close()
+
+
+def measure_group(group: Sequence[Run], heard: Sequence[Listeners]) -> None:
+    """The last epoch's networks, and the files of finished runs."""
     shared = {"together": len(group), "peak_memory": peak_memory(group[0].device)}
     failure: UserError | None = None
-    for run in group:
+    for run, listeners in zip(group, heard, strict=True):
         cost = {"seconds": run.seconds, "setup_seconds": run.setup_seconds, **shared}
         try:
-            finish(run.method, run.data, run.views, run.device, config.train.batch_size, run.folder, cost)
+            batch = run.config.train.batch_size
+            metrics = finish(run.method, run.data, run.views, run.device, batch, run.folder, cost)
+            listeners.finished(metrics)
         except UserError as error:  # one that cannot be evaluated is no reason not to evaluate the next
             failure = failure or error
     if failure:

@@ -174,6 +174,11 @@ class Method(nn.Module):
     # What deploys
 
     @property
+    def class_weights(self) -> nn.Parameter:
+        """The classifier's weights (…, C, F) of this stage, a row to a class: in PaCo its centre."""
+        return self.net.get_parameter("head.weight")
+
+    @property
     def linear(self) -> nn.Linear:
         """The head of most methods."""
         assert isinstance(self.net.head, nn.Linear)

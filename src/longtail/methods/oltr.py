@@ -68,6 +68,10 @@ class OLTR(Method, settings=cfg.OLTR):
         assert isinstance(self.net.trunk.body, Attended) and isinstance(self.net.head, MemoryHead)
         return self.net.trunk.body, self.net.head
 
+    @property
+    def class_weights(self) -> nn.Parameter:
+        return self.net.get_parameter("head.weight" if self.parts[1].uses_memory else "head.linear.weight")
+
     def enter(self, stage: Stage) -> None:
         super().enter(stage)
         second = stage.name == "memory"

@@ -46,6 +46,10 @@ class ResLT(Method, settings=cfg.ResLT):
     def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
         return SharedHead(width, classes, config.model.bias)
 
+    @property
+    def class_weights(self) -> nn.Parameter:
+        return self.net.get_parameter("head.linear.weight")
+
     def after_trunk(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
         logits_RBC = self.net.head.each(x_BF)  # type: ignore[operator]
         fused_BC = logits_RBC.sum(0)

@@ -21,12 +21,19 @@ def theory(counts: Sequence[int], K: Sequence[float], alphas: Sequence[float], p
     save(figure, path)
 
 
+def extra_alone(path: Path) -> None:
+    figure, axis = plt.subplots(figsize=(5.2, 4.0), layout="constrained")
+    extra(axis, EXAMPLE)
+    save(figure, path)
+
+
 def extra(axis: Axes, alpha_K: float) -> None:
     P_sup, value = remarks.extra_curve(alpha_K)
     best = 1 / (1 + alpha_K)
     axis.plot(P_sup, value, color=COLOURS[0])
-    axis.plot(best, remarks.extra(best, alpha_K), "o", color=COLOURS[3])
-    axis.annotate(f"{best:.2f}", (best, remarks.extra(best, alpha_K)), (0, 8), textcoords="offset points", ha="center")
+    least = (best, remarks.extra(best, alpha_K))
+    axis.plot(*least, "o", color=COLOURS[3])
+    axis.annotate(f"least at {best:.2f}", least, (0, 8), textcoords="offset points", ha="center")
     axis.set_title(f"$L_{{extra}}$ at $\\alpha K^* = {alpha_K:g}$", loc="left", fontsize=10)
     axis.set_xlabel("$P_{sup}$, the share of the centres")
     axis.grid(alpha=0.3)

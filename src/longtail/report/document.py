@@ -8,7 +8,7 @@ from pathlib import Path
 
 from longtail import __version__, runs
 from longtail.errors import UserError
-from longtail.report import by_class, closer, cost, sections, words
+from longtail.report import by_class, closer, cost, gradients, sections, words
 from longtail.report.chapter import Chapter, make_chapters
 from longtail.report.html import Element, Ours, el, written
 from longtail.report.parts import name, plural
@@ -70,7 +70,7 @@ def in_short(chapter: Chapter, named: bool) -> Iterable[Element]:
 
 
 def chapter_parts(chapter: Chapter) -> list[Element]:
-    makers = (sections.results, by_class.by_frequency, by_class.wins, cost.cost, sections.data)
+    makers = (sections.results, by_class.by_frequency, by_class.wins, gradients.by_rank, cost.cost, sections.data)
     parts = [*(make(chapter) for make in makers), *closer.closer(chapter)]
     return [part for part in parts if part is not None]
 

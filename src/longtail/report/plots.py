@@ -9,6 +9,7 @@ import numpy as np
 
 from longtail.metrics import mean_std
 from longtail.report.cells import BINS, Curve, binned
+from longtail.report.gradients import Pull
 from longtail.report.table import Dot
 
 matplotlib.use("Agg")
@@ -16,11 +17,12 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; markers tell them apart in print.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
 MARKERS = "osD^vPX"
+FORMATS = ("svg", "png", "pdf")
 
 
 def accuracy_by_frequency(panels: Mapping[str, Sequence[Curve]], path: Path) -> None:
@@ -130,9 +132,36 @@ def name_beside(axis: Axes, labels: Sequence[str], places: Sequence[tuple[float,
         axis.annotate(label, (x, y), at, textcoords="axes fraction", fontsize=8, va="center", arrowprops=line)
 
 
+def gradient_norms(panels: Mapping[str, Sequence[Pull]], path: Path) -> None:
+    """Gradient norms of the classes from frequent to rare, as the paper's Fig. 2 has them: flat is balanced."""
+    size = (1 + 6.5 * len(panels), 4.2)
+    figure, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False, layout="constrained")
+    for axis, (title, pulls) in zip(axes[0], panels.items(), strict=True):
+        for i, pull in enumerate(pulls):
+            rank_C, (low_C, mean_C, high_C) = np.arange(1, pull.classes + 1), pull.spread()
+            colour, few = COLOURS[i % len(COLOURS)], pull.classes <= 2 * BINS
+            look = {"marker": MARKERS[i % len(MARKERS)], "markersize": 5, "linewidth": 1.6} if few else {"linewidth": 1}
+            axis.fill_between(rank_C, low_C, high_C, color=colour, alpha=0.2, linewidth=0)
+            axis.plot(rank_C, mean_C, color=colour, label=pull.named, **look)
+        axis.set_yscale("log")
+        low, high = axis.get_ylim()
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 10 * low else range(1, 10)))
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_locator(NullLocator())
+        axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=(1, 2, 5, 10)))
+        axis.set_title(title, loc="left", fontsize=10)
+        axis.set_xlabel("classes, from frequent to rare")
+        axis.grid(alpha=0.3)
+        axis.legend(frameon=False, fontsize=9)
+    axes[0, 0].set_ylabel("mean gradient norm of the class's weights")
+    save(figure, path)
+
+
 def save(figure: Figure, path: Path) -> None:
-    """Atomically: a reader sees the old picture or the new one."""
-    fresh = path.with_suffix(f".{os.getpid()}.tmp")
-    figure.savefig(fresh, dpi=150, format="png")
+    """Atomically: a reader sees the old picture or the new one. Its ending says how it is written, PNG if nothing known."""
+    fresh, kind = path.with_suffix(f".{os.getpid()}.tmp"), path.suffix.lower().lstrip(".")
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)  # the same runs give the same file
+    with matplotlib.rc_context({"svg.hashsalt": "longtail"}):
+        figure.savefig(fresh, dpi=150, format=kind if kind in FORMATS else "png", metadata=undated)
     plt.close(figure)
     fresh.replace(path)

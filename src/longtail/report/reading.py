@@ -38,6 +38,18 @@ def features(run: runs.Run, most: int) -> tuple[FloatArray, IntArray] | None:
     return x_NF[some].reshape(len(some), -1), y_N[some]
 
 
+def gradients(run: runs.Run) -> FloatArray | None:
+    """Mean norm of the gradient of each class's classifier weights (C,), in the last stage in which the classifier learnt."""
+    try:
+        with np.load(run.folder / runs.GRADIENTS, allow_pickle=False) as stored:
+            norms_EC, stages_E = np.asarray(stored["norms"], np.float64), np.asarray(stored["stages"])
+        learnt_E = np.isfinite(norms_EC).all(1)
+        last_E = learnt_E & (stages_E == stages_E[learnt_E][-1])
+    except (*BROKEN, IndexError):
+        return None
+    return np.asarray(norms_EC[last_E].mean(0))
+
+
 def examples(run: runs.Run) -> dict[str, list[dict[str, Any]]]:
     """index.json of the thumbnails: confusions, best_rare, worst_rare."""
     try:

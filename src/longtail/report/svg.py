@@ -110,6 +110,11 @@ class Plot:
         kind = f"line {look.colour}{' faint' * faint}"
         self.marks.append(_path(_through(self.at(*p) for p in points), kind, name, stroke_dasharray=look.dashes))
 
+    def area(self, lower: Sequence[Point], upper: Sequence[Point], look: Look) -> None:
+        """What lies between two lines: how far the seeds of one are apart."""
+        edge = [*lower, *reversed(upper)]
+        self.marks.append(_path(_through(self.at(*p) for p in edge) + "z", f"area {look.colour}", ""))
+
     def reference(self, points: Sequence[Point], name: str) -> None:
         """A dashed line that is no data (an optimum, a diagonal), on a pale one, so that it shows on bars too."""
         data = _through(self.at(*p) for p in points)

@@ -1,0 +1,86 @@
+"""How hard each class pulls at the classifier: the mean L2 norm of its weights' gradient, epoch by epoch (Fig. 2)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from longtail.engine.evaluate import save_arrays
+from longtail.errors import UserError
+from longtail.methods import Method
+from longtail.models.beside import Beside
+
+Row = npt.NDArray[np.float32]
+
+
+class Gradients:
+    """Norms summed up over the steps of an epoch, on the device; the host reads them when the epoch ends.
+
+    What is measured is the gradient that the optimiser takes: the mean over accumulated batches and over processes, without
+    weight decay. In gradients.npz row e belongs to line e of log.jsonl; it is NaN where the classifier did not learn, or was
+    not watched yet. `stages` names the stage of every epoch of the run.
+    """
+
+    def __init__(self, on: bool, classes: int, stages: Sequence[str], device: torch.device) -> None:
+        self.on, self.stages = on, list(stages)
+        self.sums_C = torch.zeros(classes if on else 0, dtype=torch.float64, device=device)
+        self.count = 0  # steps since the epoch began
+        self.rows: list[Row] = []
+
+    def add(self, method: Method, beside: Beside) -> None:
+        """The norms of this step; whoever calls counts the steps, as a captured one cannot."""
+        if self.on and method.class_weights.grad is not None:
+            beside.run(self._add, method.class_weights.grad)
+
+    def _add(self, gradient: Tensor) -> None:
+        self.sums_C += class_norms(gradient)
+
+    def end_epoch(self, method: Method) -> None:
+        """In place: a captured step goes on writing to the same tensor."""
+        if self.on:
+            mean_C = (self.sums_C.cpu().numpy() / max(self.count, 1)).astype(np.float32)
+            self.rows.append(mean_C if method.class_weights.requires_grad else self._nothing())
+        self.sums_C.zero_()
+        self.count = 0
+
+    def write(self, path: Path) -> None:
+        if self.rows:
+            save_arrays(path, norms=np.stack(self.rows), stages=np.array(self.stages[: len(self.rows)]))
+
+    def state(self) -> dict[str, Any]:
+        """Of the epoch under way; those before it are in the file."""
+        return {"sums": self.sums_C, "count": self.count} if self.on else {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        if self.on and state:
+            self.sums_C.copy_(state["sums"])
+            self.count = state["count"]
+
+    def read(self, path: Path, epochs: int) -> None:
+        """The first `epochs` rows: what a killed run wrote after its last checkpoint will be written again."""
+        if not self.on:
+            return
+        self.rows = stored_rows(path)[:epochs] if path.exists() else []
+        self.rows += [self._nothing()] * (epochs - len(self.rows))
+
+    def _nothing(self) -> Row:
+        return np.full(len(self.sums_C), np.nan, np.float32)
+
+
+@torch.no_grad()
+def class_norms(gradient: Tensor) -> Tensor:
+    """Of a classifier's weights (…, C, F) the L2 norm of what belongs to each class (C,)."""
+    within = [d for d in range(gradient.dim()) if d != gradient.dim() - 2]
+    return torch.linalg.vector_norm(gradient, dim=within)
+
+
+def stored_rows(path: Path) -> list[Row]:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return list(stored["norms"])
+    except Exception as error:  # a damaged archive fails in many ways
+        raise UserError(f"cannot read {path} ({error}): delete it, and its epochs so far are given up") from error

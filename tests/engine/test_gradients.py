@@ -1,0 +1,202 @@
+"""gradients.npz: norms of the gradient that each class has at the classifier, against a loop over the equation and autograd."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from longtail import methods, recipes, runs
+from longtail.config import Config
+from longtail.engine import distributed
+from longtail.engine.capture import rehearse
+from longtail.engine.gradients import class_norms
+from longtail.engine.run import Run
+from longtail.engine.train import advance, train
+from longtail.errors import UserError
+from longtail.methods.softmax import CrossEntropy
+from tests.conftest import tiny
+from tests.engine.test_train import CPU, DATA, log_of, run_until, state_of
+from tests.processes import together
+
+
+def watched(method: str, **train_changes) -> Config:
+    config = tiny(method, **train_changes)
+    return replace(config, log=replace(config.log, gradients=True))
+
+
+def norms_of(folder) -> np.ndarray:
+    with np.load(folder / runs.GRADIENTS, allow_pickle=False) as stored:
+        return stored["norms"]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_norms_are_those_of_the_equation(accumulate, tmp_path, monkeypatch):
+    """Cross-entropy: dL/dw_k is the mean over images of (p_k - [y = k])·x; in float64, image by image."""
+    seen = []
+    terms = CrossEntropy.after_trunk
+
+    def kept(self, x_BF, y_B, *mixed):
+        head = self.linear
+        seen.append([t.detach().double().numpy().copy() for t in (x_BF, head.weight, head.bias)] + [y_B.numpy().copy()])
+        return terms(self, x_BF, y_B, *mixed)
+
+    monkeypatch.setattr(CrossEntropy, "after_trunk", kept)
+    run = run_until(watched("ce", epochs=2, accumulate=accumulate), tmp_path)
+    gradients = []
+    for x_BF, w_CF, b_C, y_B in seen:
+        gradient_CF = np.zeros_like(w_CF)
+        for x_F, y in zip(x_BF, y_B, strict=True):
+            weights = np.exp(w_CF @ x_F + b_C)
+            for k in range(len(w_CF)):
+                gradient_CF[k] += (weights[k] / weights.sum() - (k == y)) * x_F / len(y_B)
+        gradients.append(gradient_CF)
+    steps = np.array(gradients).reshape(2, run.steps_per_epoch, accumulate, *gradients[0].shape).mean(2)
+    wanted = np.sqrt((steps**2).sum(3)).mean(1)
+    assert norms_of(tmp_path).dtype == np.float32 and norms_of(tmp_path).shape == wanted.shape == (2, 10)
+    np.testing.assert_allclose(norms_of(tmp_path), wanted, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["paco", "gpaco", "supcon", "lws", "reslt", "oltr", "ride-2", "ldam-drw"])
+def test_norms_are_those_of_what_the_optimiser_takes(name, tmp_path, monkeypatch):
+    """In every stage in which the classifier learns; NaN in the others."""
+    taken = []
+
+    def step(optimiser, *args, **kwargs):
+        gradient = current[0].method.class_weights.grad
+        taken.append(None if gradient is None else gradient.double().numpy().copy())
+        return sgd(optimiser, *args, **kwargs)
+
+    current, made, sgd = [], Run.__init__, torch.optim.SGD.step
+    monkeypatch.setattr(Run, "__init__", lambda self, *args: (made(self, *args), current.append(self))[0])
+    monkeypatch.setattr(torch.optim.SGD, "step", step)
+    run = run_until(watched(name, epochs=1), tmp_path)
+    epochs = [taken[i : i + run.steps_per_epoch] for i in range(0, len(taken), run.steps_per_epoch)]
+    assert len(epochs) == len(norms_of(tmp_path)) == sum(stage.epochs for stage in run.method.stages)
+    for gradients, row in zip(epochs, norms_of(tmp_path), strict=True):
+        if gradients[0] is None:
+            assert np.isnan(row).all() and all(gradient is None for gradient in gradients)
+            continue
+        each = [[np.sqrt((gradient[..., c, :] ** 2).sum()) for c in range(10)] for gradient in gradients]
+        np.testing.assert_allclose(row, np.mean(each, 0), rtol=1e-5)
+    learnt = {stage for row, stage in zip(norms_of(tmp_path), stages_of(tmp_path), strict=True) if row[0] > 0}
+    wanted = {"supcon": {"linear"}, "oltr": {"train", "memory"}}
+    assert learnt == wanted.get(name, {"train"})
+
+
+def stages_of(folder) -> list[str]:
+    with np.load(folder / runs.GRADIENTS, allow_pickle=False) as stored:
+        return stored["stages"].tolist()
+
+
+def test_rows_of_several_classifiers_are_one_class():
+    gradient_ECF = torch.zeros(2, 3, 4)
+    gradient_ECF[0, 1], gradient_ECF[1, 1] = 3, 4
+    assert class_norms(gradient_ECF).tolist() == [0, 10, 0]
+
+
+@pytest.mark.parametrize("name", recipes.METHODS)
+def test_every_method_has_a_row_for_each_class(name):
+    config = tiny(name)
+    method = methods.make(config, DATA.train.counts)
+    for stage in method.stages:
+        method.enter(stage)
+        assert method.class_weights.shape[-2] == 10 and method.class_weights.dim() in (2, 3)
+
+
+@pytest.mark.parametrize("name", ["paco", "supcon"])
+def test_watching_changes_nothing_of_the_run(name, tmp_path):
+    plain, seen = run_until(tiny(name), tmp_path / "plain"), run_until(watched(name), tmp_path / "seen")
+    one, two = state_of(plain), state_of(seen)
+    assert one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
+    assert log_of(tmp_path / "plain") == log_of(tmp_path / "seen")
+    assert tiny(name).identity() == watched(name).identity()
+    assert not (tmp_path / "plain" / runs.GRADIENTS).exists()
+
+
+@pytest.mark.parametrize("name", ["paco", "supcon"])
+def test_resumed_in_parts_the_file_is_that_of_the_unbroken_run(name, tmp_path):
+    """In the middle of an epoch, where a stage ends, and in the next."""
+    config = watched(name)
+    run_until(config, tmp_path / "whole")
+    for stop in (4, 12, 18, 21):
+        run_until(config, tmp_path / "parts", stop)
+        assert (tmp_path / "parts" / runs.GRADIENTS).exists() == (stop > 6)  # an epoch has six steps
+    run_until(config, tmp_path / "parts")
+    assert np.array_equal(norms_of(tmp_path / "whole"), norms_of(tmp_path / "parts"), equal_nan=True)
+    assert stages_of(tmp_path / "whole") == stages_of(tmp_path / "parts")
+
+
+def test_what_a_killed_run_wrote_after_its_checkpoint_is_written_again(tmp_path):
+    """The file is older or newer than the checkpoint, never wrong."""
+    config = watched("ce")
+    run_until(config, tmp_path / "parts", 8)
+    shutil.copytree(tmp_path / "parts/checkpoint", tmp_path / "kept")
+    run_until(config, tmp_path / "parts")
+    whole = norms_of(tmp_path / "parts")
+    shutil.rmtree(tmp_path / "parts/checkpoint")
+    shutil.copytree(tmp_path / "kept", tmp_path / "parts/checkpoint")
+    run_until(config, tmp_path / "parts")
+    assert len(whole) == 3 and np.array_equal(norms_of(tmp_path / "parts"), whole)
+
+
+def test_asked_for_at_a_resume_it_begins_there(tmp_path):
+    """Means are over the steps that were watched; before them there is nothing, and left out again it stays as it was."""
+    run_until(tiny("ce"), tmp_path, 8)
+    run_until(watched("ce"), tmp_path, 12)
+    norms = norms_of(tmp_path)
+    assert np.isnan(norms[0]).all() and (norms[1] > 0).all() and len(norms) == 2
+    run_until(watched("ce", epochs=3), tmp_path / "whole")
+    assert norms[1] == pytest.approx(norms_of(tmp_path / "whole")[1], rel=0.5)  # of 4 steps and of 6
+    run_until(tiny("ce"), tmp_path)
+    assert np.array_equal(norms_of(tmp_path), norms, equal_nan=True)
+
+
+def test_a_damaged_file_says_so(tmp_path):
+    run_until(watched("ce"), tmp_path, 8)
+    (tmp_path / runs.GRADIENTS).write_bytes(b"no archive")
+    with pytest.raises(UserError, match=r"gradients\.npz .*delete it"):
+        run_until(watched("ce"), tmp_path)
+
+
+def test_rehearsed_steps_are_not_counted(tmp_path):
+    run = Run(watched("ce"), 0, DATA, tmp_path, CPU)
+    place = run.gradients.sums_C.data_ptr()
+    rehearse([run], advance)
+    assert run.gradients.sums_C.tolist() == [0] * 10 and run.gradients.count == 0
+    run.prepare(0)
+    advance(run)
+    assert (run.gradients.sums_C > 0).all() and run.gradients.sums_C.data_ptr() == place
+
+
+def two_steps(config: Config, folder) -> list[torch.Tensor]:
+    """The gradients that this process had before it met the others, and the sums it has after."""
+    own, average = [], distributed.average
+
+    def kept(method):
+        own.append(method.class_weights.grad.clone())
+        average(method)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distributed, "average", kept)
+        run = Run(config, 0, DATA, folder, CPU)
+        for step in range(2):
+            run.prepare(step)
+            advance(run)
+    return [torch.stack(own), run.gradients.sums_C]
+
+
+def test_several_processes_measure_the_gradient_that_they_share(tmp_path):
+    """The norm of the mean over processes, and not the mean of their norms; the same in each."""
+    config = watched("ce", batch_size=24, processes=2)
+    (a_SCF, sums_C), (b_SCF, other_C) = together(2, tmp_path / "ranks", two_steps, config, tmp_path)
+    assert torch.equal(sums_C, other_C) and not torch.equal(a_SCF, b_SCF)
+    wanted_C = ((a_SCF + b_SCF) / 2).double().norm(dim=2).sum(0)
+    torch.testing.assert_close(sums_C, wanted_C, rtol=1e-5, atol=0)
+
+
+def test_trained_by_the_verb_it_is_in_the_run_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("longtail.engine.evaluate.latency", lambda *_: 1.0)
+    (folder,) = train(watched("paco", epochs=2, checkpoint_every=10), tmp_path, data=DATA)
+    assert norms_of(folder).shape == (2, 10) and stages_of(folder) == ["train", "train"]

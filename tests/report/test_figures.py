@@ -1,0 +1,230 @@
+"""The paper's figures: what they show is what the runs hold, and what they cannot show they say."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from urllib.parse import unquote
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import longtail
+from longtail import recipes, runs
+from longtail.cli import main
+from longtail.errors import UserError
+from longtail.report import gradients, plots, reading
+from longtail.report.document import report
+from longtail.report.figures import FIGURES, dots_of_results, figure
+from longtail.report.table import make_rows
+from tests.report.made import Page, make_run
+
+ROOT = Path(__file__).parents[2]
+COUNTS = [4, 300, 25, 120, 60, 12]  # not in the order of their size
+RANKED = [1, 3, 4, 2, 5, 0]
+EPOCHS = {"supcon": ["contrast", "contrast", "linear", "linear"], "paco": ["train"] * 4}
+
+
+def norms(method: str, seed: int) -> np.ndarray:
+    """Of four epochs: SupCon's first two have no classifier."""
+    found = np.random.default_rng([seed, len(method)]).uniform(0.1, 1, (4, 6)).astype(np.float32)
+    found[[stage == "contrast" for stage in EPOCHS[method]]] = np.nan
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two methods of three seeds, with gradients."""
+    for method, stages in EPOCHS.items():
+        for seed in range(3):
+            run = make_run(tmp_path / f"runs/{method}/seed{seed}", recipes.digits_lt(method), seed, COUNTS)
+            np.savez(run / runs.GRADIENTS, norms=norms(method, seed), stages=np.array(stages))
+    return tmp_path / "runs"
+
+
+def pulls(folder):
+    (found,) = gradients.make_pulls(make_rows(runs.finished(folder))).values()
+    return {pull.label: pull for pull in found}
+
+
+# Fig. 2
+
+
+def test_a_line_is_the_mean_of_the_last_stage_by_falling_frequency(folder):
+    found = pulls(folder)
+    assert found.keys() == {"SupCon", "PaCo"}
+    for method, label, epochs in (("supcon", "SupCon", slice(2, 4)), ("paco", "PaCo", slice(0, 4))):
+        for seed in range(3):
+            for place, c in enumerate(RANKED):
+                wanted = np.mean([norms(method, seed)[e, c] for e in range(4)[epochs]], dtype=float)
+                assert found[label].norms_SC[seed, place] == pytest.approx(wanted)
+
+
+def test_spread_and_steepness():
+    pull = gradients.Pull("x", np.array([[8.0, 2, 1], [4, 2, 2]]))
+    assert pull.spread().tolist() == [[4, 2, 1], [6, 2, 1.5], [8, 2, 2]]
+    assert pull.steepness == 4 and pull.named == "x: head / tail 4.0"
+    many = gradients.Pull("x", np.array([[9.0, 3] + [1.0] * 16 + [0.5, 1.5]]))
+    assert many.steepness == 6  # the first two of twenty over the last two
+
+
+def test_what_is_drawn_are_these_lines(folder, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
+    figure("gradient", folder, tmp_path / "g.svg")
+    (axis,) = drawn[0].axes
+    found = pulls(folder)
+    assert axis.get_yscale() == "log" and len(axis.lines) == len(axis.collections) == 2
+    for line, band, pull in zip(axis.lines, axis.collections, found.values(), strict=True):
+        assert line.get_label() == pull.named
+        np.testing.assert_allclose(line.get_xydata(), np.c_[np.arange(1, 7), pull.norms_SC.mean(0)])
+        edge = band.get_paths()[0].vertices[:, 1]
+        assert edge.min() == pytest.approx(pull.norms_SC.min()) and edge.max() == pytest.approx(pull.norms_SC.max())
+    plots.plt.close(drawn[0])
+
+
+def test_runs_without_the_file_are_named(folder, tmp_path, capsys):
+    bare = make_run(tmp_path / "bare/seed0", recipes.digits_lt("ce"), 0, COUNTS)
+    assert main(["figure", "gradient", str(folder), str(bare), "-o", str(tmp_path / "g.svg")]) == 2
+    said = capsys.readouterr().err
+    assert str(bare) in said and "train with --log.gradients" in said and not (tmp_path / "g.svg").exists()
+    shutil.copytree(bare, folder / "ce/seed0")  # among others it is left out
+    assert pulls(folder).keys() == {"SupCon", "PaCo"}
+
+
+@pytest.mark.parametrize("spoilt", ["torn", "other classes", "nothing learnt", "no key"])
+def test_a_file_that_cannot_be_used_is_as_none(spoilt, folder):
+    file = folder / "paco/seed1" / runs.GRADIENTS
+    if spoilt == "torn":
+        file.write_bytes(file.read_bytes()[:50])
+    elif spoilt == "no key":
+        np.savez(file, norms=np.ones((4, 6)))
+    else:
+        stored = np.ones((4, 7)) if spoilt == "other classes" else np.full((4, 6), np.nan)
+        np.savez(file, norms=stored, stages=np.array(EPOCHS["paco"]))
+    assert pulls(folder)["PaCo"].norms_SC.shape == (2, 6)
+    if spoilt != "other classes":
+        assert reading.gradients(runs.read(file.parent)) is None
+
+
+def test_the_page_has_it_where_runs_have_it(folder, tmp_path):
+    page = Page(report(folder, tmp_path / "page.html").read_text(encoding="utf-8"))
+    found = pulls(folder)
+    assert "Gradients of the classifier" in page.words() and found["PaCo"].named in page.words()
+    (link,) = [a for a in page.of("a") if a.get("download") == "gradients.csv"]
+    head, first, *rest = csv.reader(unquote(link["href"]).split("utf-8,")[1].splitlines())
+    assert head[0] == "rank" and {*head[1:]} == {"SupCon", "PaCo"} and len(rest) == 5
+    for label, value in zip(head[1:], first[1:], strict=True):
+        assert float(value) == pytest.approx(found[label].norms_SC.mean(0)[0])
+    for file in folder.rglob(runs.GRADIENTS):
+        file.unlink()
+    page = Page(report(folder, tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert "Gradients of the classifier" not in page.words()
+
+
+def test_a_class_without_any_gradient_does_not_break_the_page(folder, tmp_path):
+    file = folder / "paco/seed0" / runs.GRADIENTS
+    np.savez(file, norms=np.where(np.arange(6) == 2, 0, norms("paco", 0)), stages=np.array(EPOCHS["paco"]))
+    assert "NaN" not in report(folder, tmp_path / "page.html").read_text(encoding="utf-8")
+    figure("gradient", folder, tmp_path / "g.png")
+
+
+# Fig. 1
+
+
+def test_latency_comes_from_runs_or_from_results(folder, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plots, "against_latency", lambda panels, path: drawn.append(panels))
+    figure("latency", [folder], tmp_path / "l.svg")
+    ((dots,),) = [panels.values() for panels in drawn]
+    assert {dot.label: list(dot.values["latency_b64"]) for dot in dots} == {
+        k: [3.0, 4.0, 5.0] for k in ("SupCon", "PaCo")
+    }
+    stored = json.loads((ROOT / "results/latency.json").read_text())
+    (dots,) = dots_of_results(ROOT / "results/latency.json").values()
+    wanted = {row["label"]: row["metrics"]["latency_b64"]["values"] for row in stored["rows"]}
+    assert {dot.label: dot.values["latency_b64"] for dot in dots} == wanted and len(wanted) == 7
+
+
+def test_latency_says_what_it_cannot_read(folder, tmp_path):
+    out = tmp_path / "l.svg"
+    (tmp_path / "a.json").write_text("[1, 2]")
+    (tmp_path / "b.json").write_text('{"table": {"methods": {}}, "runs": []}')
+    for name, says in (("a.json", "holds no results of `longtail reproduce`"), ("b.json", "cannot use .*b.json")):
+        with pytest.raises(UserError, match=says):
+            figure("latency", tmp_path / name, out)
+    with pytest.raises(UserError, match="one results file"):
+        figure("latency", [folder, tmp_path / "a.json"], out)
+    for file in folder.rglob(runs.METRICS):
+        file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "latency_b64"}))
+    with pytest.raises(UserError, match="`longtail eval` measures it"):
+        figure("latency", folder, out)
+    assert not out.exists()
+
+
+# Fig. 4 and Fig. 3
+
+
+def test_extra_marks_its_minimum(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("longtail.report.curves.save", lambda figure, path: drawn.append(figure))
+    figure("extra", out=tmp_path / "e.svg")
+    (axis,) = drawn[0].axes
+    curve, dot = axis.lines
+    x, y = curve.get_data()
+    assert dot.get_xdata()[0] == pytest.approx(1 / 1.41) and dot.get_ydata()[0] <= y.min() + 1e-9
+    assert x[y.argmin()] == pytest.approx(0.71, abs=0.01) and axis.texts[0].get_text() == "least at 0.71"
+    plots.plt.close(drawn[0])
+
+
+def test_the_framework_of_the_docs_is_the_one_that_is_written(tmp_path):
+    out = longtail.figure("framework", out=tmp_path / "f.svg")
+    assert out.read_bytes() == (ROOT / "docs/framework.svg").read_bytes()
+    words = " ".join("".join(e.itertext()) for e in ElementTree.parse(out).iter("{http://www.w3.org/2000/svg}text"))
+    assert all(word in words for word in ("query network", "key network", "centres", "queue", "PaCo loss"))
+    with pytest.raises(UserError, match=r"ends in \.svg"):
+        figure("framework", out=tmp_path / "f.png")
+
+
+# All
+
+
+@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("kind", ["svg", "png", "pdf"])
+@pytest.mark.filterwarnings("error")
+def test_every_figure_is_written_in_every_format(name, kind, folder, tmp_path, capsys):
+    if name == "framework" and kind != "svg":
+        pytest.skip("drawn by hand, as SVG")
+    sources, out = [str(folder)] * FIGURES[name][1], tmp_path / f"f.{kind}"
+    assert main(["figure", name, *sources, "-o", str(out)]) == 0 and str(out) in capsys.readouterr().out
+    once = out.read_bytes()
+    if kind == "png":
+        with Image.open(out) as image:
+            assert image.size[0] > 600
+    else:
+        assert once.startswith(b"%PDF") if kind == "pdf" else ElementTree.fromstring(once).tag.endswith("svg")
+    figure(name, sources, out)
+    assert out.read_bytes() == once  # the same runs give the same file
+    assert [f.name for f in tmp_path.iterdir() if f.name.startswith("f.")] == [out.name]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["gradint"], ["'gradint'", "did you mean 'gradient'"]),
+        (["gradient"], ["name the runs", "longtail figure gradient"]),
+        (["gradient", "nowhere"], ["nowhere", "does not exist"]),
+        (["extra", "nowhere"], ["nowhere", "without runs"]),
+        (["extra", "-o", "x.jpg"], ["x.jpg", ".svg or .png or .pdf"]),
+        (["extra", "-o", "no/x.svg"], ["no/x.svg", "does not exist"]),
+        (["latency", "nothing.json"], ["nothing.json"]),
+    ],
+)
+def test_mistakes_are_one_line(args, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["figure", *args]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("longtail: ") and said.count("\n") == 1 and all(word in said for word in words), said
+    assert not list(tmp_path.iterdir())
