@@ -12,8 +12,10 @@ from PIL import Image
 
 from longtail import recipes
 from longtail.cli import VERBS, main, reference
+from longtail.config import methods as config_methods
 from longtail.report.table import table
 from tests.data.test_sources import cifar_entry, write
+from tests.test_large import write_imagenet
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -37,9 +39,8 @@ PYTHON = {named(page): [text for kind, text in blocks(page) if kind == "python"]
 @pytest.mark.parametrize("page", [page for page, found in PYTHON.items() if found])
 def test_python_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(
-        recipes.METHODS, "cdt", None
-    )  # which docs/methods.md replaces, and which is gone after the test
+    for known in (recipes.METHODS, config_methods.METHODS):  # docs/methods.md adds one, which is gone after the test
+        monkeypatch.setitem(known, "cdt", None)
     names: dict = {"__name__": "page"}
     for block in PYTHON[page]:
         exec(compile(block, page, "exec"), names)
@@ -70,9 +71,10 @@ def commands(page: Path) -> list[list[str]]:
     return found
 
 
+SMALL = "--model.name resnet8_cifar --data.image_size 32 --train.device cpu"
 SHORT = {
-    "train": "--train.epochs 1 --train.batch_size 16 --model.name resnet8_cifar --data.image_size 32 --train.device cpu",
-    "compare": "--epochs 1 --seeds 0 --model.name resnet8_cifar --data.image_size 32 --train.device cpu",
+    "train": f"--train.epochs 1 --train.batch_size 16 {SMALL}",
+    "compare": f"--methods ce supcon ride-2 --epochs 1 --seeds 0 {SMALL}",
     "reproduce": "--epochs 1 --seeds 0 --imbalance 100 --methods ce",
     "demo": "--seeds 0",
 }
@@ -112,6 +114,8 @@ def place(tmp_path_factory):
         "meta": {"fine_label_names": [f"name{c}" for c in range(100)]},
     }
     write(folder / "data", "cifar-100-python", entries)
+    (folder / "PATH/TO/IMAGENET").mkdir()
+    write_imagenet(folder / "PATH/TO/IMAGENET")
     return folder
 
 
@@ -119,7 +123,9 @@ def place(tmp_path_factory):
 @pytest.mark.parametrize("page", [named(page) for page in PAGES if commands(page)])
 def test_commands_run(page, place, monkeypatch, capsys):
     monkeypatch.chdir(place)
-    for words in commands(ROOT / page):
+    for number, words in enumerate(commands(ROOT / page)):
+        if "train" in words and "--out" not in words:
+            words = [*words, "--out", f"runs/{number}"]  # lines are alternatives, and some have the same name for it
         if words[0] == "torchrun":
             at = words.index("longtail") + 1
             run = [sys.executable, "-m", "torch.distributed.run", *words[1:at], *shortened(words[at:])]
