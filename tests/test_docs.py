@@ -73,7 +73,7 @@ def commands(page: Path) -> list[list[str]]:
 
 SMALL = "--model.name resnet8_cifar --data.image_size 32 --train.device cpu"
 SHORT = {
-    "train": f"--train.epochs 1 --train.batch_size 16 {SMALL}",
+    "train": f"--train.epochs 1 --train.batch_size 16 --log.gradients {SMALL}",
     "compare": f"--methods ce supcon ride-2 --epochs 1 --seeds 0 {SMALL}",
     "reproduce": "--epochs 1 --seeds 0 --imbalance 100 --methods ce",
     "demo": "--seeds 0",
