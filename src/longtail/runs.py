@@ -3,7 +3,7 @@
 config.json  environment.json     written when the run starts; with skipped.jsonl, where images could not be read
 log.jsonl                         a line an epoch
 checkpoint/state.pt               all state, for --resume
-model.safetensors  predictions.npz  features.npz  examples/  and last metrics.json: the run has finished
+model.safetensors  predictions.npz  features.npz  examples/  calibration.json  and last metrics.json: the run has finished
 """
 
 import json
@@ -23,6 +23,7 @@ ENVIRONMENT_KEYS, METRICS_KEYS = (
     ("top1", "few", "per_class", "shifted", "seconds"),
 )
 CHECKPOINT, MODEL = "checkpoint/state.pt", "model.safetensors"
+CALIBRATION = "calibration.json"  # the temperature, where there were validation images
 SKIPPED = "skipped.jsonl"  # images that were left out as they could not be read: id, reason
 
 
