@@ -13,9 +13,12 @@ _HOME = {
     "cross_entropy_loss": "losses",
     "demo": "quickstart",
     "evaluate": "engine.evaluate",
+    "export": "inference.export",
     "inspect": "data.inspection",
+    "load": "inference.loading",
     "paco_loss": "losses",
     "paco_terms": "losses",
+    "predict": "inference.predict",
     "reproduce": "reproduction",
     "shard": "data.packing",
     "supcon_loss": "losses",
@@ -24,17 +27,9 @@ _HOME = {
 }
 _MODULES = ("recipes", "losses", "metrics", "theory", "report")  # the last is a verb too, and can be called
 
-__all__ = ["Config", "UserError", "compare", "demo", "evaluate", "inspect", "recipes", "report", "reproduce", "shard"]
-__all__ += [
-    "balanced_softmax_loss",
-    "cross_entropy_loss",
-    "paco_loss",
-    "paco_terms",
-    "supcon_loss",
-    "table",
-    "theory",
-    "train",
-]
+__all__ = ["Config", "UserError", "compare", "demo", "evaluate", "export", "inspect", "load", "predict"]
+__all__ += ["recipes", "report", "reproduce", "shard", "table", "theory", "train"]
+__all__ += ["balanced_softmax_loss", "cross_entropy_loss", "paco_loss", "paco_terms", "supcon_loss"]
 
 
 def __getattr__(name: str) -> Any:
