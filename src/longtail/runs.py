@@ -6,10 +6,11 @@ checkpoint/state.pt               all state, for --resume
 model.safetensors  predictions.npz  features.npz  examples/  calibration.json  and last metrics.json: the run has finished
 """
 
+import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,17 @@ def write_json(path: Path, tree: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Atomically: a reader sees the old file or the new one."""
-    fresh = path.with_suffix(f"{path.suffix}.{os.getpid()}.tmp")
-    fresh.write_text(text, encoding="utf-8")
-    os.replace(fresh, path)
+    with replaced(path) as fresh:
+        fresh.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """A file beside it to be written, which takes its place in the end; where something fails it is gone, and the old one is
+    as it was."""
+    fresh = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        yield fresh
+        os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)

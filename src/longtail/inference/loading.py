@@ -21,6 +21,7 @@ from longtail.errors import UserError
 from longtail.inference import released
 from longtail.inference.model import Model
 from longtail.inference.preprocessing import Preprocessing
+from longtail.inference.priors import Prior
 from longtail.views import Views
 
 METADATA = "longtail"  # the key of an exported file's description
@@ -49,7 +50,7 @@ def load(
         raise UserError(f"{path}: name a run folder, a .safetensors file, or a released checkpoint (.pth.tar)")
     else:
         found = load_run(path, place)
-    return found.expecting(prior)
+    return found if prior is None else found.expecting(prior)
 
 
 def load_run(path: Path, device: torch.device) -> Model:
@@ -110,14 +111,18 @@ def load_exported(path: Path, device: torch.device) -> Model:
     try:
         facts = json.loads(_metadata(path)[METADATA])
         config = from_dict(Config, facts["config"])
-        counts, names = np.asarray(facts["counts"], np.int64), tuple(map(str, facts["class_names"]))
+        names, known = tuple(map(str, facts["class_names"])), facts["counts"]
+        counts = np.ones(len(names), np.int64) if known is None else np.asarray(known, np.int64)
         side, calibration = int(facts["preprocessing"]["side"]), facts["temperature"]
+        prior = Prior(facts["prior"]["name"], np.asarray(facts["prior"]["shares"])) if facts["prior"] else None
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: its description cannot be understood ({error}): export it again") from error
     method = stored_network(path, config, counts, device).only_deployed().eval()
     preprocessing = Preprocessing(Views(config.views, config.data.image_size), side)
     temperature = None if calibration is None else temperature_of(facts, path)
-    return Model(method, config, preprocessing, names, counts, device, temperature, origin=path)
+    return Model(
+        method, config, preprocessing, names, None if known is None else counts, device, temperature, prior, path
+    )
 
 
 def _metadata(path: Path) -> dict[str, str]:
