@@ -82,6 +82,11 @@ def test_where_all_is_recognised_with_ease_nothing_changes():
     assert found.temperature == 1 and found.calibrated_nll == found.nll
 
 
+def test_logits_that_mislead_are_made_flat():
+    z, y, prior = world(4)
+    assert calibrate(lambda: [prior.log() - 3 * (z - prior.log())], y, prior).temperature == LIMIT
+
+
 def test_logits_that_are_not_finite_are_refused():
     with pytest.raises(UserError, match="not finite"):
         calibrate(lambda: [torch.full((2, 3), torch.nan)], torch.tensor([0, 1]), torch.full((3,), 1 / 3))

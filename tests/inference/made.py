@@ -39,12 +39,14 @@ def finished_run(folder: Path, config: Config, seed: int = 0) -> Path:
     return folder
 
 
-def photographs(root: Path, classes=("cat", "dog", "eel"), n: int = 8, seed: int = 0, low: int = 20) -> Path:
+def photographs(
+    root: Path, classes=("cat", "dog", "eel"), n: int | tuple[int, ...] = 8, seed: int = 0, low: int = 20
+) -> Path:
     """Of many shapes; the files of a class are of one colour, more or less."""
     rng = np.random.default_rng(seed)
     for c, name in enumerate(classes):
         (root / name).mkdir(parents=True)
-        for i in range(n):
+        for i in range(n if isinstance(n, int) else n[c]):
             height, width = rng.integers(low, 3 * low, 2)
             pixels = rng.normal(60 + 60 * c, 30, (height, width, 3)).clip(0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(root / name / f"{i}.{'jpg' if i % 2 else 'png'}")

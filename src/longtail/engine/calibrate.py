@@ -54,9 +54,12 @@ def calibrate(logits: Callable[[], Iterable[Tensor]], y_N: Tensor, prior_C: Tens
 
 
 def best_sharpness(slope: Callable[[float], float]) -> float:
-    """Where a rising slope is zero. Where every image is recognised with ease it is nowhere, and 1 is as good as any."""
-    if slope(LIMIT) <= 0 or slope(1 / LIMIT) >= 0:
+    """Where a rising slope is zero. Where every image is recognised with ease it is nowhere, and 1 is as good as any; where
+    the logits mislead, it is as low as may be."""
+    if slope(LIMIT) <= 0:
         return 1.0
+    if slope(1 / LIMIT) >= 0:
+        return 1 / LIMIT
     low, high = -math.log(LIMIT), math.log(LIMIT)
     for _ in range(HALVINGS):
         middle = (low + high) / 2

@@ -54,7 +54,7 @@ def card(model: Model, to: str, file: str, difference: float, latency: dict[int,
     record = runs.read(model.origin) if model.origin and (model.origin / runs.METRICS).is_file() else None
     code = CODE[to].format(file=file, size=model.image_size, input=INPUT)
     parts = [
-        f"# {plain(about['method'])}, {plain(about['network'])}",
+        f"# {about['method']}, {about['network']}",
         f"An image classifier of {len(model.class_names):,} classes, trained and exported by longtail {about['longtail']}.",
         "## Use\n\n" + f"```python\n{code}\n```",
         "## Input and output\n\n" + lines(io_words(about)),
@@ -135,4 +135,4 @@ def table(heading: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def plain(text: object) -> str:
     """A name as Markdown shows it: neither markup nor a link."""
-    return re.sub(r"([\\`*_{}\[\]()<>#+!|&~-])", r"\\\1", visible(text))
+    return re.sub(r"([\\`*_\[\]<>|&~])", r"\\\1", visible(text))

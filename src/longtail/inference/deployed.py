@@ -11,6 +11,8 @@ from longtail.config import to_dict
 from longtail.inference.model import Model
 from longtail.inference.priors import named
 from longtail.models.backbones import Maps, Trunk
+from longtail.views import ops
+from longtail.views.view import STATISTICS
 
 INPUT, OUTPUTS = "images", ("logits", "probabilities")
 INPUT_WORDS = "RGB images cut to size, uint8 (batch, 3, {size}, {size}); they are normalised inside"
@@ -22,6 +24,8 @@ class Deployed(nn.Module):
     """uint8 images (B, 3, size, size) to logits and probabilities (B, C), in float32 on the CPU."""
 
     shift_C: Tensor
+    mean_C11: Tensor
+    std_C11: Tensor
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -31,11 +35,14 @@ class Deployed(nn.Module):
                 part.precision = torch.float32
             if isinstance(part, Trunk | Maps):
                 part.fused = False
-        self.views, self.temperature = model.preprocessing.views, model.temperature or 1.0
+        self.size, self.temperature = model.image_size, model.temperature or 1.0
         self.register_buffer("shift_C", model.shift().float())
+        for name, numbers in zip(("mean_C11", "std_C11"), STATISTICS[model.config.views.normalise], strict=True):
+            self.register_buffer(name, torch.tensor(numbers)[:, None, None])
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        logits_BC = self.network.classify(self.network.features(self.views.normalised(images)))
+        x = ops.normalise(ops.to_float(images), self.mean_C11, self.std_C11)
+        logits_BC = self.network.classify(self.network.features(x))
         return logits_BC, (logits_BC / self.temperature + self.shift_C).softmax(1)
 
 

@@ -43,10 +43,14 @@ def eager(network: Deployed) -> Runner:
 
 def program_of(network: Deployed) -> torch.export.ExportedProgram:
     """For any batch; two images to trace by, as one would be taken for a constant."""
-    images = torch.zeros(2, 3, network.views.size, network.views.size, dtype=torch.uint8)
+    images = torch.zeros(2, 3, network.size, network.size, dtype=torch.uint8)
     batch = torch.export.Dim("batch", min=1)
     with torch.no_grad(), quietly():
-        return torch.export.export(network, (images,), dynamic_shapes=({0: batch},))
+        program = torch.export.export(network, (images,), dynamic_shapes=({0: batch},))
+    for graph in (m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)):
+        for node in graph.graph.nodes:
+            node.meta.pop("stack_trace", None)  # the paths of this machine
+    return program
 
 
 def write_torch(network: Deployed, facts: dict[str, Any], path: Path) -> None:
