@@ -11,7 +11,7 @@ from longtail.report.table import table
 ROOT = Path(__file__).parents[1]
 BLOCKS = {
     page: re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
-    for page in ("README.md", "docs/methods.md")
+    for page in ("README.md", "docs/methods.md", "docs/use.md")
 }
 
 
@@ -38,6 +38,12 @@ def test_the_worked_example_of_a_method_is_short_and_learns(tmp_path, monkeypatc
     found = {row.label: row for row in table([tmp_path / "runs/cdt"])}
     assert found.keys() == {"Cross-entropy", "CDT"} and min(found["CDT"].values("top1")) > 40
     assert found["CDT"].values("top1") != found["Cross-entropy"].values("top1")
+
+
+def test_the_page_on_use_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
+    run("\n".join(BLOCKS["docs/use.md"]), "docs/use.md", tmp_path, monkeypatch)
+    assert (tmp_path / "out.csv").exists() and (tmp_path / "digits.safetensors.md").exists()
+    assert "Prediction(" in capsys.readouterr().out
 
 
 def test_every_method_stands_in_the_docs():

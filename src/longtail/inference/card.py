@@ -26,7 +26,7 @@ import onnxruntime
 
 session = onnxruntime.InferenceSession("{file}")
 names = json.loads(session.get_modelmeta().custom_metadata_map["class_names"])
-images = np.zeros((1, 3, {size}, {size}), np.uint8)  # RGB, cut to size as above
+images = np.zeros((1, 3, {size}, {size}), np.uint8)  # RGB, cut to size as below
 logits, probabilities = session.run(None, {{"{input}": images}})
 print(names[probabilities[0].argmax()], probabilities[0].max())"""
 TORCH = """\
@@ -36,7 +36,7 @@ import torch
 extra = {{"longtail.json": ""}}
 network = torch.export.load("{file}", extra_files=extra).module()
 names = json.loads(extra["longtail.json"])["class_names"]
-images = torch.zeros(1, 3, {size}, {size}, dtype=torch.uint8)  # RGB, cut to size as above
+images = torch.zeros(1, 3, {size}, {size}, dtype=torch.uint8)  # RGB, cut to size as below
 logits, probabilities = network(images)
 print(names[probabilities[0].argmax()], float(probabilities[0].max()))"""
 SAFETENSORS = """\
@@ -86,7 +86,7 @@ def probability_words(model: Model, about: dict[str, Any]) -> list[str]:
 
 def results(record: runs.Run) -> str:
     metrics, data = record.metrics, record.environment["data"]
-    counts = metrics.get("counts") or data.get("counts") or [0]
+    counts = data.get("counts") or metrics.get("counts") or [0]
     said = [
         f"{data.get('images', sum(counts)):,} training images, {max(counts):,} of the largest class and {min(counts):,} of the "
         f"smallest ({plain(record.config.data.name)}, checksum {plain(data['checksum'])})",
@@ -95,14 +95,18 @@ def results(record: runs.Run) -> str:
     ]
     rows = [(name, figure(metrics.get(key))) for key, name in GROUPS.items()]
     rows += [
-        (name, figure(metrics.get(key))) for key, name in (("macro_f1", "macro F1"), ("ece", "calibration error (ECE)"))
+        (name, figure(metrics.get(key)))
+        for key, name in (("macro_f1", "macro F1"), ("ece", "calibration error (ECE), without temperature"))
     ]
     return lines(said) + "\n\n" + table(("classes, by training images", "accuracy"), rows)
 
 
 def check_words(difference: float, latency: dict[int, tuple[float, float]]) -> list[str]:
     sizes = " and ".join(str(n) for n in latency)
-    times = [f"batch {n} on this CPU: {old:.1f} ms before, {new:.1f} ms exported" for n, (old, new) in latency.items()]
+    times = [
+        f"batch {n}, on the CPU that wrote it: {old:.1f} ms before, {new:.1f} ms exported"
+        for n, (old, new) in latency.items()
+    ]
     return [f"run after it was written, at batch {sizes}: its logits differ by {difference:.1e} at most", *times]
 
 
