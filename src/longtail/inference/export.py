@@ -51,8 +51,7 @@ def export(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with runs.replaced(path) as fresh:
-            write(model, network, to, fresh)
-            theirs = FORMATS[to].run(fresh)
+            theirs = written(model, network, to, fresh)
             difference = compared(eager(network), theirs, model.image_size)
             latency = {n: times(eager(network), theirs, model.image_size, n) for n in BATCHES}
             words = card(model, to, path.name, difference, latency)
@@ -65,9 +64,11 @@ def export(
     return Exported(path, beside, difference, latency)
 
 
-def write(model: Model, network: Deployed, to: str, path: Path) -> None:
+def written(model: Model, network: Deployed, to: str, path: Path) -> Runner:
+    """What runs the file, once it is there."""
     try:
         FORMATS[to].write(network, facts(model), path)
+        return FORMATS[to].run(path)
     except (UserError, OSError):
         raise
     except Exception as error:  # what an exporter does not know of a network it says in its own way

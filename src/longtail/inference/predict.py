@@ -71,8 +71,8 @@ def predict(
 def predictions(model: Model, paths: list[Path], top: int, on_error: str) -> Iterator[Predicted]:
     """Of each file in order, a batch at a time."""
     work = in_threads(lambda index: model.preprocessing.pixels(paths[index]), np.arange(len(paths)))
-    with closing(work), closing(shown(work, len(paths), "predicting")) as decoded:  # type: ignore[type-var]
-        names = iter(map(str, paths))
+    with closing(work):
+        decoded, names = shown(work, len(paths), "predicting"), iter(map(str, paths))
         while batch := list(islice(decoded, BATCH)):
             yield from said_of(model, list(islice(names, len(batch))), batch, top, on_error)
 
