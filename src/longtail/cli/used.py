@@ -100,4 +100,4 @@ def run_export(args: list[str]) -> None:
     from longtail.inference.export import export
 
     done = export(given.run, given.to, given.out, given.prior)
-    print(*done.words(), sep="\n")
+    print(*map(visible, done.words()), sep="\n")

@@ -17,7 +17,7 @@ from longtail.data.pool import fit_in_memory
 from longtail.data.sources import RESIDENT_SIDE, streamed_side
 from longtail.engine.device import choose_device
 from longtail.engine.evaluate import stored_network
-from longtail.errors import UserError
+from longtail.errors import UserError, visible
 from longtail.inference import released
 from longtail.inference.model import Model
 from longtail.inference.preprocessing import Preprocessing
@@ -82,7 +82,7 @@ def one_run(path: Path) -> runs.Run:
             f"{path} holds {len(found)} runs that differ ({which}{', …' * (len(found) > 3)}): name one of them"
         )
     if len(found) > 1:
-        print(f"{path} holds {len(found)} seeds: {first.folder} is taken", file=sys.stderr)
+        print(visible(f"{path} holds {len(found)} seeds: {first.folder} is taken"), file=sys.stderr)
     return first
 
 

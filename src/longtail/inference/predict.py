@@ -57,7 +57,7 @@ def predict(
     model = run if isinstance(run, Model) else load(run, device)
     model = model if prior is None else model.expecting(prior)
     for note in model.notes():
-        print(note, file=sys.stderr)
+        print(visible(note), file=sys.stderr)
     width = min(top, len(model.class_names))
     with written(csv, lambda file: as_csv(file, width)) as to_csv, written(json, as_json) as to_json:
         found = []
