@@ -141,6 +141,13 @@ def test_bad_images_are_named_and_never_predicted(made, tmp_path, monkeypatch, c
     alone = [row.guesses[0].probability for row in longtail.predict(folder, [good[0], good[1]])]
     np.testing.assert_allclose([float(rows[i]["probability_1"]) for i in (0, 4)], alone, rtol=1e-3)
     assert main(["predict", str(folder), "empty.png", "--on-error", "skip"]) == 1
+    capsys.readouterr()
+    assert (
+        main(["predict", str(folder), good[0], *["empty.png"] * 22, "--on-error", "skip", "--csv", "-", "--json", "x"])
+        == 0
+    )
+    out = capsys.readouterr()
+    assert "written to x" in out.err and "2 more" in out.err and len(out.out.splitlines()) == 24
 
 
 def test_nothing_is_left_half_written(made, tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
 """The verbs of a trained network's use: predict, export."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,7 +17,7 @@ from longtail.errors import UserError, visible
 if TYPE_CHECKING:
     from longtail.inference.predict import Predicted
 
-SHOWN = 5  # images that could not be read; --csv and --json have all
+SHOWN = 20  # images that could not be read; --csv and --json have all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,17 +70,23 @@ def run_predict(args: list[str]) -> int:
 
     choices = (given.top, given.prior, given.on_error, given.csv, given.json, given.device)
     found = predict(given.run, given.images, *choices)
-    files = [file for file in (given.csv, given.json) if file and str(file) != "-"]
-    if not (given.csv or given.json):
+    files = [str(file) for file in (given.csv, given.json) if file]
+    if not files:
         console().print(as_table(found))
-    told = sys.stdout if files else sys.stderr
     for file in files:
-        print(f"written to {visible(file)}", file=told)
+        if file != "-":
+            print(f"written to {visible(file)}", file=sys.stderr if "-" in files else sys.stdout)
     bad = [row for row in found if row.error]
-    if bad:
-        print(f"images that could not be read: {len(bad):,} of {len(found):,}", file=sys.stderr)
-        print(*(f"  {visible(row.path)} ({visible(row.error)})" for row in bad[:SHOWN]), sep="\n", file=sys.stderr)
+    print(*about_bad(bad, len(found)), sep="\n", end="", file=sys.stderr)
     return 1 if len(bad) == len(found) else 0
+
+
+def about_bad(bad: "Sequence[Predicted]", images: int) -> Iterator[str]:
+    """The lines that name images which could not be read."""
+    if bad:
+        yield f"images that could not be read: {len(bad):,} of {images:,}"
+        yield from (f"  {visible(row.path)} ({visible(row.error)})" for row in bad[:SHOWN])
+        yield f"  … and {len(bad) - SHOWN:,} more: --csv and --json list all\n" if len(bad) > SHOWN else ""
 
 
 def as_table(rows: "Sequence[Predicted]") -> Table:
