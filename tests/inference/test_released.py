@@ -128,7 +128,7 @@ class Hostile:
 
 def test_nothing_is_executed_and_what_is_no_checkpoint_is_said(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("hostile.pth.tar").write_bytes(pickle.dumps({"state_dict": Hostile()}))
+    Path("hostile.pth.tar").write_bytes(pickle.dumps({"state_dict": Hostile()}, protocol=2))
     torch.save({"state_dict": {}, "extra": Hostile()}, "hostile.pth")
     torch.save({"state_dict": {"x": torch.zeros(1)}}, "other.pth")
     torch.save([1, 2], "list.pth")
