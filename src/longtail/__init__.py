@@ -14,9 +14,12 @@ _HOME = {
     "demo": "quickstart",
     "evaluate": "engine.evaluate",
     "figure": "report.figures",
+    "export": "inference.export",
     "inspect": "data.inspection",
+    "load": "inference.loading",
     "paco_loss": "losses",
     "paco_terms": "losses",
+    "predict": "inference.predict",
     "reproduce": "reproduction",
     "shard": "data.packing",
     "supcon_loss": "losses",
@@ -25,29 +28,9 @@ _HOME = {
 }
 _MODULES = ("recipes", "losses", "metrics", "theory", "report")  # the last is a verb too, and can be called
 
-__all__ = [
-    "Config",
-    "UserError",
-    "compare",
-    "demo",
-    "evaluate",
-    "figure",
-    "inspect",
-    "recipes",
-    "report",
-    "reproduce",
-    "shard",
-]
-__all__ += [
-    "balanced_softmax_loss",
-    "cross_entropy_loss",
-    "paco_loss",
-    "paco_terms",
-    "supcon_loss",
-    "table",
-    "theory",
-    "train",
-]
+__all__ = ["Config", "UserError", "compare", "demo", "evaluate", "export", "figure", "inspect", "load", "predict"]
+__all__ += ["recipes", "report", "reproduce", "shard", "table", "theory", "train"]
+__all__ += ["balanced_softmax_loss", "cross_entropy_loss", "paco_loss", "paco_terms", "supcon_loss"]
 
 
 def __getattr__(name: str) -> Any:

@@ -39,6 +39,11 @@ def some(items: Iterable[object], most: int = 3) -> str:
     return ", ".join(shown[:most]) + (", …" if len(shown) > most else "")
 
 
+def visible(text: object) -> str:
+    """Text that a terminal can only show: what is not printable (escapes, line ends, reversed writing) is spelt out."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+
+
 def unknown(kind: str, given: object, known: Iterable[str]) -> UserError:
     """The error for a name that is not among the known ones, with the nearest as a suggestion."""
     names = sorted(known)

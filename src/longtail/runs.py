@@ -3,13 +3,14 @@
 config.json  environment.json     written when the run starts; with skipped.jsonl, where images could not be read
 log.jsonl                         a line an epoch; with gradients.npz, where asked for
 checkpoint/state.pt               all state, for --resume
-model.safetensors  predictions.npz  features.npz  examples/  and last metrics.json: the run has finished
+model.safetensors  predictions.npz  features.npz  examples/  calibration.json  and last metrics.json: the run has finished
 """
 
+import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,8 @@ ENVIRONMENT_KEYS, METRICS_KEYS = (
 )
 CHECKPOINT, MODEL = "checkpoint/state.pt", "model.safetensors"
 GRADIENTS = "gradients.npz"  # norms (epochs, classes) and stages (epochs,), where --log.gradients asked for it
-TENSORBOARD, WANDB = (
-    "tensorboard",
-    "wandb.json",
-)  # where --log.to asked for them: event files; id and epochs of the run there
+TENSORBOARD, WANDB = "tensorboard", "wandb.json"  # of --log.to: event files; id and epochs of the run there
+CALIBRATION = "calibration.json"  # the temperature, where there were validation images
 SKIPPED = "skipped.jsonl"  # images that were left out as they could not be read: id, reason
 
 
@@ -107,6 +106,17 @@ def write_json(path: Path, tree: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Atomically: a reader sees the old file or the new one."""
-    fresh = path.with_suffix(f"{path.suffix}.{os.getpid()}.tmp")
-    fresh.write_text(text, encoding="utf-8")
-    os.replace(fresh, path)
+    with replaced(path) as fresh:
+        fresh.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """A file beside it to be written, which takes its place in the end; where something fails it is gone, and the old one is
+    as it was."""
+    fresh = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        yield fresh
+        os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)

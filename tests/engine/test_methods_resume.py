@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import longtail
 from longtail import methods, recipes, runs
 from longtail.config import Config
 from longtail.engine.evaluate import balanced_accuracy, evaluate
@@ -71,6 +72,16 @@ def test_what_is_stored_is_the_network_that_deploys(finished):
     again = evaluate(folder, device="cpu")[folder]
     assert again["top1"] == metrics["top1"] and again["per_class"] == metrics["per_class"]
     assert again == metrics and np.array_equal(np.load(folder / "predictions.npz")["logits"], logits)
+
+
+def test_it_is_loaded_without_its_data(finished, monkeypatch):
+    """And asked as a user asks."""
+    config, folder = finished
+    images = load_once(config.data).test.images
+    monkeypatch.setattr("longtail.data.sources.load", None)
+    model, stored = longtail.load(folder), np.load(folder / "predictions.npz", allow_pickle=False)
+    np.testing.assert_allclose([said.logits for said in model(images)], stored["logits"], rtol=1e-4, atol=1e-4)
+    assert (model.temperature is not None) == (config.data.val_fraction > 0)
 
 
 def test_what_is_measured_is_the_network_in_test_mode(finished):

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from longtail import __version__
-from longtail.cli import arguments, verbs
-from longtail.errors import Alone, UserError, unknown
+from longtail.cli import arguments, used, verbs
+from longtail.errors import Alone, UserError, unknown, visible
 from longtail.progress import speaks
 
 VERBS: dict[str, tuple[type, Callable[[list[str]], int | None]]] = {
@@ -22,6 +22,8 @@ VERBS: dict[str, tuple[type, Callable[[list[str]], int | None]]] = {
     "compare": (arguments.Compare, verbs.run_compare),
     "reproduce": (arguments.Reproduce, verbs.run_reproduce),
     "theory": (arguments.Theory, verbs.run_theory),
+    "predict": (used.Predict, used.run_predict),
+    "export": (used.Export, used.run_export),
 }
 
 
@@ -35,7 +37,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return dispatch(args)
     except UserError as error:
         if speaks() or isinstance(error, Alone):
-            print("longtail: " + " ".join(str(error).split()), file=sys.stderr)
+            print("longtail: " + visible(" ".join(str(error).split())), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("longtail: interrupted", file=sys.stderr)

@@ -115,12 +115,16 @@ def refuse_shortage(error: OSError) -> None:
 
 def decode(encoded: bytes, size: int) -> ImageArray:
     """The upright centre square of the image, `size` pixels wide, as (size, size, 3)."""
-    from PIL import Image, ImageOps
-
     with opened(encoded) as image:
         image.draft(None, (2 * size, 2 * size))  # a large JPEG is decoded at a fraction of its size
-        square = ImageOps.fit(upright(image), (size, size), Image.Resampling.BILINEAR)
-        return np.asarray(square)
+        return centre_square(image, size)
+
+
+def centre_square(image: "Image.Image", size: int) -> ImageArray:
+    """Of an image that is open, as `decode` has it."""
+    from PIL import Image, ImageOps
+
+    return np.asarray(ImageOps.fit(upright(image), (size, size), Image.Resampling.BILINEAR))
 
 
 def decode_whole(encoded: bytes, side: int) -> ImageArray:
@@ -131,14 +135,19 @@ def decode_whole(encoded: bytes, side: int) -> ImageArray:
     if is_plain(encoded, side):
         with contextlib.suppress(RuntimeError, ImportError):  # PIL reads it all the same, or says what is wrong with it
             return _by_torchvision(encoded)
-    from PIL import Image
-
     with opened(encoded) as image:
         share = min(side / max(image.width, image.height), 1)
         image.draft(None, (max(int(image.width * share), 1), max(int(image.height * share), 1)))
-        whole = upright(image)
-        whole.thumbnail((side, side), Image.Resampling.BILINEAR, reducing_gap=None)
-        return np.asarray(whole).transpose(2, 0, 1)
+        return whole(image, side)
+
+
+def whole(image: "Image.Image", side: int) -> ImageArray:
+    """Of an image that is open, as `decode_whole` has it."""
+    from PIL import Image
+
+    smaller = upright(image)
+    smaller.thumbnail((side, side), Image.Resampling.BILINEAR, reducing_gap=None)
+    return np.asarray(smaller).transpose(2, 0, 1)
 
 
 def decode_from(images: OnDisk, index: int, side: int) -> ImageArray:

@@ -72,7 +72,7 @@ def _training_classes(folder: Path) -> tuple[str, ...]:
     return names
 
 
-def _image_files(folder: Path, above: tuple[Path, ...], others: list[str]) -> Iterator[Path]:
+def image_files(folder: Path, above: tuple[Path, ...], others: list[str]) -> Iterator[Path]:
     """Images at any depth, links followed; each folder is entered once and none `above`, so that loops end.
 
     `others` are given the files that are left alone.
@@ -106,7 +106,7 @@ def _pool(
     files: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(names):
-        found = list(_image_files(folder / name, (root, folder), others))
+        found = list(image_files(folder / name, (root, folder), others))
         if not found and not may_be_empty:
             kinds = " ".join(sorted(e[1:] for e in EXTENSIONS))
             raise UserError(f"class folder {folder / name} has no image ({kinds}): fill it or remove it")

@@ -120,9 +120,13 @@ def _way_to_take(config: DataConfig, opened: Opened, images: int) -> Callable[[P
 
 def _stream(pool: Pool, indices: IntArray, config: DataConfig) -> Source:
     """Where bad images are to be skipped they must be known beforehand: counts and order depend on them."""
-    side = config.resolution or round(config.image_size * 16 / 7)
     skipped = unreadable(pool.encoded, indices) if config.on_error == "skip" else {}
-    return pool.stream(indices, side, config.workers, config.decode, skipped)
+    return pool.stream(indices, streamed_side(config), config.workers, config.decode, skipped)
+
+
+def streamed_side(config: DataConfig) -> int:
+    """Pixels of the square that a streamed image is made to fit in."""
+    return config.resolution or round(config.image_size * 16 / 7)
 
 
 def _kept(source: Source) -> str:

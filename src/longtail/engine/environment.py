@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from longtail import __version__
+from longtail.data.pool import OnDisk, Source
 from longtail.engine.device import precision
 from longtail.metrics import shot_groups
 
@@ -35,12 +36,18 @@ def describe_environment(run: "Run") -> dict[str, Any]:
             "classes": len(run.data.train.class_names),
             "counts": run.data.train.counts.tolist(),
             "shot_groups": {name: int(mask.sum()) for name, mask in shot_groups(run.data.counts).items()},
+            "resolution": resolution(run.data.train),
             "notes": list(run.data.notes),
         },
         "model": run.config.model.name,
         "parameters": parameters(run),
         "chosen": run.method.chosen(),
     }
+
+
+def resolution(source: Source) -> int:
+    """The longer side in pixels at which streamed images are kept; 0: centre squares were held in memory at image_size."""
+    return source.images.side if isinstance(source.images, OnDisk) else 0
 
 
 def parameters(run: "Run") -> int:

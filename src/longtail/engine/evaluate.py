@@ -17,10 +17,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from longtail import methods, runs
+from longtail.config import Config
 from longtail.data import samplers
 from longtail.data.loader import frames_of
 from longtail.data.pool import class_counts
 from longtail.data.sources import DataSet, Source, load
+from longtail.engine.calibrate import Calibration, calibrate
 from longtail.engine.device import choose_device, place
 from longtail.engine.distributed import by_first
 from longtail.engine.examples import write_examples
@@ -173,15 +175,29 @@ def finish(
     and these seconds), peak_memory (bytes, of all of them). Several processes compute the features; the first does the rest.
     """
     seen = look(method, data, views, device, batch)
+    val_NF = features_of(method, data.val, views, device, batch) if data.val else None
 
     def written() -> dict[str, Any]:
         save_file({k: v.contiguous() for k, v in method.net.state_dict().items()}, folder / runs.MODEL)
         metrics, said = measure(method, data, views, device, seen)
         metrics |= cost
+        write_calibration(folder, method, data.val, val_NF)
         write_results(folder, data, metrics, said, seen.test_MD.cpu().numpy())
         return metrics
 
     return by_first(written)
+
+
+def write_calibration(folder: Path, method: methods.Method, val: Source | None, x_NF: Tensor | None) -> None:
+    """By the features of the validation images, where there are some; never by the test set."""
+    if val is None or x_NF is None:
+        return
+    y_N = torch.from_numpy(val.labels).to(x_NF.device)
+    with in_test_mode(method):
+        found: Calibration = calibrate(
+            lambda: logits_of(method.classify, x_NF, len(val.class_names)), y_N, method.prior()
+        )
+    runs.write_json(folder / runs.CALIBRATION, found._asdict())
 
 
 def write_results(
@@ -222,17 +238,25 @@ def evaluate_one(record: runs.Run, data_root: Path | None, device_name: str) -> 
     stored = record.environment["data"]["checksum"]
     if data.checksum != stored:
         raise UserError(f"{record.folder} was trained on other images (checksum {stored}): name them with --data-root")
-    method = place(methods.make(config, data.train.counts, stored=True), config, device)
-    method.enter(method.stages[-1])
-    path = record.folder / runs.MODEL
-    try:
-        method.net.load_state_dict(load_file(path, device=str(device)))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path} does not hold the network of config.json ({reason}): train it again") from error
+    method = stored_network(record.folder / runs.MODEL, config, data.train.counts, device)
     views = Views(config.views, config.data.image_size)
     seen = look(method, data, views, device, config.train.batch_size)
     metrics, said = measure(method, data, views, device, seen)
     metrics |= {k: record.metrics[k] for k in COST if k in record.metrics}
+    if data.val:
+        val_NF = features_of(method, data.val, views, device, config.train.batch_size)
+        write_calibration(record.folder, method, data.val, val_NF)
     write_results(record.folder, data, metrics, said, seen.test_MD.cpu().numpy())
     return metrics
+
+
+def stored_network(path: Path, config: Config, counts: Any, device: torch.device) -> methods.Method:
+    """The method of a configuration, for training data with these class counts, with the weights of a safetensors file."""
+    method = place(methods.make(config, counts, stored=True), config, device)
+    method.enter(method.stages[-1])
+    try:
+        method.net.load_state_dict(load_file(path, device=str(device)))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path} does not hold the network of its configuration ({reason}): train it again") from error
+    return method

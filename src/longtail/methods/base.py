@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from longtail.config import Config, MethodConfig, OptimConfig, Sampler
+from longtail.data.samplers import class_shares
 from longtail.models.backbones import Trunk, make_body, wrap
 from longtail.models.beside import Beside
 from longtail.models.heads import Classifier, linear_head
@@ -81,7 +82,7 @@ class Method(nn.Module):
 
     def __init__(self, net: Classifier, counts_C: Tensor, config: Config) -> None:
         super().__init__()
-        self.net, self.config = net, config.method
+        self.net, self.config, self.counts_C = net, config.method, counts_C
         self.stages = self.make_stages(config)
         self.stage = self.stages[0]
         # log q(y), the class frequencies of the training data; derived from them, so not part of a checkpoint
@@ -198,6 +199,22 @@ class Method(nn.Module):
         """The logits that deploy: without prior."""
         return self.classify(self.features(x))
 
+    @property
+    def deciding(self) -> Stage:
+        """The stage in which the classifier learnt."""
+        return [stage for stage in self.stages if stage.epochs][-1]
+
+    def prior(self) -> Tensor:
+        """The class frequencies for which the logits are meant, (C,) in float64: those its classifier saw, unless its loss
+        takes account of them. For other frequencies add the logarithm of their ratio to these to the logits."""
+        return class_shares(self.deciding.sampler, self.counts_C.cpu(), done=1.0)
+
+    def only_deployed(self) -> "Method":
+        """Without what training alone needs: key networks, projections, queues."""
+        for name in [name for name, _ in self.named_children() if name != "net"]:
+            setattr(self, name, None)
+        return self
+
 
 def compiled(work: Callable[..., Any]) -> Callable[..., Any]:
     """For matrices of some hundred rows: a row is one thread block's, not several's with a second kernel to join them."""
@@ -217,6 +234,17 @@ def magnitudes(logits: Tensor) -> Tensor:
 def accuracy(logits_BC: Tensor, y_B: Tensor) -> Tensor:
     """Share of anchors whose largest logit is their own, in percent."""
     return share_right(logits_BC.detach().argmax(1), y_B)
+
+
+def reweighted(shares_C: Tensor, weight_C: Tensor) -> Tensor:
+    """Class frequencies times a weight each, summing to 1; a class that never came stays at 0."""
+    product_C = torch.where(shares_C > 0, shares_C * weight_C.double().cpu(), 0.0)
+    return product_C / product_C.sum()
+
+
+def alike(shares_C: Tensor) -> Tensor:
+    """The same for every class that came."""
+    return reweighted(shares_C, 1 / shares_C)
 
 
 def share_right(guess_B: Tensor, y_B: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from longtail import config as cfg
 from longtail.losses import cross_entropy_loss
-from longtail.methods.base import Batch, Method, Stage, accuracy
+from longtail.methods.base import Batch, Method, Stage, accuracy, alike
 from longtail.models.heads import Classifier
 from longtail.models.parts import TwinBlock
 
@@ -25,6 +25,10 @@ class BBN(Method, settings=cfg.BBN):
 
     def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
         return (self.first_stage(config, partner="reversed"),)
+
+    def prior(self) -> Tensor:
+        """One branch has the frequencies and one their inverse: their sum has none."""
+        return alike(super().prior())
 
     def start_epoch(self, epoch: int, epochs: int) -> None:
         self.a.fill_(1 - (epoch / epochs) ** 2)

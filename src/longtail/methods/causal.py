@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from longtail import config as cfg
 from longtail.errors import UserError
-from longtail.methods.base import Batch
+from longtail.methods.base import Batch, alike
 from longtail.methods.softmax import CrossEntropy
 from longtail.models.beside import Beside
 from longtail.models.heads import Classifier
@@ -40,7 +40,7 @@ class CausalHead(nn.Module):
 
 def heads(x: Tensor, number: int) -> Tensor:
     """N,F -> N,H,P."""
-    return x.view(len(x), number, -1)
+    return x.unflatten(1, (number, -1))
 
 
 class CausalNorm(CrossEntropy, settings=cfg.CausalNorm):
@@ -61,6 +61,10 @@ class CausalNorm(CrossEntropy, settings=cfg.CausalNorm):
         if width % config.method.heads:
             raise UserError(f"--method.heads {config.method.heads}: it must divide the features' width, {width}")
         return CausalHead(width, classes, config.method)
+
+    def prior(self) -> Tensor:
+        """What the removal of the drift aims at; the loss does not imply it."""
+        return alike(super().prior())
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         x_BF = self.features(batch.query)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from longtail import config as cfg
 from longtail.errors import UserError
-from longtail.methods.base import Stage, Start
+from longtail.methods.base import Stage, Start, alike
 from longtail.methods.softmax import CrossEntropy
 from longtail.methods.stages import linear_stage
 from longtail.models.heads import ScaledHead, linear_head
@@ -63,6 +63,10 @@ class TauNorm(CrossEntropy, settings=cfg.TauNorm):
         if self.linear.bias is not None:
             self.linear.bias.zero_()
 
+    def prior(self) -> Tensor:
+        """What rows of one length aim at; no loss implies it."""
+        return alike(super().prior())
+
     def best_power(self, start: Start) -> float:
         """By the mean over classes of their accuracy; of equals the smallest."""
         assert start.val is not None  # or `check` would have said so
@@ -93,6 +97,10 @@ class NCM(CrossEntropy, settings=cfg.NCM):
         self.linear.weight.copy_(mean_CF)  # |x - m|² is smallest where m·x - |m|²/2 is largest
         known_C = self.log_prior_C.isfinite()  # a class without training images is nobody's nearest
         self.linear.bias.copy_(torch.where(known_C, -(mean_CF**2).sum(1) / 2, torch.finfo(torch.float32).min))
+
+    def prior(self) -> Tensor:
+        """A distance knows no frequencies."""
+        return alike(super().prior())
 
 
 def redraw(head: nn.Linear, rng: torch.Generator) -> None:

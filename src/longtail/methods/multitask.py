@@ -4,7 +4,7 @@ from torch import Tensor
 
 from longtail import config as cfg
 from longtail.losses import balanced_softmax_loss, cross_entropy_loss, effective_number_weights, supcon_loss
-from longtail.methods.base import accuracy, largest
+from longtail.methods.base import accuracy, largest, reweighted
 from longtail.methods.contrast import MomentumContrast
 from longtail.models.heads import Classifier
 
@@ -16,6 +16,10 @@ class MultiTask(MomentumContrast, settings=cfg.MultiTask):
     def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
         super().__init__(net, counts_C, config)
         self.register_buffer("weight_C", effective_number_weights(counts_C, self.config.beta), persistent=False)
+
+    def prior(self) -> Tensor:
+        drawn_C = super().prior()
+        return reweighted(drawn_C, (-self.log_prior_C.double()).exp()) if self.config.rebalance else drawn_C
 
     def after_projections(self, x_BF: Tensor, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> dict[str, Tensor]:
         c, logits_BC = self.config, self.classify(x_BF)

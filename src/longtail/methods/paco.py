@@ -7,7 +7,7 @@ from longtail import config as cfg
 from longtail import theory
 from longtail.data.samplers import class_shares
 from longtail.losses import AnchorTerms, Samples, chunk_for, chunked_terms, paco_terms
-from longtail.methods.base import Batch, magnitudes, share_right
+from longtail.methods.base import Batch, magnitudes, reweighted, share_right
 from longtail.methods.contrast import Contrast, MomentumContrast
 from longtail.models.heads import Classifier
 
@@ -54,6 +54,10 @@ class Centred(Contrast):
         z_MD, y_M, first = self.samples(q_BD, k_BD, y_B)
         samples = Samples(q_BD, z_MD, y_M, first + torch.arange(len(q_BD), device=y_B.device))
         return chunked_terms(x_BF, self.linear.weight, self.linear.bias, y_B, samples, *self.numbers(), chunk=chunk)
+
+    def prior(self) -> Tensor:
+        drawn_C = super().prior()
+        return reweighted(drawn_C, (-self.log_prior_C.double()).exp()) if self.config.rebalance else drawn_C
 
     def numbers(self) -> tuple[Tensor | None, float, float, float, float]:
         """What the loss takes beside anchors and partners."""

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from longtail import config as cfg
 from longtail.losses import cross_entropy_loss
-from longtail.methods.base import Method, accuracy
+from longtail.methods.base import Method, accuracy, alike
 from longtail.models.heads import Classifier, linear_head
 from longtail.models.parts import LightBranches
 
@@ -49,6 +49,10 @@ class ResLT(Method, settings=cfg.ResLT):
     @property
     def class_weights(self) -> nn.Parameter:
         return self.net.get_parameter("head.linear.weight")
+
+    def prior(self) -> Tensor:
+        """What its sum of branches aims at; the losses do not imply it."""
+        return alike(super().prior())
 
     def after_trunk(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
         logits_RBC = self.net.head.each(x_BF)  # type: ignore[operator]

@@ -40,7 +40,7 @@ class ExpertHead(nn.Module):
 
     def each(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The features and the logits of all experts: (B, E, F), (B, E, C)."""
-        x_BEF = x.view(len(x), self.experts, -1)
+        x_BEF = x.unflatten(1, (self.experts, -1))
         return x_BEF, torch.stack([self.logits(x_BEF[:, e], e) for e in range(self.experts)], 1)
 
     def wants_more(self, x_BF: Tensor, mean_BC: Tensor, expert: int) -> Tensor:
@@ -57,11 +57,11 @@ class ExpertHead(nn.Module):
     def routed(self, x_BEF: Tensor, logits_BEC: Tensor) -> tuple[Tensor, Tensor]:
         """The same for all at once, and how many were asked: (B, C), (B,)."""
         means_BEC = running_means(logits_BEC)
-        asked_B = torch.ones(len(x_BEF), dtype=torch.int64, device=x_BEF.device)
+        asked_B = torch.ones(x_BEF.shape[0], dtype=torch.int64, device=x_BEF.device)
         for e in range(self.experts - 1):
             more_B = (asked_B == e + 1) & (self.wants_more(x_BEF[:, e], means_BEC[:, e], e) > 0)
             asked_B = asked_B + more_B
-        rows_B = torch.arange(len(x_BEF), device=x_BEF.device)
+        rows_B = torch.arange(x_BEF.shape[0], device=x_BEF.device)
         return means_BEC[rows_B, asked_B - 1], asked_B
 
 
@@ -151,6 +151,11 @@ class RIDE(Deferred, settings=cfg.RIDE):
             loss = loss + F.binary_cross_entropy_with_logits(wants_B, needed_B.float(), pos_weight=positive)
         logits_BC, asked_B = self.heads.routed(x_BEF, logits_BEC)
         return {"loss": loss, "accuracy": accuracy(logits_BC, y_B), "experts_asked": asked_B.float().mean()}
+
+    @property
+    def deciding(self) -> Stage:
+        """The router's stage leaves the classifiers as they are."""
+        return self.stages[0]
 
     def figures(self, x_BF: Tensor) -> dict[str, float]:
         if not self.heads.routes:

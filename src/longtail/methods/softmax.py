@@ -18,7 +18,7 @@ from longtail.losses import (
     ldam_loss,
     ldam_margins,
 )
-from longtail.methods.base import Method, Stage, Start, accuracy, share_right
+from longtail.methods.base import Method, Stage, Start, accuracy, reweighted, share_right
 from longtail.models.heads import Classifier, CosineHead, linear_head
 
 
@@ -42,6 +42,10 @@ class Shifted(Softmax):
 
     def shift(self) -> Tensor | None:
         return None
+
+    def prior(self) -> Tensor:
+        shift_C = self.shift()
+        return super().prior() if shift_C is None else reweighted(super().prior(), (-shift_C.double()).exp())
 
     def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
         shift_C = self.shift()
@@ -89,6 +93,10 @@ class LogitAdjustment(Shifted, settings=cfg.LogitAdjustment):
         if self.stage.name == "adjust":
             self.linear.bias.sub_(self.adjustment())
 
+    def prior(self) -> Tensor:
+        """Added in the loss or taken off afterwards, it is the same."""
+        return reweighted(Method.prior(self), (-self.adjustment().double()).exp())
+
     def adjustment(self) -> Tensor:
         """strength · log q(y); nothing for a class without training images, of which nothing is known."""
         return torch.where(self.log_prior_C.isfinite(), self.config.strength * self.log_prior_C, 0.0)
@@ -110,6 +118,10 @@ class Deferred(Softmax):
     def start_epoch(self, epoch: int, epochs: int) -> None:
         late = self.is_late(epoch, epochs)
         self.weight_C.copy_(self.late_weight_C if late else torch.ones_like(self.weight_C))
+
+    def prior(self) -> Tensor:
+        """Classes that are weighted count as if they had so many more images."""
+        return reweighted(super().prior(), self.late_weight_C) if self.config.drw_from < 1 else super().prior()
 
     def is_late(self, epoch: int, epochs: int) -> bool:
         return epoch >= self.config.drw_from * epochs - 1e-6  # 0.55 · 100 is a little more than 55
@@ -160,6 +172,9 @@ class ClassBalancedFocal(Softmax, settings=cfg.ClassBalancedFocal):
         bias = self.net.get_parameter("head.bias")
         rest = [p for p in self.parameters() if p.requires_grad and p is not bias]
         return [{"params": rest}, {"params": [bias], "weight_decay": 0.0}]
+
+    def prior(self) -> Tensor:
+        return reweighted(super().prior(), self.weight_C)
 
     def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
         return class_balanced_focal_loss(logits_BC, y_B, self.weight_C, self.config.gamma)

@@ -70,8 +70,14 @@ class Views:
         return self._make(x, size_N2, self.config.key, rng)
 
     def plain(self, x: Tensor, size_N2: Tensor | None = None) -> Tensor:
-        square = resize(x, self.size, size_N2, self.config.test_crop, self.kernels)
-        return ops.normalise(ops.to_float(square), *statistics(self.config.normalise, x.device))
+        return self.normalised(self.square(x, size_N2))
+
+    def square(self, x: Tensor, size_N2: Tensor | None = None) -> Tensor:
+        """The part that is tested on: uint8 N,3,size,size."""
+        return resize(x, self.size, size_N2, self.config.test_crop, self.kernels)
+
+    def normalised(self, x: Tensor) -> Tensor:
+        return ops.normalise(ops.to_float(x), *statistics(self.config.normalise, x.device))
 
     def _make(self, x: Tensor, size_N2: Tensor | None, view: ViewConfig, rng: torch.Generator) -> Tensor:
         scale = statistics(self.config.normalise, x.device)

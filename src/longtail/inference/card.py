@@ -1,0 +1,142 @@
+"""A model card: what a person should know before using the network, in Markdown."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from longtail import runs
+from longtail.errors import visible
+from longtail.inference.deployed import INPUT, facts
+from longtail.inference.model import UNCALIBRATED, Model
+
+CLASSES = 50  # in the table; of more the ends
+GROUPS = {"top1": "all", "many": "many (more than 100)", "medium": "medium (20 to 100)", "few": "few (fewer than 20)"}
+LIMITS = """\
+- It knows the classes below and no others: an image of something else gets one of them, perhaps with confidence.
+- Figures hold for images like those of the test set. Other cameras, crops or places change them.
+- Rare classes were learnt from few images: look at their own row, not at the mean.
+- A temperature makes confidence honest on average over classes, not for each of them."""
+
+ONNX = """\
+import json
+import numpy as np
+import onnxruntime
+
+session = onnxruntime.InferenceSession("{file}")
+names = json.loads(session.get_modelmeta().custom_metadata_map["class_names"])
+images = np.zeros((1, 3, {size}, {size}), np.uint8)  # RGB, cut to size as below
+logits, probabilities = session.run(None, {{"{input}": images}})
+print(names[probabilities[0].argmax()], probabilities[0].max())"""
+TORCH = """\
+import json
+import torch
+
+extra = {{"longtail.json": ""}}
+network = torch.export.load("{file}", extra_files=extra).module()
+names = json.loads(extra["longtail.json"])["class_names"]
+images = torch.zeros(1, 3, {size}, {size}, dtype=torch.uint8)  # RGB, cut to size as below
+logits, probabilities = network(images)
+print(names[probabilities[0].argmax()], float(probabilities[0].max()))"""
+SAFETENSORS = """\
+import longtail
+from PIL import Image
+
+model = longtail.load("{file}")
+said = model(Image.new("RGB", (640, 480)))  # or a path, an array, a tensor; cut to size for you
+print(said.name, said.probability, said.top(5))"""
+CODE = {"onnx": ONNX, "torch": TORCH, "safetensors": SAFETENSORS}
+
+
+def card(model: Model, to: str, file: str, difference: float, latency: dict[int, tuple[float, float]]) -> str:
+    about = facts(model)
+    record = runs.read(model.origin) if model.origin and (model.origin / runs.METRICS).is_file() else None
+    code = CODE[to].format(file=file, size=model.image_size, input=INPUT)
+    parts = [
+        f"# {about['method']}, {about['network']}",
+        f"An image classifier of {len(model.class_names):,} classes, trained and exported by longtail {about['longtail']}.",
+        "## Use\n\n" + f"```python\n{code}\n```",
+        "## Input and output\n\n" + lines(io_words(about)),
+        "## Probabilities\n\n" + lines(probability_words(model, about)),
+        "## Data and results\n\n"
+        + (results(record) if record else "No figures are known to the file it was made from."),
+        "## Limits\n\n" + LIMITS,
+        "## Checks\n\n" + lines(check_words(difference, latency)),
+        "## Classes\n\n" + classes(model, record.metrics.get("per_class") if record else None),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def io_words(about: dict[str, Any]) -> list[str]:
+    cut = about["preprocessing"]
+    inside = f"inside the file: (pixel / 255 - {list(cut['mean'])}) / {list(cut['std'])}"
+    put = [f"`{name}`: {words}" for name, words in (about["input"] | about["outputs"]).items()]
+    return [*put, f"to cut an image to size: {'; '.join(cut['steps'])} ({cut['resampling']})", inside]
+
+
+def probability_words(model: Model, about: dict[str, Any]) -> list[str]:
+    found = f"temperature {model.temperature:.4g}, found on validation images with each class counting alike"
+    asked = f"changed to: {plain(model.prior.name)}" if model.prior else "not changed"
+    frequencies = (
+        f"class frequencies that the logits stand for: {about['logits_stand_for']}; in the probabilities {asked}"
+    )
+    return [found if model.temperature else UNCALIBRATED, frequencies]
+
+
+def results(record: runs.Run) -> str:
+    metrics, data = record.metrics, record.environment["data"]
+    counts = data.get("counts") or metrics.get("counts") or [0]
+    said = [
+        f"{data.get('images', sum(counts)):,} training images, {max(counts):,} of the largest class and {min(counts):,} of the "
+        f"smallest ({plain(record.config.data.name)}, checksum {plain(data['checksum'])})",
+        "the network of the last epoch, measured once on the test set; percentages",
+        f"seed {record.seed}, commit {plain(record.environment.get('commit'))}",
+    ]
+    rows = [(name, figure(metrics.get(key))) for key, name in GROUPS.items()]
+    rows += [
+        (name, figure(metrics.get(key)))
+        for key, name in (("macro_f1", "macro F1"), ("ece", "calibration error (ECE), without temperature"))
+    ]
+    return lines(said) + "\n\n" + table(("classes, by training images", "accuracy"), rows)
+
+
+def check_words(difference: float, latency: dict[int, tuple[float, float]]) -> list[str]:
+    sizes = " and ".join(str(n) for n in latency)
+    times = [
+        f"batch {n}, on the CPU that wrote it: {old:.1f} ms before, {new:.1f} ms exported"
+        for n, (old, new) in latency.items()
+    ]
+    return [f"run after it was written, at batch {sizes}: its logits differ by {difference:.1e} at most", *times]
+
+
+def classes(model: Model, accuracy: list[float | None] | None) -> str:
+    """From the most frequent to the rarest."""
+    counts = np.zeros(len(model.class_names), int) if model.counts is None else model.counts
+    order = np.argsort(-counts, kind="stable").tolist()
+    shown = order if len(order) <= CLASSES else [*order[: CLASSES // 2], None, *order[-CLASSES // 2 :]]
+    rows = [("…", "…", "…") if c is None else class_row(model, c, accuracy) for c in shown]
+    return table(("class", "training images", "accuracy"), rows)
+
+
+def class_row(model: Model, c: int, accuracy: list[float | None] | None) -> tuple[str, str, str]:
+    count = "–" if model.counts is None else f"{model.counts[c]:,}"
+    return plain(model.class_names[c]), count, figure(accuracy[c] if accuracy else None)
+
+
+def figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def lines(items: Iterable[str]) -> str:
+    return "\n".join(f"- {item}" for item in items)
+
+
+def table(heading: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    every = [heading, ("---", *["---:"] * (len(heading) - 1)), *rows]
+    return "\n".join("| " + " | ".join(row) + " |" for row in every)
+
+
+def plain(text: object) -> str:
+    """A name as Markdown shows it: neither markup nor a link."""
+    return re.sub(r"([\\`*_\[\]<>|&~])", r"\\\1", visible(text))

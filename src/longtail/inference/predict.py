@@ -1,0 +1,199 @@
+"""Predictions for many image files: found, decoded ahead in threads, and written as they come."""
+
+import contextlib
+import csv as csv_format
+import glob
+import json as json_format
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple
+
+import numpy as np
+
+from longtail import runs
+from longtail.data.decode import BadImage, in_threads
+from longtail.data.folder import EXTENSIONS, image_files
+from longtail.data.pool import ImageArray
+from longtail.errors import UserError, visible
+from longtail.inference.loading import load
+from longtail.inference.model import BATCH, Guess, Model
+from longtail.progress import shown
+
+STANDARD = "-"  # standard input, or output
+FORMULA = "=+-@"  # what a spreadsheet takes a cell for a formula by
+
+
+class Predicted(NamedTuple):
+    path: str
+    guesses: tuple[Guess, ...]
+    """The likeliest classes; none, where the image could not be read."""
+    error: str = ""
+    """Why it could not."""
+
+
+def predict(
+    run: Path | str | Model,
+    images: str | Path | Iterable[str | Path],
+    top: int = 5,
+    prior: str | Path | Mapping[str, float] | None = None,
+    on_error: Literal["stop", "skip"] = "stop",
+    csv: Path | str | None = None,
+    json: Path | str | None = None,
+    device: str = "auto",
+) -> list[Predicted]:
+    """The likeliest classes of image files; the twin of `longtail predict`.
+
+    `images` are files, folders, patterns such as "x/*.jpg", or "-" for a list of paths on standard input. `csv` and `json` (a
+    line an image) are written whole or not at all; "-" is standard output. At an image that cannot be read it stops, or with
+    `skip` goes on and keeps its reason in place of guesses.
+    """
+    if top < 1:
+        raise UserError(f"--top {top}: at least 1 class of each image")
+    paths = find_images([images] if isinstance(images, str | Path) else images)
+    model = run if isinstance(run, Model) else load(run, device)
+    model = model if prior is None else model.expecting(prior)
+    for note in model.notes():
+        print(visible(note), file=sys.stderr)
+    width = min(top, len(model.class_names))
+    with written(csv, lambda file: as_csv(file, width)) as to_csv, written(json, as_json) as to_json:
+        found = []
+        for row in predictions(model, paths, width, on_error):
+            found.append(row)
+            to_csv(row)
+            to_json(row)
+    return found
+
+
+def predictions(model: Model, paths: list[Path], top: int, on_error: str) -> Iterator[Predicted]:
+    """Of each file in order, a batch at a time."""
+    work = in_threads(lambda index: model.preprocessing.pixels(paths[index]), np.arange(len(paths)))
+    with closing(work):
+        decoded, names = shown(work, len(paths), "predicting"), iter(map(str, paths))
+        while batch := list(islice(decoded, BATCH)):
+            yield from said_of(model, list(islice(names, len(batch))), batch, top, on_error)
+
+
+def said_of(
+    model: Model, names: list[str], batch: list[ImageArray | BadImage], top: int, on_error: str
+) -> Iterator[Predicted]:
+    bad = {name: image for name, image in zip(names, batch, strict=True) if isinstance(image, BadImage)}
+    if bad and on_error == "stop":
+        name, why = next(iter(bad.items()))
+        fix = "replace or remove it, or go on without such images with --on-error skip"
+        raise UserError(f"cannot read the image {name} ({why}): {fix}")
+    pixels = [image for image in batch if not isinstance(image, BadImage)]
+    p_NC = model.probabilities(model.logits(pixels)) if pixels else None
+    best = iter(zip(*(part.tolist() for part in p_NC.topk(top)), strict=True)) if p_NC is not None else iter(())
+    for name, image in zip(names, batch, strict=True):
+        if isinstance(image, BadImage):
+            yield Predicted(name, (), str(image))
+        else:
+            yield Predicted(name, tuple(Guess(model.class_names[c], p, c) for p, c in zip(*next(best), strict=True)))
+
+
+# Which files are meant
+
+
+def find_images(asked: Iterable[str | Path]) -> list[Path]:
+    """Files as they are, the images of folders at any depth, what patterns match, and the lines of standard input."""
+    found = [path for word in asked for path in _meant_by(str(word))]
+    if not found:
+        raise UserError("no image is named: give files, folders, patterns such as 'x/*.jpg', or - for a list of paths")
+    return found
+
+
+def _meant_by(word: str) -> Iterator[Path]:
+    if word == STANDARD:
+        for line in sys.stdin.buffer:
+            if name := os.fsdecode(line).rstrip("\r\n"):
+                yield from _file_or_folder(Path(name))
+    elif os.path.lexists(word):
+        yield from _file_or_folder(Path(word))
+    else:
+        matches = sorted(glob.glob(word, recursive=True)) if glob.has_magic(word) else []
+        if not matches:
+            raise UserError(f"there is no {word}: name image files, folders, or patterns such as 'x/*.jpg'")
+        for match in matches:
+            yield from _file_or_folder(Path(match))
+
+
+def _file_or_folder(path: Path) -> Iterator[Path]:
+    if not path.is_dir():
+        yield path
+        return
+    inside = list(image_files(path, (), []))
+    if not inside:
+        raise UserError(f"{path} has no image (files that end in {', '.join(sorted(EXTENSIONS)[:4])}, …): name another")
+    yield from inside
+
+
+# Writing
+
+
+@contextlib.contextmanager
+def written(
+    path: Path | str | None, writer: Callable[[IO[str]], Callable[[Predicted], None]]
+) -> Iterator[Callable[[Predicted], None]]:
+    """What writes a row there; the file appears once all are written."""
+    if path is None:
+        yield lambda row: None
+        return
+    if str(path) == STANDARD:
+        yield writer(sys.stdout)
+        return
+    refuse_images(Path(path))
+    try:
+        with runs.replaced(Path(path)) as fresh, open(fresh, "w", encoding="utf-8", newline="") as file:
+            yield writer(file)
+            file.flush()
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path} ({error.strerror}): name a file in a folder that can be written"
+        ) from error
+
+
+def refuse_images(path: Path) -> None:
+    """`--json a.jpg` would write over a photograph."""
+    if path.suffix.lower() in EXTENSIONS:
+        raise UserError(f"{path} would be written over, and is named as images are: name another file")
+
+
+def as_csv(file: IO[str], top: int) -> Callable[[Predicted], None]:
+    """path, class_1, probability_1, …, error."""
+    lines = csv_format.writer(file)
+    ranks = [f"{what}_{rank}" for rank in range(1, top + 1) for what in ("class", "probability")]
+    lines.writerow(["path", *ranks, "error"])
+
+    def write(row: Predicted) -> None:
+        cells = [
+            cell for guess in row.guesses for cell in (no_formula(visible(guess.name)), f"{guess.probability:.6g}")
+        ]
+        path = visible(row.path)
+        path = f"./{path}" if path.startswith(tuple(FORMULA)) else path
+        lines.writerow([path, *cells, *[""] * (2 * top - len(cells)), no_formula(visible(row.error))])
+
+    return write
+
+
+def no_formula(text: str) -> str:
+    """An apostrophe before what a spreadsheet would compute; numbers stay as they are."""
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}" if text.startswith(tuple(FORMULA)) else text
+    return text
+
+
+def as_json(file: IO[str]) -> Callable[[Predicted], None]:
+    """A line an image."""
+
+    def write(row: Predicted) -> None:
+        said = [{"class": guess.name, "probability": float(f"{guess.probability:.6g}")} for guess in row.guesses]
+        tree: dict[str, Any] = {"path": row.path} | ({"error": row.error} if row.error else {"predictions": said})
+        file.write(json_format.dumps(tree) + "\n")
+
+    return write

@@ -1,0 +1,106 @@
+"""Class frequencies expected in use, which need not be those of the training data."""
+
+import csv
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from longtail.errors import UserError, some, unknown
+from longtail.metrics import FloatArray
+
+
+class Prior(NamedTuple):
+    name: str
+    shares_C: FloatArray
+    """They sum to 1."""
+
+
+def named(shares_C: FloatArray, counts: Any) -> str:
+    """In words: whose frequencies these are."""
+    shares_C = np.asarray(shares_C)
+    if np.allclose(shares_C, 1 / len(shares_C), rtol=1e-4):
+        return "all classes alike"
+    if counts is not None and np.allclose(shares_C, np.asarray(counts) / np.sum(counts), rtol=1e-4):
+        return "the frequencies of the training images"
+    return "frequencies between those of the training images and all alike"
+
+
+def make_prior(asked: str | Path | Mapping[str, float], class_names: tuple[str, ...], counts: Any) -> Prior:
+    """`uniform`; `train`, as in the training images; a mapping of class names to weights, or a CSV or JSON file of one."""
+    if asked == "uniform":
+        return Prior("uniform", np.full(len(class_names), 1 / len(class_names)))
+    if asked == "train":
+        if counts is None:
+            raise UserError("the class frequencies of its training images are not known here: give them as a file")
+        return Prior("train", np.asarray(counts, np.float64) / np.sum(counts))
+    if isinstance(asked, Mapping):
+        return Prior("given", checked(asked, class_names, "the prior"))
+    return Prior(Path(asked).name, checked(read_weights(Path(asked)), class_names, str(asked)))
+
+
+def checked(weights: Mapping[str, Any], class_names: tuple[str, ...], where: str) -> FloatArray:
+    """As shares, in the order of the classes; each must be there, and nothing else."""
+    for name in weights:
+        if name not in class_names:
+            raise unknown(f"class in {where}", name, class_names)
+    missing = [name for name in class_names if name not in weights]
+    if missing:
+        raise UserError(
+            f"{where} has no weight for {len(missing)} of {len(class_names)} classes ({some(missing)}): add them"
+        )
+    found = np.array([number(weights[name], name, where) for name in class_names])
+    if not found.any():
+        raise UserError(f"{where}: all weights are 0, give at least one class a weight above it")
+    return found / found.sum()
+
+
+def number(value: Any, name: str, where: str) -> float:
+    try:
+        weight = float(value)
+    except (TypeError, ValueError):
+        weight = math.nan
+    if isinstance(value, bool) or not (math.isfinite(weight) and weight >= 0):
+        raise UserError(f"{where}, class {name!r}: {value!r} is no weight, give a number from 0 on")
+    return weight
+
+
+def read_weights(path: Path) -> dict[str, Any]:
+    """A JSON object, or lines of `class,weight` with a heading or without."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise UserError(
+            f"cannot read {path} ({reason}): --prior takes uniform, train, or a CSV or JSON file"
+        ) from error
+    return _json_object(path, text) if path.suffix.lower() == ".json" else _csv_rows(path, text)
+
+
+def _json_object(path: Path, text: str) -> dict[str, Any]:
+    try:
+        tree = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is no JSON ({error}): write an object of class names and weights") from error
+    if not isinstance(tree, dict):
+        raise UserError(f'{path}: write an object of class names and weights, such as {{"cat": 2, "dog": 1}}')
+    return tree
+
+
+def _csv_rows(path: Path, text: str) -> dict[str, Any]:
+    rows = [row for row in csv.reader(text.splitlines()) if row]
+    if rows and len(rows[0]) == 2 and rows[0][0].strip().lower() in ("class", "name", "label"):
+        rows = rows[1:]
+    weights: dict[str, Any] = {}
+    for row in rows:
+        if len(row) != 2:
+            raise UserError(
+                f"{path}: {','.join(row)!r} is no line of `class,weight` (names with commas stand in quotes)"
+            )
+        if row[0] in weights:
+            raise UserError(f"{path}: class {row[0]!r} stands there twice, keep one line of it")
+        weights[row[0]] = row[1]
+    return weights

@@ -1,0 +1,103 @@
+"""Checkpoints of the released PaCo code: the query trunk (`encoder_q`) and the classifier (`linear`) of its MoCo wrapper.
+
+Beside them a file has the projection (`encoder_q.fc`), the key network, a key classifier that is never used, the queue and the
+optimiser; none of that deploys.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longtail import methods
+from longtail.config import Config, DataConfig, ModelConfig, PaCo, ViewsConfig
+from longtail.engine.device import place
+from longtail.errors import UserError
+from longtail.inference.model import Model
+from longtail.inference.preprocessing import Preprocessing
+from longtail.views import Views
+
+TRUNK, HEAD = "encoder_q.", "linear."
+NETWORKS = {f"resnet{depth}": f"resnet{depth}_cifar" for depth in (20, 32, 44, 56)}
+
+
+class Layout(NamedTuple):
+    """How its authors tested on a data set, known by its number of classes."""
+
+    data: str
+    normalise: str
+
+
+LAYOUTS = {365: Layout("places-lt", "imagenet"), 8142: Layout("inat2018", "inaturalist")}
+
+
+def load(path: Path, device: torch.device, class_names: Sequence[str] | None, model: str | None) -> Model:
+    """Nothing but tensors and plain values is read from the file."""
+    tree = read(path)
+    state = {k.removeprefix("module."): v for k, v in tree.get("state_dict", tree).items() if isinstance(v, Tensor)}
+    weights = network_weights(state, path)
+    classes, bias = len(weights["head.weight"]), "head.bias" in weights
+    names = tuple(class_names or map(str, range(classes)))
+    if len(names) != classes:
+        raise UserError(f"{path} has {classes} classes, and {len(names)} class_names were given")
+    config = configured(network_name(tree, model, path), classes, bias)
+    method = methods.make(config, np.ones(classes, np.int64), stored=True).only_deployed()
+    try:
+        method.net.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = next(line.strip() for line in [*str(error).splitlines()[1:], str(error)] if line.strip())
+        raise UserError(f"{path} does not fit {config.model.name} ({reason}): name its network, model=…") from error
+    views = Views(config.views, config.data.image_size)
+    side = 0 if config.data.name == "cifar100" else round(config.data.image_size * 16 / 7)
+    return Model(
+        place(method, config, device).eval(), config, Preprocessing(views, side), names, None, device, origin=path
+    )
+
+
+def read(path: Path) -> dict[str, Any]:
+    try:
+        tree = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged or hostile file fails in many ways
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        advice = "only tensors and plain values are read, save its state_dict alone"
+        raise UserError(f"cannot read the checkpoint {path} ({reason}): {advice}") from error
+    if not isinstance(tree, dict) or not isinstance(tree.get("state_dict", tree), dict):
+        raise UserError(f"{path} holds no state_dict: is it a checkpoint of the released PaCo code?")
+    return tree
+
+
+def network_weights(state: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """By our names: those of timm's ResNets are torchvision's, and the CIFAR networks number their stages."""
+    trunk = {k.removeprefix(TRUNK): v for k, v in state.items() if k.startswith(TRUNK) and ".fc." not in k}
+    head = {k.removeprefix(HEAD): v for k, v in state.items() if k.startswith(HEAD)}
+    if not trunk or "weight" not in head:
+        raise UserError(f"{path} has no {TRUNK}* and {HEAD}weight: is it a checkpoint of the released PaCo code?")
+    if not any(k.startswith("layer4.") for k in trunk):
+        trunk = {re.sub(r"^layer(\d)\.", lambda m: f"stages.{int(m[1]) - 1}.", k): v for k, v in trunk.items()}
+    return {f"trunk.body.{k}": v for k, v in trunk.items()} | {f"head.{k}": v for k, v in head.items()}
+
+
+def network_name(tree: dict[str, Any], model: str | None, path: Path) -> str:
+    name = model or tree.get("arch")
+    if not isinstance(name, str):
+        raise UserError(f"{path} does not say which network it holds: name it, as in load(path, model='resnet50')")
+    return NETWORKS.get(name, name)
+
+
+def configured(name: str, classes: int, bias: bool) -> Config:
+    """As its authors tested: CIFAR as it is; other images by the central 224 of 256 pixels."""
+    cifar = name.endswith("_cifar")
+    data, normalise = LAYOUTS.get(classes, Layout("imagenet-lt", "imagenet"))
+    if cifar:
+        data, normalise = "cifar100", "cifar10"
+    return Config(
+        recipe="released checkpoint",
+        data=DataConfig(name=data, image_size=32 if cifar else 224),  # type: ignore[arg-type]
+        views=ViewsConfig(normalise=normalise, test_crop=1.0 if cifar else 0.875),  # type: ignore[arg-type]
+        model=ModelConfig(name=name, bias=bias),
+        method=PaCo(queue=0, projection_dim=1, projection_hidden=1),
+    )

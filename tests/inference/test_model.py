@@ -1,0 +1,180 @@
+"""A loaded network says what evaluation said, whatever form an image comes in, with the data gone."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import longtail
+from longtail import runs
+from longtail.data.sources import load as load_data
+from longtail.errors import UserError
+from longtail.inference.loading import likely_side
+from tests.conftest import tiny
+from tests.inference.made import finished_run, folder_config, photographs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_stopwatch():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("longtail.engine.evaluate.latency", lambda *_: 1.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A run whose logits stand for the training frequencies, with validation images."""
+    config = tiny("ce")
+    config = replace(config, data=replace(config.data, val_fraction=0.2))
+    return finished_run(tmp_path_factory.mktemp("digits") / "seed0", config)
+
+
+def stored(folder):
+    return np.load(folder / "predictions.npz", allow_pickle=False)
+
+
+@pytest.mark.parametrize(
+    ("data", "views"),
+    [
+        ({}, {}),
+        ({}, {"test_crop": 0.75}),
+        ({"load": "stream"}, {}),
+        ({"load": "stream", "resolution": 24}, {"test_crop": 0.875, "normalise": "imagenet"}),
+    ],
+)
+def test_it_says_of_files_what_evaluation_said_once_the_data_are_gone(data, views, tmp_path):
+    root = photographs(tmp_path / "data")
+    config = folder_config(root, **data)
+    config = replace(config, views=replace(config.views, **views))
+    folder = finished_run(tmp_path / "run/seed0", config)
+    said = stored(folder)
+    files = [tmp_path / "elsewhere" / i for i in said["ids"]]
+    root.rename(tmp_path / "elsewhere")
+    found = longtail.load(tmp_path / "run")(files)
+    np.testing.assert_allclose([p.logits for p in found], said["logits"], rtol=1e-4, atol=1e-5)
+    assert len(np.unique(said["logits"].argmax(1))) > 1  # or nothing would be told apart
+
+
+def test_every_form_of_an_image_is_the_same_image(digits):
+    model, test = longtail.load(digits), load_data(tiny("ce").data).test
+    array = test.images[7]
+    grey, chw = array[..., 0], torch.from_numpy(array).permute(2, 0, 1)
+    forms = [array, grey, grey[..., None], Image.fromarray(array), Image.fromarray(grey), chw, chw[:1], chw[0]]
+    forms += [
+        chw.float() / 255,
+        chw.double() / 255,
+        array.astype(np.float32) / 255,
+        Image.fromarray(array).convert("RGBA"),
+    ]
+    for form in forms:
+        np.testing.assert_allclose(model(form).logits, stored(digits)["logits"][7], rtol=1e-4, atol=1e-5)
+    several = model(test.images[:70])
+    assert isinstance(several, list) and len(several) == 70 and model([]) == []
+    np.testing.assert_allclose([p.logits for p in several], stored(digits)["logits"][:70], rtol=1e-4, atol=1e-5)
+    assert len(model(torch.from_numpy(test.images[:3]).permute(0, 3, 1, 2))) == 3
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        (np.zeros((8, 8, 2), np.uint8), "shape"),
+        (torch.zeros(8, 8, 3), "tensors"),
+        (np.zeros((8, 8, 3), np.int64), "int64"),
+        (np.full((8, 8, 3), 2.0), "0 to 1"),
+        (np.full((8, 8), np.nan), "0 to 1"),
+        (np.zeros((0, 8, 3), np.uint8), "shape"),
+        (7, "int is no image"),
+        ("nowhere.jpg", "nowhere.jpg"),
+        ("", "not a file"),
+    ],
+)
+def test_what_is_no_image_is_said(digits, form, words):
+    with pytest.raises(UserError, match=words):
+        longtail.load(digits)(form)
+
+
+def test_a_prediction_and_a_model_tell_about_themselves(digits):
+    model = longtail.load(digits)
+    one = model(np.zeros((8, 8), np.uint8))
+    best = one.top(3)
+    assert [g.probability for g in best] == sorted((g.probability for g in best), reverse=True) and len(
+        one.top(99)
+    ) == 10
+    assert best[0].name == one.name == model.class_names[best[0].label] and one.probability == best[0].probability
+    assert one.probabilities.sum() == pytest.approx(1) and one.name in repr(one)
+    assert model.class_names == tuple("0123456789") and model.image_size == 8 and model.device.type == "cpu"
+    assert model.counts.sum() == sum(json.loads((digits / "environment.json").read_text())["data"]["counts"])
+    assert "Cross-entropy" in repr(model) and not model.method.training
+
+
+def test_probabilities_have_the_temperature_and_the_frequencies_asked_for(digits):
+    """log p = z / T + log new - log meant + const, by hand."""
+    model = longtail.load(digits)
+    temperature = json.loads((digits / runs.CALIBRATION).read_text())["temperature"]
+    z = model(np.zeros((8, 8), np.uint8)).logits
+    plain = np.exp(z / temperature) / np.exp(z / temperature).sum()
+    np.testing.assert_allclose(model(np.zeros((8, 8), np.uint8)).probabilities, plain, rtol=1e-9)
+    counts = model.counts / model.counts.sum()
+    weights = {str(c): float(c == 3) + 0.5 for c in range(10)}
+    expected = {"uniform": 1 / counts, "train": np.ones(10), "given": np.array(list(weights.values())) / counts}
+    for prior, factor in expected.items():
+        asked = weights if prior == "given" else prior
+        found = longtail.load(digits, prior=asked)(np.zeros((8, 8), np.uint8))
+        np.testing.assert_allclose(found.probabilities, plain * factor / (plain * factor).sum(), rtol=1e-6)
+        np.testing.assert_array_equal(found.logits, z)
+    never = model.expecting(dict.fromkeys("123456789", 1) | {"0": 0})(np.zeros((8, 8), np.uint8))
+    assert never.probabilities[0] == 0 and never.probabilities.sum() == pytest.approx(1)
+
+
+def test_which_run_is_meant(digits, tmp_path, capsys):
+    shutil.copytree(digits, tmp_path / "x/seed0")
+    shutil.copytree(digits, tmp_path / "x/seed1")
+    assert longtail.load(tmp_path / "x").origin == tmp_path / "x/seed0"
+    assert "2 seeds" in capsys.readouterr().err
+    assert longtail.load(tmp_path / "x/seed1").origin == tmp_path / "x/seed1"
+    assert longtail.load(tmp_path / "x/seed1/model.safetensors").origin == tmp_path / "x/seed1"
+    tree = json.loads((tmp_path / "x/seed1/config.json").read_text())
+    tree["optim"]["lr"] = 0.7
+    (tmp_path / "x/seed1/config.json").write_text(json.dumps(tree))
+    with pytest.raises(UserError, match="2 runs that differ"):
+        longtail.load(tmp_path / "x")
+
+
+def test_what_cannot_be_loaded_is_said(digits, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="does not exist"):
+        longtail.load(tmp_path / "nowhere")
+    (tmp_path / "x.txt").write_text("x")
+    with pytest.raises(UserError, match="name a run folder"):
+        longtail.load(tmp_path / "x.txt")
+    (tmp_path / "x.safetensors").write_text("no")
+    with pytest.raises(UserError, match="safetensors"):
+        longtail.load(tmp_path / "x.safetensors")
+    for file, content, words in (
+        ("model.safetensors", "broken", "does not hold the network"),
+        ("calibration.json", '{"temperature": -1}', "temperature is -1"),
+        ("metrics.json", None, "no finished run"),
+    ):
+        shutil.copytree(digits, tmp_path / file)
+        if content is None:
+            (tmp_path / file / file).unlink()
+        else:
+            (tmp_path / file / file).write_text(content)
+        with pytest.raises(UserError, match=words):
+            longtail.load(tmp_path / file)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="no CUDA"):
+        longtail.load(digits, device="cuda")
+
+
+def test_runs_of_before_know_how_they_read_images(digits, tmp_path):
+    """Those stored no `resolution`: it follows from the configuration."""
+    assert likely_side(folder_config(tmp_path, image_size=96), 100) == 0
+    assert likely_side(folder_config(tmp_path, image_size=224), 100) == 512
+    assert likely_side(folder_config(tmp_path, image_size=224, load="resident"), 100) == 0
+    assert likely_side(folder_config(tmp_path, image_size=96), 10**9) == 219
+    assert likely_side(folder_config(tmp_path, image_size=32, load="stream", resolution=50), 100) == 50
+    assert likely_side(tiny("ce"), 100) == 0

@@ -1,0 +1,197 @@
+"""The verb and its twin: which files are meant, what is written, and what hostile names and bad images do."""
+
+import csv
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import longtail
+from longtail.cli import main
+from longtail.errors import UserError, visible
+from longtail.inference.predict import find_images, predictions
+from tests.inference.made import finished_run, folder_config, photographs
+
+HOSTILE = ("=1+1", 'a,"b"', "Ähre \N{RIGHT-TO-LEFT OVERRIDE}x", "[red]dog")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_stopwatch():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("longtail.engine.evaluate.latency", lambda *_: 1.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> tuple[Path, Path]:
+    """A run on classes of hostile names, and its images."""
+    place = tmp_path_factory.mktemp("made")
+    root = photographs(place / "data", HOSTILE)
+    return finished_run(place / "run/seed0", folder_config(root)), root
+
+
+def test_the_test_images_are_predicted_as_they_were_measured(made, tmp_path, monkeypatch):
+    """In batches smaller than the set, read by threads, in order."""
+    monkeypatch.setattr("longtail.inference.predict.BATCH", 3)
+    folder, root = made
+    stored = np.load(folder / "predictions.npz", allow_pickle=False)
+    files = [root / name for name in stored["ids"]]
+    rows = longtail.predict(folder, files, top=4)
+    assert [row.path for row in rows] == [str(file) for file in files] and len(rows) > 3
+    p = np.exp(stored["logits"]) / np.exp(stored["logits"]).sum(1, keepdims=True)
+    for row, wanted in zip(rows, p, strict=True):
+        assert [guess.label for guess in row.guesses] == np.argsort(-wanted).tolist()
+        np.testing.assert_allclose([guess.probability for guess in row.guesses], np.sort(wanted)[::-1], rtol=1e-3)
+        assert [guess.name for guess in row.guesses] == [sorted(HOSTILE)[guess.label] for guess in row.guesses]
+
+
+def sheet(path: str) -> list[dict[str, str]]:
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_which_images_are_meant(tmp_path, monkeypatch):
+    root = photographs(tmp_path / "x", ("a", "b"), n=2)
+    (root / "a/notes.txt").write_text("x")
+    four = sorted(root.rglob("*.*g"))
+    assert find_images([root]) == four and find_images([str(root / "*/*.jpg")]) == [
+        f for f in four if f.suffix == ".jpg"
+    ]
+    assert find_images([four[2], root / "b"]) == [four[2], *four[2:]]
+    assert find_images([str(root / "**/1.jpg")]) == [root / "a/1.jpg", root / "b/1.jpg"]
+    odd = root / os.fsdecode(b"caf\xe9 [1].jpg")
+    odd.write_bytes(four[0].read_bytes())
+    assert find_images([str(odd)]) == [odd]  # a file is a file, also where its name looks like a pattern
+    lines = b"\n".join([os.fsencode(four[0]), b"", os.fsencode(odd), os.fsencode(root / "b")]) + b"\r\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
+    assert find_images(["-"]) == [four[0], odd, *four[2:]]
+    (tmp_path / "empty").mkdir()
+    for asked, words in (
+        (["nowhere.jpg"], "there is no nowhere"),
+        ([str(tmp_path / "empty")], "no image"),
+        ([], "no image"),
+    ):
+        with pytest.raises(UserError, match=words):
+            find_images(asked)
+    with pytest.raises(UserError, match=r"there is no .*\*"):
+        find_images([str(root / "*.bmp")])
+
+
+def test_csv_and_json_say_the_same_and_names_are_text(made, tmp_path, monkeypatch, capsys):
+    folder, root = made
+    monkeypatch.chdir(tmp_path)
+    Path("=cmd|'-C calc'!A0.png").write_bytes(next(root.rglob("*.png")).read_bytes())
+    Path("new\nline\x1b[31m.png").write_bytes(next(root.rglob("*.png")).read_bytes())
+    images = sorted(p for p in os.listdir() if p.endswith("png"))
+    args = [str(folder), *images, str(root), "--csv", "out.csv", "--json", "out.json", "--top", "2"]
+    assert main(["predict", *args]) == 0
+    rows = sheet("out.csv")
+    trees = [json.loads(line) for line in Path("out.json").read_text().splitlines()]
+    assert len(rows) == len(trees) == 34 and list(rows[0]) == [
+        *("path", "class_1", "probability_1", "class_2", "probability_2", "error"),
+    ]
+    assert [t["path"] for t in trees[:2]] == images
+    assert {row["path"] for row in rows[:2]} == {"./=cmd|'-C calc'!A0.png", r"new\nline\x1b[31m.png"}
+    for row, tree in zip(rows, trees, strict=True):
+        said = tree["predictions"]
+        assert [row["probability_1"], row["probability_2"]] == [f"{guess['probability']:.6g}" for guess in said]
+        assert row["class_1"].lstrip("'") == visible(said[0]["class"])
+        assert not any(cell.startswith(("=", "+", "@", "\t")) for cell in row.values())
+    assert {guess["class"] for tree in trees for guess in tree["predictions"]} >= {HOSTILE[0], HOSTILE[1]}
+    out = capsys.readouterr()
+    assert "not calibrated" in out.err and "all classes alike" in out.err and "\x1b" not in out.out + out.err
+    assert sorted(os.listdir()) == sorted([*images, "out.csv", "out.json"])
+
+
+def test_the_table_and_json_on_standard_output(made, capsys):
+    folder, root = made
+    images = [str(f) for f in sorted((root / HOSTILE[3]).iterdir())]
+    assert main(["predict", str(folder.parent), *images, "--top", "3"]) == 0
+    text = capsys.readouterr().out
+    assert "[red]dog" in text and " %" in text and "\N{RIGHT-TO-LEFT OVERRIDE}" not in text
+    assert main(["predict", str(folder), images[0], "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["path"] == images[0] and len(json.loads(line)["predictions"]) == 4
+    assert main(["predict", str(folder), images[0], "--csv", "-"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].startswith("path,class_1")
+
+
+def test_bad_images_are_named_and_never_predicted(made, tmp_path, monkeypatch, capsys):
+    folder, root = made
+    monkeypatch.chdir(tmp_path)
+    good = sorted(map(str, (root / "=1+1").iterdir()))
+    Path("empty.png").touch()
+    Path("broken.jpg").write_bytes(Path(good[1]).read_bytes()[:300])
+    os.mkfifo("pipe.png")
+    images = [good[0], "empty.png", "broken.jpg", "pipe.png", good[1]]
+    assert main(["predict", str(folder), *images, "--csv", "out.csv"]) == 2
+    error = capsys.readouterr().err
+    assert "empty.png (the file is empty)" in error and "--on-error skip" in error and not Path("out.csv").exists()
+    assert main(["predict", str(folder), *images, "--on-error", "skip", "--csv", "out.csv", "--json", "out.json"]) == 0
+    error = capsys.readouterr().err
+    assert "3 of 5" in error and "pipe.png (it is not a file)" in error and "broken.jpg" in error
+    rows = sheet("out.csv")
+    assert [bool(row["error"]) for row in rows] == [False, True, True, True, False] and rows[1]["class_1"] == ""
+    trees = [json.loads(line) for line in Path("out.json").read_text().splitlines()]
+    assert ["error" in tree for tree in trees] == ["predictions" not in tree for tree in trees]
+    alone = [row.guesses[0].probability for row in longtail.predict(folder, [good[0], good[1]])]
+    np.testing.assert_allclose([float(rows[i]["probability_1"]) for i in (0, 4)], alone, rtol=1e-3)
+    assert main(["predict", str(folder), "empty.png", "--on-error", "skip"]) == 1
+    capsys.readouterr()
+    assert (
+        main(["predict", str(folder), good[0], *["empty.png"] * 22, "--on-error", "skip", "--csv", "-", "--json", "x"])
+        == 0
+    )
+    out = capsys.readouterr()
+    assert "written to x" in out.err and "2 more" in out.err and len(out.out.splitlines()) == 24
+
+
+def test_nothing_is_left_half_written(made, tmp_path, monkeypatch):
+    folder, root = made
+    monkeypatch.chdir(tmp_path)
+    Path("out.csv").write_text("old")
+
+    def fails(*args):
+        yield next(predictions(*args))
+        raise RuntimeError("halfway")
+
+    monkeypatch.setattr("longtail.inference.predict.predictions", fails)
+    with pytest.raises(RuntimeError, match="halfway"):
+        longtail.predict(folder, root, csv="out.csv", json="out.json")
+    assert Path("out.csv").read_text() == "old" and os.listdir() == ["out.csv"]
+
+
+def test_the_prior_moves_probabilities(made, tmp_path):
+    folder, root = made
+    image = next(root.rglob("*.png"))
+    weights = dict.fromkeys(HOSTILE, 1.0) | {HOSTILE[2]: 1e6}
+    (tmp_path / "p.json").write_text(json.dumps(weights))
+    assert longtail.predict(folder, image, prior=tmp_path / "p.json")[0].guesses[0].name == HOSTILE[2]
+    assert longtail.predict(longtail.load(folder), image, prior=weights)[0].guesses[0].name == HOSTILE[2]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["predict"], ["run"]),
+        (["predict", "RUN"], ["name images"]),
+        (["predict", "nowhere", "IMAGE"], ["nowhere", "does not exist"]),
+        (["predict", "RUN", "IMAGE", "--top", "0"], ["--top 0"]),
+        (["predict", "RUN", "IMAGE", "--prior", "unifrm"], ["unifrm", "uniform, train"]),
+        (["predict", "RUN", "IMAGE", "--json", "a.jpg"], ["a.jpg", "name another file"]),
+        (["predict", "RUN", "IMAGE", "--csv", "no/where.csv"], ["--csv no/where.csv"]),
+        (["predict", "RUN", "nothing\x1b[31m.jpg"], [r"nothing\x1b[31m.jpg"]),
+    ],
+)
+def test_mistakes_are_one_line(made, args, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder, root = made
+    names = {"RUN": str(folder), "IMAGE": str(next(root.rglob("*.png")))}
+    assert main([names.get(a, a) for a in args]) == 2
+    error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("longtail: ")]
+    assert len(error) == 1 and all(word in error[0] for word in words), error
+    assert os.listdir() == []

@@ -1,0 +1,145 @@
+"""Checkpoints laid out as the released PaCo code saves them, made here: what loads computes what their network would."""
+
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from PIL import Image
+from torch import nn
+
+import longtail
+from longtail.errors import UserError
+
+
+class Block(nn.Module):
+    """A block of the CIFAR ResNet by the released names."""
+
+    def __init__(self, ins: int, outs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(ins, outs, 3, stride, 1, bias=False), nn.BatchNorm2d(outs)
+        self.conv2, self.bn2 = nn.Conv2d(outs, outs, 3, 1, 1, bias=False), nn.BatchNorm2d(outs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
+        short = x
+        if out.shape != x.shape:
+            extra = out.shape[1] - x.shape[1]
+            short = F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, extra // 2, extra // 2))
+        return (out + short).relu()
+
+
+class Cifar(nn.Module):
+    """Three stages of n blocks."""
+
+    def __init__(self, n: int, out: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16)
+        for i, width in enumerate((16, 32, 64)):
+            ins = max(width // 2, 16) if i else 16
+            blocks = [Block(ins if b == 0 else width, width, 2 if i and b == 0 else 1) for b in range(n)]
+            setattr(self, f"layer{i + 1}", nn.Sequential(*blocks))
+        self.fc = nn.Linear(64, out)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.bn1(self.conv1(x)).relu()
+        return self.layer3(self.layer2(self.layer1(x))).mean((2, 3))
+
+
+def checkpoint(path: Path, encoder: nn.Module, width: int, classes: int, arch: str | None, **more) -> nn.Linear:
+    """Query and key networks, both classifiers and the queue, behind `module.`; beside them what the training needs."""
+    encoder.fc = nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 8))
+    linear = nn.Linear(width, classes)
+    state = {f"encoder_q.{k}": v for k, v in encoder.state_dict().items()}
+    state |= {f"encoder_k.{k}": torch.randn_like(v.float()) for k, v in encoder.state_dict().items()}
+    state |= {f"linear.{k}": v for k, v in linear.state_dict().items()}
+    state |= {f"linear_k.{k}": torch.zeros_like(v) for k, v in linear.state_dict().items()}
+    state |= {"queue": torch.randn(16, 8), "queue_l": torch.zeros(16), "queue_ptr": torch.zeros(1)}
+    optimiser = torch.optim.SGD(encoder.parameters(), 0.1, momentum=0.9).state_dict()
+    tree = {"epoch": 400, "arch": arch, "optimizer": optimiser, "best_acc": torch.tensor(51.0)}
+    torch.save(tree | {"state_dict": {f"module.{k}": v for k, v in state.items()}} | more, path)
+    return linear
+
+
+def shaken(net: nn.Module, images: torch.Tensor) -> nn.Module:
+    """Batch norms that have seen something."""
+    torch.manual_seed(0)
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, std=0.1)
+    net.train()
+    with torch.no_grad():
+        net.features(images) if isinstance(net, Cifar) else net(images)
+    return net.eval()
+
+
+def test_the_cifar_network(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = rng.integers(0, 256, (5, 32, 32, 3), np.uint8)
+    mean, std = torch.tensor([(0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)])[..., None, None]
+    x = (torch.from_numpy(arrays).permute(0, 3, 1, 2) / 255 - mean) / std
+    net = shaken(Cifar(5, 32), x)
+    linear = checkpoint(tmp_path / "moco_ckpt.pth.tar", net, 64, 100, "resnet32")
+    model = longtail.load(tmp_path / "moco_ckpt.pth.tar")
+    with torch.no_grad():
+        wanted = linear(net.features(x))
+    np.testing.assert_allclose([p.logits for p in model(arrays)], wanted, rtol=1e-4, atol=1e-4)
+    assert model.image_size == 32 and model.counts is None and model.class_names[:2] == ("0", "1")
+    assert model.temperature is None and any("not calibrated" in note for note in model.notes())
+    assert sum(p.numel() for p in model.method.parameters()) == 470_004
+
+
+def test_a_torchvision_network_by_its_name_with_class_names(tmp_path):
+    """As large images are tested on: the central 224 of 256 pixels."""
+    rng = np.random.default_rng(0)
+    photograph = Image.fromarray(rng.integers(0, 256, (40, 60, 3), np.uint8)).resize((384, 256))
+    short = torchvision.transforms.Compose(
+        [torchvision.transforms.CenterCrop(224), torchvision.transforms.PILToTensor()]
+    )(photograph)
+    mean, std = torch.tensor([(0.485, 0.456, 0.406), (0.229, 0.224, 0.225)])[..., None, None]
+    x = (short[None] / 255 - mean) / std
+    net = shaken(torchvision.models.resnet18(num_classes=8), x)
+    linear = checkpoint(tmp_path / "x.pth", net, 512, 12, None)
+    with pytest.raises(UserError, match="does not say which network"):
+        longtail.load(tmp_path / "x.pth")
+    names = [f"bird {i}" for i in range(12)]
+    model = longtail.load(tmp_path / "x.pth", model="resnet18", class_names=names)
+    net.fc = nn.Identity()
+    with torch.no_grad():
+        wanted = linear(net(x))
+    np.testing.assert_allclose(model(photograph).logits, wanted[0], rtol=1e-3, atol=1e-3)
+    assert model.class_names == tuple(names) and model.image_size == 224
+    with pytest.raises(UserError, match="12 classes, and 2 class_names"):
+        longtail.load(tmp_path / "x.pth", model="resnet18", class_names=["a", "b"])
+    with pytest.raises(UserError, match="does not fit resnet34"):
+        longtail.load(tmp_path / "x.pth", model="resnet34")
+    assert longtail.load(tmp_path / "x.pth", model="resnet18", prior="uniform").prior.name == "uniform"
+
+
+class Hostile:
+    def __reduce__(self):
+        return os.system, ("touch broken",)
+
+
+def test_nothing_is_executed_and_what_is_no_checkpoint_is_said(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("hostile.pth.tar").write_bytes(pickle.dumps({"state_dict": Hostile()}, protocol=2))
+    torch.save({"state_dict": {}, "extra": Hostile()}, "hostile.pth")
+    torch.save({"state_dict": {"x": torch.zeros(1)}}, "other.pth")
+    torch.save([1, 2], "list.pth")
+    Path("text.pth").write_text("hello")
+    for name, words in (
+        ("hostile.pth.tar", "only tensors"),
+        ("hostile.pth", "only tensors"),
+        ("text.pth", "only tensors"),
+        ("other.pth", "no encoder_q"),
+        ("list.pth", "no state_dict"),
+    ):
+        with pytest.raises(UserError, match=words):
+            longtail.load(name)
+    assert not Path("broken").exists()

@@ -1,0 +1,92 @@
+"""The class frequencies that a method's logits stand for: found by minimising its own loss where the truth is known.
+
+X kinds of image, C classes; p(x|y) is a table, and the network is free to give any logits to any kind.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from longtail import config as cfg
+from longtail import methods, recipes
+from longtail.data.samplers import class_shares
+from tests.conftest import tiny
+
+COUNTS = torch.tensor([200, 60, 20, 5])
+LIKELIHOOD_CX = torch.tensor(
+    [[0.5, 0.2, 0.2, 0.1, 0.0], [0.2, 0.4, 0.2, 0.1, 0.1], [0.1, 0.2, 0.3, 0.2, 0.2], [0.1, 0.1, 0.1, 0.3, 0.4]]
+).double()
+
+
+def made(settings: cfg.MethodConfig, **train) -> methods.Method:
+    config = replace(tiny("ce", **train), method=settings)
+    return methods.make(config, COUNTS.numpy())
+
+
+def learnt(method: methods.Method, drawn_C: torch.Tensor) -> torch.Tensor:
+    """The logits (X, C) at which the loss is least, of a batch with all kinds and classes as often as they come."""
+    often_CX = (20_000 * drawn_C[:, None] * LIKELIHOOD_CX).round().long()
+    y_B, x_B = (axis.flatten().repeat_interleave(often_CX.flatten()) for axis in torch.where(often_CX >= 0))
+    logits_XC = torch.zeros(*often_CX.T.shape, dtype=torch.float64, requires_grad=True)
+    descent = torch.optim.LBFGS([logits_XC], max_iter=500, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
+        descent.zero_grad()
+        total = method.objective(logits_XC[x_B], y_B)
+        total.backward()
+        return total
+
+    descent.step(loss)
+    return logits_XC.detach()
+
+
+@pytest.mark.parametrize(
+    ("settings", "train"),
+    [
+        (cfg.CrossEntropy(), {}),
+        (cfg.CrossEntropy(), {"sampler": "balanced"}),
+        (cfg.CrossEntropy(), {"sampler": "sqrt"}),
+        (cfg.BalancedSoftmax(), {}),
+        (cfg.BalancedSoftmax(), {"sampler": "sqrt"}),
+        (cfg.LogitAdjustment(strength=0.5), {}),
+        (cfg.LogitAdjustment(strength=1.5), {"sampler": "reversed"}),
+        (cfg.Focal(gamma=0.0), {}),
+        (cfg.Focal(gamma=0.0, drw_from=0.5, drw_beta=0.99), {}),
+        (cfg.LDAM(margin=0.0, scale=1.0, drw_from=0.0, drw_beta=0.9), {}),
+    ],
+)
+def test_the_least_loss_has_the_posterior_of_these_frequencies(settings, train):
+    method = made(settings, **train)
+    method.start_epoch(9, 10)  # late: class weights are in force
+    logits_XC = learnt(method, class_shares(method.stages[0].sampler, COUNTS))
+    prior_C = method.prior()
+    assert prior_C.sum() == pytest.approx(1) and prior_C.dtype == torch.float64
+    joint_XC = (prior_C[:, None] * LIKELIHOOD_CX).T
+    torch.testing.assert_close(logits_XC.softmax(1), joint_XC / joint_XC.sum(1, keepdim=True), atol=1e-3, rtol=0)
+
+
+def test_every_method_says_its_frequencies():
+    uniform, trained = np.full(4, 0.25), (COUNTS / COUNTS.sum()).numpy()
+    meant = {name: methods.make(tiny(name), COUNTS.numpy()).prior().numpy() for name in recipes.METHODS}
+    as_trained = {name for name, prior in meant.items() if np.allclose(prior, trained)}
+    assert as_trained == {
+        *("ce", "focal", "supcon", "paco-no-rebalance", "ce-supcon", "ce-supcon-reweighted", "ce-supcon-balanced")
+    }
+    alike = {name for name, prior in meant.items() if np.allclose(prior, uniform)}
+    assert {"balanced-softmax", "paco", "gpaco", "balanced-softmax-supcon", "crt", "lws", "mislas", "oltr"} <= alike
+    assert {"logit-adjustment", "logit-adjustment-post-hoc", "tau-norm", "ncm", "bbn", "causal-norm", "reslt"} <= alike
+    for name in set(meant) - as_trained - alike:  # weighted by the effective number of images: nearly alike
+        assert name in ("ldam-drw", "cb-focal", "ride-1", "ride-2", "ride-3", "ride-4")
+        np.testing.assert_allclose(meant[name], uniform, atol=0.01)
+        assert meant[name][0] > meant[name][-1]
+
+
+def test_what_deploys_keeps_its_logits_and_little_else():
+    method = methods.make(tiny("paco"), COUNTS.numpy()).eval()
+    x = torch.rand(2, 3, 8, 8)
+    before, every = method(x), sum(p.numel() for p in method.parameters())
+    assert torch.equal(method.only_deployed()(x), before)
+    left = sum(p.numel() for p in method.parameters())
+    assert left == sum(p.numel() for p in method.net.parameters()) < every / 2
