@@ -21,6 +21,7 @@ _HOME = {
     "supcon_loss": "losses",
     "table": "report.table",
     "train": "engine.train",
+    "watch": "report.server",
 }
 _MODULES = ("recipes", "losses", "metrics", "theory", "report")  # the last is a verb too, and can be called
 
@@ -34,6 +35,7 @@ __all__ += [
     "table",
     "theory",
     "train",
+    "watch",
 ]
 
 

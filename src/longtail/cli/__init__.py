@@ -17,6 +17,7 @@ VERBS: dict[str, tuple[type, Callable[[list[str]], int | None]]] = {
     "eval": (arguments.Eval, verbs.run_eval),
     "table": (arguments.TableArgs, verbs.run_table),
     "report": (arguments.ReportArgs, verbs.run_report),
+    "watch": (arguments.Watch, verbs.run_watch),
     "data": (arguments.Data, verbs.run_data),
     "compare": (arguments.Compare, verbs.run_compare),
     "reproduce": (arguments.Reproduce, verbs.run_reproduce),

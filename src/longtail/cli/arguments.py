@@ -81,12 +81,22 @@ class TableArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportArgs:
-    """One HTML page of finished runs that needs nothing else: what was learnt, which method is best, whether to believe it."""
+    """One HTML page of runs that needs nothing else: what was learnt, which method is best, whether to believe it."""
 
     runs: Positional[tuple[Path, ...]]
     """Run folders, or folders that hold runs."""
     out: Annotated[Path, arg(aliases=["-o"])] = Path("report.html")
     """The file to write."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """The same page in a browser on this machine while runs are trained: it follows them by itself."""
+
+    runs: Positional[tuple[Path, ...]]
+    """Run folders, or folders that hold runs or will."""
+    port: int = 8700
+    """Where to listen on 127.0.0.1; 0: any free one."""
 
 
 @dataclass(frozen=True, kw_only=True)
