@@ -1,4 +1,4 @@
-"""Headless Chromium by its DevTools protocol, over a pipe: what tests of a page need, and nothing but the standard library."""
+"""Headless Chromium by its DevTools protocol, over a pipe: what tests of a page need, by the standard library alone."""
 
 import base64
 import fcntl
@@ -12,8 +12,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 COMMAND = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --remote-debugging-pipe"
+
+needed = pytest.mark.skipif(COMMAND is None, reason="no Chromium here: apt-get install chromium")
 
 
 def at_3_and_4(hears: int, says: int) -> None:
@@ -72,11 +76,11 @@ class Browser:
         message, self.buffer = self.buffer.split(b"\0", 1)
         return json.loads(message)
 
-    def open(self, path: Path) -> float:
-        """Seconds until the page has loaded and been laid out."""
+    def open(self, page: Path | str) -> float:
+        """Seconds until the page, a file or an address, has loaded and been laid out."""
         self.said.clear()
         start = time.monotonic()
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         while not any(m.get("method") == "Page.loadEventFired" for m in self.said):
             self.said.append(self.receive())
         self.evaluate("document.body.offsetHeight")
@@ -86,6 +90,13 @@ class Browser:
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
+
+    def until(self, script: str, seconds: float = 20) -> None:
+        """Wait for it to be true."""
+        end = time.monotonic() + seconds
+        while not self.evaluate(script):
+            assert time.monotonic() < end, script
+            time.sleep(0.1)
 
     def complaints(self) -> list[dict[str, Any]]:
         """Whatever the console, the security policy or the loader objected to."""

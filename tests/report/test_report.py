@@ -340,11 +340,9 @@ def test_no_finished_run_is_a_users_error(tmp_path):
 
 # In a browser
 
-needs_chromium = pytest.mark.skipif(browser.COMMAND is None, reason="no Chromium here: apt-get install chromium")
-
 
 @pytest.mark.long
-@needs_chromium
+@browser.needed
 def test_a_browser_shows_it_clean(folder, tmp_path):
     path = report(folder, tmp_path / "page.html")
     with browser.Browser() as chromium:
@@ -362,7 +360,7 @@ def test_a_browser_shows_it_clean(folder, tmp_path):
 
 
 @pytest.mark.long
-@needs_chromium
+@browser.needed
 def test_tables_sort_in_a_browser_and_show_the_stored_figures(folder, tmp_path):
     path = report(folder, tmp_path / "page.html")
     cells = "r => [r.cells[0].innerText.trim(), r.cells[4].innerText]"
@@ -381,7 +379,7 @@ def test_tables_sort_in_a_browser_and_show_the_stored_figures(folder, tmp_path):
 
 
 @pytest.mark.long
-@needs_chromium
+@browser.needed
 def test_hostile_names_do_nothing_in_a_browser(tmp_path):
     make_run(tmp_path / "a/seed0", recipes.digits_lt("ce"), 0, COUNTS, HOSTILE)
     path = report(tmp_path, tmp_path / "page.html")
@@ -394,7 +392,7 @@ def test_hostile_names_do_nothing_in_a_browser(tmp_path):
 
 
 @pytest.mark.long
-@needs_chromium
+@browser.needed
 def test_the_policy_stops_what_is_not_ours(folder, tmp_path):
     """Were something of a user's ever to become an element, it would not run: the console says so."""
     path = report(folder / "ce", tmp_path / "page.html")
@@ -405,7 +403,7 @@ def test_the_policy_stops_what_is_not_ours(folder, tmp_path):
 
 
 @pytest.mark.long
-@needs_chromium
+@browser.needed
 def test_a_large_page_opens_in_two_seconds(large, tmp_path):
     path = report(large, tmp_path / "page.html")
     with browser.Browser() as chromium:

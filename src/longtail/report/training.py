@@ -1,6 +1,7 @@
 """Training as log.jsonl tells of it, a line an epoch: its curves, and how far runs have come that are not finished."""
 
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -110,7 +111,9 @@ def unfinished(begun: Sequence[runs.Begun]) -> Element | None:
 def _names(begun: Sequence[runs.Begun]) -> list[str]:
     """By method and seed; where these are not enough, by folder too."""
     short = [f"{run.config.method.label}, seed {run.seed}" for run in begun]
-    return [f"{s} ({run.folder})" if short.count(s) > 1 else s for s, run in zip(short, begun, strict=True)]
+    above = os.path.commonpath([run.folder for run in begun])
+    folders = [os.path.relpath(run.folder, above) for run in begun]
+    return [f"{s} in {folder}" if short.count(s) > 1 else s for s, folder in zip(short, folders, strict=True)]
 
 
 def _line(one: UnderWay, label: str, look: Look) -> list[Cell]:
