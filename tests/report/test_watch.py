@@ -32,12 +32,12 @@ COUNTS = [300, 120, 12, 4]
 HOSTILE = "<script>alert(1)</script>"
 
 
-def begin(folder, epochs: int, method: str = "ce", seed: int = 0, total: int | None = 8):
+def begin(folder, epochs: int, method: str = "ce", seed: int = 0, total: int | None = 8, day: int = 2):
     """A run in the middle of its training, after so many epochs."""
     config = recipes.digits_lt(method)
     folder.mkdir(parents=True, exist_ok=True)
     data = {"checksum": "0", "images": sum(COUNTS), "counts": COUNTS, "notes": []}
-    environment = {"seed": seed, "commit": "abc", "device": "CPU", "started": "2026-01-02", "precision": "fp32"}
+    environment = {"seed": seed, "commit": "abc", "device": "CPU", "started": f"2026-01-{day:02}", "precision": "fp32"}
     runs.write_json(folder / runs.CONFIG, to_dict(replace(config, train=replace(config.train, seeds=(seed,)))))
     runs.write_json(folder / runs.ENVIRONMENT, environment | {"data": data} | ({"epochs": total} if total else {}))
     (folder / runs.LOG).write_text("".join(line(e) for e in range(epochs)))
@@ -82,12 +82,23 @@ def test_progress_is_that_of_the_log(tmp_path):
     assert found["PaCo, seed 1"]["epoch"][0].strip() == "0 of 8" and found["PaCo, seed 1"]["loss"][0] == "–"
 
 
-def test_epochs_are_those_of_all_stages_and_the_newest_run_comes_first(tmp_path):
+def test_epochs_are_those_of_all_stages_and_the_latest_run_comes_first(tmp_path):
     for i, (total, expected) in enumerate(((30, 30), (None, 8), (2, 5))):
-        one = training.look_at(runs.read_begun(begin(tmp_path / f"{i}/seed0", 5, total=total)))
-        assert one.epochs == expected
-        os.utime(one.run.folder / runs.LOG, (2e9 + i, 2e9 + i))
+        run = runs.read_begun(begin(tmp_path / f"{i}/seed0", 5, total=total, day=i + 1))
+        assert training.look_at(run).epochs == expected
     assert list(under_way(read(Board([tmp_path])))) == [f"Cross-entropy, seed 0 in {i}/seed0" for i in (2, 1, 0)]
+
+
+def test_a_run_keeps_its_colour(tmp_path):
+    """In table, curves and legend, while others begin, and also where one has no epoch yet."""
+    begin(tmp_path / "a/seed0", 0, day=1)
+    begin(tmp_path / "b/seed0", 3, "paco", day=2)
+    for others in range(2):
+        text = str(training.unfinished([runs.read_begun(folder) for folder in runs.find(tmp_path)]))
+        assert re.search(r'<path d="M[^"]*L[^"]*" class="line c1"><title>PaCo, seed 0</title>', text)
+        beside = re.findall(r'class="line (c\d)"></path><path [^>]*></path></svg> (?:<[^>]*>)?PaCo, seed 0<', text)
+        assert len(beside) > 2 and {*beside} == {"c1"}
+        begin(tmp_path / f"0{others}/seed0", 2, "focal", day=3)
 
 
 def test_a_run_begins_goes_on_and_ends(tmp_path):
@@ -189,12 +200,13 @@ def test_a_report_shows_unfinished_runs_too(tmp_path):
     assert [bar["aria-label"] for bar in bars] == ["Cross-entropy, seed 0: 3 of 8 epochs"]
 
 
-def test_of_very_many_runs_those_heard_of_last_are_drawn(tmp_path):
+def test_of_very_many_runs_some_are_drawn(tmp_path):
     for i in range(23):
-        begin(tmp_path / f"{i}/seed{i}", 2, seed=i)
+        begin(tmp_path / f"{i}/seed{i}", 2, seed=i, day=i + 1)
     page = read(Board([tmp_path]))
-    assert len(under_way(page)) == 23 and f"Curves of the {training.LOOKS} last heard of" in page.words()
-    assert page.text["title"].count("Cross-entropy, seed 5") <= page.text["title"].count("Cross-entropy, seed 22") == 3
+    assert len(under_way(page)) == 23 and f"Curves of the {training.LOOKS} that began first" in page.words()
+    drawn = [f"Cross-entropy, seed {i}" in page.text["title"] for i in range(23)]
+    assert drawn == [True] * training.LOOKS + [False] * 3
 
 
 # The server

@@ -19,15 +19,15 @@ from longtail.report.table import data_name
 Log = Sequence[dict[str, Any]]
 
 DRAWN = 400  # points of a curve
+HEADINGS = ("epoch", "loss", "training, %", "validation, %", "training time left", "last heard of")
 LOOKS = 20  # lines that can be told apart
 CURVES = {"loss": "training loss", "accuracy": "training accuracy, %", "val_accuracy": "validation accuracy, %"}
 CURVES |= {"lr": "learning rate", "P_sup": "P_sup, the centres' share"}
 
 
 def curves(title: str, logs: Mapping[str, Log], optimum: float | None = None) -> Element:
-    """A figure for each quantity, with a line for each log by its name; `optimum` is that of P_sup."""
-    logs = {label: log for label, log in logs.items() if log}
-    if not logs:
+    """A figure for each quantity, with a line for each log by its name, the first in `Look(0)`; `optimum` is that of P_sup."""
+    if not any(logs.values()):
         return absent("training curves", "log.jsonl is not there, or holds no epoch")
     known = [key for key in CURVES if any(key in line for log in logs.values() for line in log)]
     return grid([_curve_figure(title, key, logs, optimum if key == "P_sup" else None) for key in known])
@@ -53,7 +53,7 @@ def _curve_figure(title: str, key: str, logs: Mapping[str, Log], optimum: float 
         words += f"Dashed: its value at the optimum of the loss, {optimum:.2f} (mean of 1/(1 + alpha·K) over images). "
     columns: dict[str, Sequence[Any]] = {"epoch": range(1, 1 + max(map(len, logs.values())))}
     columns |= {label: [line.get(key) for line in log] for label, log in logs.items()}
-    legend = [(Look(i), label) for i, label in enumerate(series)] if len(series) > 1 else []
+    legend = [(Look(i), label) for i, (label, points) in enumerate(series.items()) if points and len(series) > 1]
     return figure(plot, f"training_{key}", columns, words, legend)
 
 
@@ -89,20 +89,24 @@ def look_at(run: runs.Begun) -> UnderWay:
 
 
 def unfinished(begun: Sequence[runs.Begun]) -> Element | None:
-    """The runs that are being trained, or were left in the middle: their progress and curves, last heard of first."""
+    """The runs that are being trained, or were left in the middle: their progress and curves, the latest first.
+
+    Their colours are counted from the earliest, and stay when another begins.
+    """
     if not begun:
         return None
-    found = sorted(map(look_at, begun), key=lambda one: -one.heard)
+    found = [look_at(run) for run in sorted(begun, key=lambda run: (str(run.environment["started"]), run.folder))]
     names = _names([one.run for one in found])
-    head = ["run", "data", "epoch", "loss", "training, %", "validation, %", "training time left", "last heard of"]
-    body = [_line(one, label, Look(i)) for i, (one, label) in enumerate(zip(found, names, strict=True))]
+    several = len({data_name(run) for run in begun}) > 1
+    head = ["run", *["data"] * several, *HEADINGS]
+    body = [_line(one, label, Look(i), several) for i, (one, label) in enumerate(zip(found, names, strict=True))]
     advice = "A run that has been silent for much longer than an epoch takes has been stopped: --resume continues it."
-    some = f" Curves of the {LOOKS} last heard of." if len(found) > LOOKS else ""
+    some = f" Curves of the {LOOKS} that began first." if len(found) > LOOKS else ""
     logs = {label: one.log for label, one in zip(names[:LOOKS], found, strict=False)}
     return el(
         "section",
         el("h2", "Not finished yet"),
-        table(head, body, "Runs under way, as of the last epoch of each"),
+        table(head, body[::-1], "Runs under way, as of the last epoch of each"),
         el("p", advice, some, class_="small"),
         curves("Under way", logs) if any(logs.values()) else None,
     )
@@ -116,17 +120,17 @@ def _names(begun: Sequence[runs.Begun]) -> list[str]:
     return [f"{s} in {folder}" if short.count(s) > 1 else s for s, folder in zip(short, folders, strict=True)]
 
 
-def _line(one: UnderWay, label: str, look: Look) -> list[Cell]:
+def _line(one: UnderWay, label: str, look: Look, with_data: bool) -> list[Cell]:
     done, left = len(one.log), one.left
     bar = el("progress", value=done, max=one.epochs, aria_label=f"{label}: {done} of {one.epochs} epochs")
-    epoch = el("span", f"{done} of {one.epochs} ", bar) if done < one.epochs else "all, evaluation next"
+    epoch = el("span", f"{done} of {one.epochs} ", bar) if done < one.epochs else f"{done} of {done}, then evaluation"
     numbers = [_number(one.latest("loss"), 3), _number(one.latest("accuracy")), _number(one.latest("val_accuracy"))]
     return [
         Cell(el("span", swatch(look), " ", name(label))),
-        Cell(name(data_name(one.run))),
+        *[Cell(name(data_name(one.run)))] * with_data,
         Cell(epoch, done),
         *numbers,
-        Cell("–" if left is None else f"about {clock(left)}", left),
+        Cell(f"about {clock(left)}" if left else "–", left),
         Cell(_moment(one.heard), one.heard),
     ]
 
