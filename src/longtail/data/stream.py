@@ -14,10 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.data.decode import cores, decode_from
+from longtail.data.decode import cores, decode_from, memory
 from longtail.data.pool import IntArray, OnDisk
+from longtail.errors import UserError
 
 AHEAD = 4  # batches that are read before they are asked for
+HELD = AHEAD + 4  # batches in memory: those, the one asked for, two on their way to the device, one that is worked on
 AT_ONCE = 8  # images that a thread reads before it looks for other work
 
 
@@ -36,6 +38,15 @@ class Canvases(NamedTuple):
     images: Tensor
     size_N2: Tensor
     copied: torch.cuda.Event | None
+
+
+def check_room(n: int, side: int) -> None:
+    """Refuse canvases that memory would not hold, before the first is made; `n` images are read at a time."""
+    need, there = HELD * n * 3 * side**2, memory()
+    if need > there:
+        have = f"{HELD} times {n:,} images read ahead at {side}x{side} pixels take {need / 2**30:.1f} GiB of memory"
+        fix = "lower --data.resolution, --train.batch_size or --train.accumulate"
+        raise UserError(f"{have}, and a process has {there / 2**30:.1f}: {fix}")
 
 
 @functools.cache
