@@ -24,7 +24,7 @@ from longtail.report import live, server, training
 from longtail.report.document import policy, report
 from longtail.report.live import Board
 from tests.conftest import tiny
-from tests.processes import SERVER
+from tests.processes import start
 from tests.report import browser
 from tests.report.made import Page, make_run
 
@@ -373,9 +373,7 @@ def watching(tmp_path):
 
 def start_training(out, epochs: int):
     config = tiny("ce", epochs=epochs)
-    process = SERVER.Process(target=train, args=(replace(config, data=replace(config.data, val_fraction=0.1)), out))
-    process.start()
-    return process
+    return start(train, replace(config, data=replace(config.data, val_fraction=0.1)), out)
 
 
 def test_a_real_run_is_followed_to_its_end(watching, tmp_path):
