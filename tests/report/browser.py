@@ -108,6 +108,13 @@ class Browser:
         sent = [m for m in self.said if m.get("method") == "Network.requestWillBeSent"]
         return [m["params"]["request"]["url"] for m in sent]
 
+    def spoken(self) -> list[tuple[str, str, int | None]]:
+        """What a screen reader finds: role, name and, of headings, level."""
+        nodes = [n for n in self.call("Accessibility.getFullAXTree")["nodes"] if not n["ignored"]]
+        known = [{p["name"]: p["value"].get("value") for p in n.get("properties", [])} for n in nodes]
+        names = [n.get("name", {}).get("value", "") for n in nodes]
+        return [(n["role"]["value"], name, of.get("level")) for n, name, of in zip(nodes, names, known, strict=True)]
+
     def screen(self, width: int, dark: bool = False, media: str = "") -> None:
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600

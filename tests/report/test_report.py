@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import itertools
 import json
 import re
 import subprocess
@@ -400,6 +401,23 @@ def test_the_policy_stops_what_is_not_ours(folder, tmp_path):
     with browser.Browser() as chromium:
         chromium.open(path)
         assert chromium.evaluate("document.title").startswith("longtail") and chromium.complaints()
+
+
+@pytest.mark.long
+@browser.needed
+def test_a_screen_reader_finds_a_name_for_everything(folder, tmp_path):
+    (folder / "ce/seed2" / runs.METRICS).unlink()
+    log = folder / "ce/seed2" / runs.LOG
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:3]))  # so that one run is under way
+    with browser.Browser() as chromium:
+        chromium.open(report(folder, tmp_path / "page.html"))
+        chromium.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+        found = chromium.spoken()
+    named = {"table", "region", "button", "link", "image", "progressbar", "heading", "columnheader", "rowheader"}
+    assert named | {"main", "caption", "cell"} <= {role for role, _, _ in found}, {role for role, _, _ in found}
+    assert [(role, name) for role, name, _ in found if role in named and not name.strip()] == []
+    levels = [level for role, _, level in found if role == "heading"]
+    assert levels[0] == 1 and all(after <= before + 1 for before, after in itertools.pairwise(levels)), levels
 
 
 @pytest.mark.long
