@@ -91,7 +91,7 @@ class Browser:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def until(self, script: str, seconds: float = 20) -> None:
+    def until(self, script: str, seconds: float = 60) -> None:
         """Wait for it to be true."""
         end = time.monotonic() + seconds
         while not self.evaluate(script):

@@ -91,7 +91,7 @@ class ReportArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """The same page in a browser on this machine while runs are trained: it follows them by itself."""
+    """The page of `longtail report`, live: in a browser on this machine it follows runs as they are trained."""
 
     runs: Positional[tuple[Path, ...]]
     """Run folders, or folders that hold runs or will."""

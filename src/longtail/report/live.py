@@ -17,12 +17,7 @@ from longtail.report.table import Row, make_rows
 from longtail.report.training import unfinished
 
 GLANCE = 1.0  # seconds for which a look at the folders is good, whoever asks
-FILES = (
-    runs.CONFIG,
-    runs.ENVIRONMENT,
-    runs.LOG,
-    runs.METRICS,
-)  # what else a page shows is written before the last of these
+FILES = (runs.CONFIG, runs.ENVIRONMENT, runs.LOG, runs.METRICS)  # whatever else a page shows is older than the last
 
 R = TypeVar("R")
 
@@ -41,7 +36,7 @@ class Board:
         """Other files have another version."""
         with self._looking:
             if time.monotonic() - self._looked >= GLANCE:
-                self._version = stamp(self._find())
+                self._version = stamp(runs.find(self._there()))
                 self._looked = time.monotonic()
             return self._version
 
@@ -53,8 +48,8 @@ class Board:
                 self._made = version, text(self._page(version)).encode()
             return self._made[1]
 
-    def _find(self) -> list[Path]:
-        return runs.find(path for path in self.paths if path.is_dir())
+    def _there(self) -> list[Path]:
+        return [path for path in self.paths if path.is_dir()]
 
     def _page(self, version: str) -> Element:
         try:
@@ -67,14 +62,13 @@ class Board:
 
     def _told(self) -> tuple[str, list[Element | None], int]:
         """Title, content and number of runs."""
-        folders = self._find()
-        if not folders:
+        ended, others = runs.divided(self._there())
+        if not ended and not others:
             where = name(", ".join(map(str, self.paths)), most=300)
             return title_of([], 0), [el("p", "There is no run yet below ", where, ". It will appear here.")], 0
-        ended = [folder for folder in folders if (folder / runs.METRICS).exists()]
         version = stamp(ended)
         done, bad = readable(runs.read, ended)
-        begun, worse = readable(runs.read_begun, [folder for folder in folders if folder not in {*ended}])
+        begun, worse = readable(runs.read_begun, others)
         rows = make_rows(done)
         left_out = [el("p", "Left out: ", name(why, most=300), class_="absent") for why in (*bad, *worse)]
         parts = [unfinished(begun), *left_out, *self._results(rows, version)]

@@ -31,8 +31,10 @@ HEADERS = {
 
 
 def watch(paths: Iterable[Path | str] | Path | str, port: int = 8700) -> None:
-    """Show the runs at or below `paths`, which need not exist yet, until Ctrl-C; port 0 is any free one. The twin of
-    `longtail watch`."""
+    """Show the runs at or below `paths` to browsers on this machine until Ctrl-C. The twin of `longtail watch`.
+
+    The paths need not exist yet; port 0 is any free one.
+    """
     folders = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
     with serve(folders, port) as server, contextlib.suppress(KeyboardInterrupt):
         where = ", ".join(map(str, folders))
@@ -77,10 +79,8 @@ class Answer(BaseHTTPRequestHandler):
 
     server: Server
     server_version, sys_version = f"longtail/{__version__}", ""
-    error_content_type, error_message_format = (
-        "text/plain; charset=utf-8",
-        "%(message)s",
-    )  # to what is no request at all
+    error_content_type = "text/plain; charset=utf-8"  # where there was no request that could be understood
+    error_message_format = "%(message)s"
     timeout = 20  # seconds that a client may keep silent
 
     def do_GET(self) -> None:

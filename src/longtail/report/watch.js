@@ -32,16 +32,22 @@ function bringOrder(before, after) {
 }
 
 function bringPlace(before, after, put) {
-  const shown = [...named(before, "h1, h2, h3, figure, .scroll")];
-  const tops = new Map(shown.map(([name, part]) => [name, part.getBoundingClientRect().top]));
-  const inner = new Map(shown.map(([name, part]) => [name, [part.scrollLeft, part.scrollTop]]));
-  const focused = [...named(before, "button, .scroll, summary, a")].find(([, part]) => part === document.activeElement)?.[0];
+  const PARTS = "h1, h2, h3, figure, .scroll";
+  const CONTROLS = "button, .scroll, summary, a";
+  const places = new Map();
+  for (const [name, part] of named(before, PARTS)) {
+    places.set(name, { top: part.getBoundingClientRect().top, within: [part.scrollLeft, part.scrollTop] });
+  }
+  const focused = [...named(before, CONTROLS)].find(([, part]) => part === document.activeElement)?.[0];
   put();
-  const fresh = named(after, "h1, h2, h3, figure, .scroll");
-  for (const [name, part] of fresh) if (inner.has(name)) [part.scrollLeft, part.scrollTop] = inner.get(name);
-  const nearest = [...fresh.keys()].filter((name) => tops.has(name)).sort((a, b) => Math.abs(tops.get(a)) - Math.abs(tops.get(b)))[0];
-  if (nearest && scrollY > 0) scrollBy({ top: fresh.get(nearest).getBoundingClientRect().top - tops.get(nearest), behavior: "instant" });
-  if (focused) named(after, "button, .scroll, summary, a").get(focused)?.focus({ preventScroll: true });
+  const kept = [...named(after, PARTS)].filter(([name]) => places.has(name));
+  for (const [name, part] of kept) [part.scrollLeft, part.scrollTop] = places.get(name).within;
+  const distance = ([name]) => Math.abs(places.get(name).top);
+  const [name, nearest] = kept.sort((a, b) => distance(a) - distance(b))[0] ?? [];
+  if (nearest && scrollY > 0) {
+    scrollBy({ top: nearest.getBoundingClientRect().top - places.get(name).top, behavior: "instant" });
+  }
+  if (focused) named(after, CONTROLS).get(focused)?.focus({ preventScroll: true });
 }
 
 function replace(page) {
