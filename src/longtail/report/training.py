@@ -47,7 +47,7 @@ def _curve_figure(title: str, key: str, logs: Mapping[str, Log], optimum: float 
             plot.line(_thinned(points), Look(i), label)
     if optimum is not None:
         plot.reference([(x.low, optimum), (x.high, optimum)], f"optimum {optimum:.3f}")
-    stages = list(dict.fromkeys(str(line.get("stage")) for log in logs.values() for line in log))
+    stages = max((list(dict.fromkeys(str(line.get("stage")) for line in log)) for log in logs.values()), key=len)
     words = f"Stages one after another: {', '.join(stages)}. " if len(stages) > 1 else ""
     if optimum is not None:
         words += f"Dashed: its value at the optimum of the loss, {optimum:.2f} (mean of 1/(1 + alpha·K) over images). "
@@ -91,18 +91,19 @@ def look_at(run: runs.Begun) -> UnderWay:
 def unfinished(begun: Sequence[runs.Begun]) -> Element | None:
     """The runs that are being trained, or were left in the middle: their progress and curves, the latest first.
 
-    Their colours are counted from the earliest, and stay when another begins.
+    Their colours are counted from the earliest, so that they stay when another begins.
     """
     if not begun:
         return None
     found = [look_at(run) for run in sorted(begun, key=lambda run: (str(run.environment["started"]), run.folder))]
     names = _names([one.run for one in found])
-    several = len({data_name(run) for run in begun}) > 1
+    several, older = len({data_name(run) for run in begun}) > 1, max(len(found) - LOOKS, 0)
+    looks = [None] * older + [Look(i) for i in range(len(found) - older)]
     head = ["run", *["data"] * several, *HEADINGS]
-    body = [_line(one, label, Look(i), several) for i, (one, label) in enumerate(zip(found, names, strict=True))]
+    body = [_line(*of, several) for of in zip(found, names, looks, strict=True)]
     advice = "A run that has been silent for much longer than an epoch takes has been stopped: --resume continues it."
-    some = f" Curves of the {LOOKS} that began first." if len(found) > LOOKS else ""
-    logs = {label: one.log for label, one in zip(names[:LOOKS], found, strict=False)}
+    some = f" Curves of the {LOOKS} that began last." if older else ""
+    logs = {label: one.log for label, one in zip(names[older:], found[older:], strict=True)}
     return el(
         "section",
         el("h2", "Not finished yet"),
@@ -115,18 +116,18 @@ def unfinished(begun: Sequence[runs.Begun]) -> Element | None:
 def _names(begun: Sequence[runs.Begun]) -> list[str]:
     """By method and seed; where these are not enough, by folder too."""
     short = [f"{run.config.method.label}, seed {run.seed}" for run in begun]
-    above = os.path.commonpath([run.folder for run in begun])
+    above = os.path.commonpath([run.folder.absolute() for run in begun])
     folders = [os.path.relpath(run.folder, above) for run in begun]
     return [f"{s} in {folder}" if short.count(s) > 1 else s for s, folder in zip(short, folders, strict=True)]
 
 
-def _line(one: UnderWay, label: str, look: Look, with_data: bool) -> list[Cell]:
+def _line(one: UnderWay, label: str, look: Look | None, with_data: bool) -> list[Cell]:
     done, left = len(one.log), one.left
     bar = el("progress", value=done, max=one.epochs, aria_label=f"{label}: {done} of {one.epochs} epochs")
     epoch = el("span", f"{done} of {one.epochs} ", bar) if done < one.epochs else f"{done} of {done}, then evaluation"
     numbers = [_number(one.latest("loss"), 3), _number(one.latest("accuracy")), _number(one.latest("val_accuracy"))]
     return [
-        Cell(el("span", swatch(look), " ", name(label))),
+        Cell(el("span", swatch(look) if look else None, " ", name(label))),
         *[Cell(name(data_name(one.run)))] * with_data,
         Cell(epoch, done),
         *numbers,
