@@ -4,7 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-long check format docs clean
+CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
+AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo -n)
+
+.PHONY: demo test test-long chromium check format docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/longtail demo
@@ -12,8 +15,15 @@ demo: $(INSTALLED)
 test: $(INSTALLED) check
 	$(BIN)/pytest -q -m "not long"
 
-test-long: $(INSTALLED)
-	$(BIN)/pytest -q -m long
+test-long: $(INSTALLED) chromium
+	$(BIN)/pytest -q -m long -rs
+
+# Some long tests open pages in a browser: Debian's is fetched where that is allowed, and else they are skipped.
+chromium:
+	@test -n "$(CHROMIUM)" || { \
+	  echo "fetching Chromium, for tests that open pages"; \
+	  { $(AS_ROOT) apt-get -qq update && $(AS_ROOT) apt-get -qq install -y chromium; } </dev/null >/dev/null 2>&1; \
+	} || echo "Chromium cannot be fetched here: tests that open pages will be skipped"
 
 check: $(INSTALLED)
 	$(BIN)/ruff check src tests benchmarks

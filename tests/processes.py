@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from longtail.cli import main
 from longtail.engine.distributed import leave
 
 ROOT = Path(__file__).parents[1]
@@ -17,14 +18,29 @@ SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["longtail.engine.train", "pytest", "tests.engine.test_train"])
 
 
-def together(world: int, folder: Path, work, *args: Any) -> list[Any]:
-    """What `work(*args)` returns in each of `world` processes, in rank order; tensors and plain values."""
+def start(work, *args: Any) -> multiprocessing.process.BaseProcess:
+    """A process that does `work(*args)`, and nothing else."""
     if str(ROOT) not in sys.path:
         sys.path.append(str(ROOT))  # the children import `work` by its name
+    process = SERVER.Process(target=work, args=args)
+    process.start()
+    return process
+
+
+def start_command(args: list[str], said: Path) -> multiprocessing.process.BaseProcess:
+    """A process that is `longtail ARGS`; what it says of errors is written to a file."""
+    return start(_command, args, said)
+
+
+def _command(args: list[str], said: Path) -> None:
+    with open(said, "w", buffering=1) as sys.stderr:
+        sys.exit(main(args))
+
+
+def together(world: int, folder: Path, work, *args: Any) -> list[Any]:
+    """What `work(*args)` returns in each of `world` processes, in rank order; tensors and plain values."""
     folder.mkdir(parents=True, exist_ok=True)
-    children = [SERVER.Process(target=_child, args=(rank, world, folder, work, args)) for rank in range(world)]
-    for child in children:
-        child.start()
+    children = [start(_child, rank, world, folder, work, args) for rank in range(world)]
     for child in children:
         child.join(120)
     codes = [child.exitcode for child in children]

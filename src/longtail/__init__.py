@@ -25,11 +25,12 @@ _HOME = {
     "supcon_loss": "losses",
     "table": "report.table",
     "train": "engine.train",
+    "watch": "report.server",
 }
 _MODULES = ("recipes", "losses", "metrics", "theory", "report")  # the last is a verb too, and can be called
 
 __all__ = ["Config", "UserError", "compare", "demo", "evaluate", "export", "figure", "inspect", "load", "predict"]
-__all__ += ["recipes", "report", "reproduce", "shard", "table", "theory", "train"]
+__all__ += ["recipes", "report", "reproduce", "shard", "table", "theory", "train", "watch"]
 __all__ += ["balanced_softmax_loss", "cross_entropy_loss", "paco_loss", "paco_terms", "supcon_loss"]
 
 

@@ -39,3 +39,10 @@ def _bar(items: Iterable[T], total: int, what: str) -> Iterator[T]:
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=total < 100) as progress:
         yield from progress.track(items, total)
+
+
+def clock(seconds: float) -> str:
+    """As in 2:05 and 1:00:00."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"

@@ -31,17 +31,23 @@ SKIPPED = "skipped.jsonl"  # images that were left out as they could not be read
 
 
 @dataclass(frozen=True)
-class Run:
-    """A finished run: what was asked, where it ran, what came out."""
+class Begun:
+    """A run that has begun: what was asked, where it runs."""
 
     folder: Path
     config: Config
     environment: dict[str, Any]
-    metrics: dict[str, Any]
 
     @property
     def seed(self) -> int:
         return int(self.environment["seed"])
+
+
+@dataclass(frozen=True)
+class Run(Begun):
+    """A finished run: also what came out."""
+
+    metrics: dict[str, Any]
 
 
 def seeds_named(seeds: Sequence[int]) -> str:
@@ -59,28 +65,43 @@ def find(paths: Iterable[Path | str] | Path | str) -> list[Path]:
     return sorted(found)
 
 
+def divided(paths: Iterable[Path | str] | Path | str) -> tuple[list[Path], list[Path]]:
+    """The folders of finished runs at or below the given path or paths, and those of the others."""
+    done: list[Path] = []
+    others: list[Path] = []
+    for folder in find(paths):
+        (done if (folder / METRICS).exists() else others).append(folder)
+    return done, others
+
+
 def read(folder: Path) -> Run:
     """A finished run."""
-    config, environment, metrics = load_config(folder), read_json(folder / ENVIRONMENT), read_json(folder / METRICS)
-    for name, tree, keys in ((ENVIRONMENT, environment, ENVIRONMENT_KEYS), (METRICS, metrics, METRICS_KEYS)):
-        missing = [key for key in keys if not isinstance(tree, dict) or key not in tree]
-        if missing:
-            raise UserError(f"{folder / name} has no {missing[0]!r}: is it a run folder of longtail?")
-    return Run(folder, config, environment, metrics)
+    begun = read_begun(folder)
+    return Run(folder, begun.config, begun.environment, _tree(folder / METRICS, METRICS_KEYS))
+
+
+def read_begun(folder: Path) -> Begun:
+    """A run, whether it has finished or not."""
+    return Begun(folder, load_config(folder), _tree(folder / ENVIRONMENT, ENVIRONMENT_KEYS))
+
+
+def _tree(path: Path, keys: Sequence[str]) -> dict[str, Any]:
+    tree = read_json(path)
+    missing = [key for key in keys if not isinstance(tree, dict) or key not in tree]
+    if missing:
+        raise UserError(f"{path} has no {missing[0]!r}: is it a run folder of longtail?")
+    return tree
 
 
 def finished(paths: Iterable[Path | str] | Path | str) -> list[Run]:
     """The finished runs at or below the given path or paths; an error where there is none."""
     paths = [paths] if isinstance(paths, str | Path) else list(paths)
-    folders = find(paths)
-    done = [read(f) for f in folders if (f / METRICS).exists()]
+    done, others = divided(paths)
     if not done:
         where = ", ".join(map(str, paths))
-        advice = (
-            f"{len(folders)} unfinished, continue with --resume" if folders else "train first, e.g. `longtail demo`"
-        )
+        advice = f"{len(others)} unfinished, continue with --resume" if others else "train first, e.g. `longtail demo`"
         raise UserError(f"no finished run below {where or 'nothing'}: {advice}")
-    return done
+    return [read(folder) for folder in done]
 
 
 def load_config(folder: Path) -> Config:

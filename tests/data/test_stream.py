@@ -6,7 +6,9 @@ import json
 import os
 import threading
 import time
+import weakref
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +28,8 @@ from longtail.data.pool import OnDisk, Source
 from longtail.data.sources import load
 from longtail.data.stream import AHEAD, Reader
 from longtail.engine import examples
-from longtail.errors import Alone, UserError
+from longtail.errors import Alone, RunError, UserError
+from longtail.views import Views
 from tests.data.test_inspection import bad_files
 
 PHOTO = Image.fromarray(load_sample_images().images[0])  # 640 x 427
@@ -176,6 +179,15 @@ def test_processes_of_a_machine_share_its_cores(monkeypatch):
     next(reading)
     assert sum("longtail-read" in t.name for t in threading.enumerate()) == 1
     reading.close()
+
+
+def test_processes_of_a_machine_share_its_memory(monkeypatch):
+    pages = {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}
+    monkeypatch.setattr(os, "sysconf", pages.__getitem__)
+    for limit, processes, each in (("max\n", "1", 4_096_000), ("900000\n", "1", 900_000), ("900000\n", "3", 300_000)):
+        monkeypatch.setattr(Path, "read_text", lambda path, limit=limit: limit)
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+        assert decode.memory() == each
 
 
 def test_readers_share_a_stream(monkeypatch):
@@ -366,6 +378,36 @@ def test_before_anything_is_read_there_are_images_that_views_can_be_made_of():
     assert not images.any() and size_N2.dtype == y.dtype == torch.int64 and (size_N2 == 12).all() and not y.any()
 
 
+def test_so_many_batches_are_in_memory_at_a_time(monkeypatch):
+    """As are counted before they are made."""
+    made, room, alive = [], Reader._room, []
+
+    def remembered(reader, n):
+        given = room(reader, n)
+        made.append(weakref.ref(given.images))
+        alive.append(sum(one() is not None for one in made))
+        return given
+
+    monkeypatch.setattr(Reader, "_room", remembered)
+    loader = StreamLoader(source(), 5, 0, CPU)
+    loader.enter("uniform", 0, 3)
+    for batch in range(8):
+        loader.seek(0, batch)
+    loader.close()
+    assert max(alive) + 1 == stream.HELD  # one more lies where steps look for it
+
+
+def test_canvases_that_memory_would_not_hold_are_refused_beforehand(monkeypatch):
+    need = stream.HELD * 2 * 5 * 3 * 12 * 12
+    loader = StreamLoader(source(), 5, 0, CPU)
+    monkeypatch.setattr(stream, "memory", lambda: need)
+    loader.in_parts(2, 8)
+    monkeypatch.setattr(stream, "memory", lambda: need - 1)
+    fix = r"lower --data\.resolution, --train\.batch_size or --train\.accumulate"
+    with pytest.raises(UserError, match=rf"10 images read ahead at 12x12 pixels take .* GiB.*: {fix}"):
+        loader.in_parts(2, 8)
+
+
 def test_a_loader_beside_another_draws_on_its_own():
     loader = make_loader(source(), 5, 0, CPU)
     other = loader.beside("partner")
@@ -498,3 +540,22 @@ def test_canvases_are_no_larger_than_asked_for(folder):
     data = load(config(folder, resolution=64).data)
     frames = next(frames_of(data.train, np.arange(38), 38, CPU))
     assert frames.images.shape == (38, 3, 64, 64) and frames.size_N2.max() <= 64 and stream.AHEAD < 10
+
+
+@pytest.mark.parametrize("owner, work", [(StreamLoader, "in_parts"), (StreamLoader, "seek"), (Views, "query")])
+def test_a_lack_of_memory_names_the_resolution(owner, work, folder, tmp_path, monkeypatch):
+    """At whatever moment it shows: a smaller batch does not make the canvases smaller that were made already."""
+
+    def no_memory(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(owner, work, no_memory)
+    what = r"8 at a time at 73x73 pixels, do not fit in the memory of cpu: try a smaller --data\.resolution"
+    with pytest.raises(RunError, match=what):
+        longtail.train(config(folder), tmp_path / "run")
+
+
+def test_one_image_that_cannot_be_read_is_one(folder):
+    (folder / "train/china/3.jpg").write_bytes(b"")
+    data = load(config(folder, on_error="skip").data)
+    assert data.notes[-1] == "warning: one image cannot be read and is left out: train/china/3.jpg (the file is empty)"

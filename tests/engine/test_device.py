@@ -1,7 +1,7 @@
 """Where a run computes: torch's own switches are left as they were found."""
 
-import subprocess
-import sys
+import itertools
+import operator
 from dataclasses import replace
 
 import pytest
@@ -12,6 +12,7 @@ from longtail.config import TrainConfig
 from longtail.engine.device import REPAID, REPAID_FUSED, can_compile, check_step, compiling_pays, fits, products_in
 from longtail.errors import UserError
 from longtail.models.backbones import make_body
+from tests.processes import start
 
 CUDA = torch.device("cuda")  # need not be there
 
@@ -33,21 +34,20 @@ def test_products_are_rounded_inside_and_not_after(before, precision, inside):
         torch.backends.cuda.matmul.fp32_precision = found[1]
 
 
-@pytest.mark.parametrize("switch", ["torch.backends.cuda.matmul", "torch.backends"])
-def test_torchs_newer_switches_hold(switch):
-    """In a process of their own, as the two kinds of switches do not go together."""
-    script = f"""
-import torch
-from longtail.engine.device import products_in
-{switch}.fp32_precision = "tf32"
-for device in ("cpu", "cuda"):
-    for precision in ("bf16", "fp32"):
+def hold(switch: str) -> None:
+    operator.attrgetter(switch)(torch).fp32_precision = "tf32"
+    for device, precision in itertools.product(("cpu", "cuda"), ("bf16", "fp32")):
         with products_in(precision, torch.device(device)):
             assert torch.backends.cuda.matmul.fp32_precision == "tf32"
-assert torch.backends.cuda.matmul.fp32_precision == "tf32"
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
+@pytest.mark.parametrize("switch", ["backends.cuda.matmul", "backends"])
+def test_torchs_newer_switches_hold(switch):
+    """In a process of their own, as the two kinds of switches do not go together."""
+    process = start(hold, switch)
+    process.join(60)
+    assert process.exitcode == 0
 
 
 @pytest.mark.parametrize(

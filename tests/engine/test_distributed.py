@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from longtail import recipes, runs
 from longtail.config import Config
+from longtail.data import decode, sources
 from longtail.data.samplers import place
 from longtail.engine import distributed
 from longtail.engine.evaluate import balanced_accuracy, evaluate, stretch
@@ -225,6 +227,59 @@ def test_what_the_first_process_cannot_do_all_are_told(tmp_path):
         train(replace(config, train=replace(config.train, processes=1)), tmp_path, resume=True)
     with pytest.raises(UserError, match="torchrun --nproc-per-node 2 -m longtail train"):
         train(config, tmp_path / "new")
+
+
+def images_of(folder: Path, train_images: int, bad: int = 0) -> Config:
+    """Files of two classes, of which some cannot be read; one image of each class to test on."""
+    rng = np.random.default_rng(0)
+    for split, n in (("train", train_images), ("val", 2)):
+        for i in range(n):
+            path = folder / split / "ab"[i % 2] / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 255, (10, 10, 3), dtype=np.uint8)).save(path)
+            if split == "train" and i < bad:
+                path.write_bytes(b"")
+    config, made = small("ce", epochs=1), recipes.make(folder)
+    return replace(config, data=replace(made.data, image_size=8, load="stream", on_error="skip", workers=1))
+
+
+def looked(config: Config, out: Path) -> dict[str, Any]:
+    """How often this process looked for bad images, and what it trains on."""
+    calls: list[int] = []
+    with pytest.MonkeyPatch.context() as patch, watched() as found:
+        patch.setattr(sources, "unreadable", lambda *args: calls.append(1) or decode.unreadable(*args))
+        train(config, out)
+    data = found[0].data
+    return {"calls": len(calls), "ids": data.train.ids.tolist(), "note": data.notes[-1], "checksum": data.checksum}
+
+
+def test_one_process_looks_for_bad_images_and_tells_the_others(tmp_path):
+    config = images_of(tmp_path / "images", 21, bad=3)
+    first, second = together(WORLD, tmp_path / "ranks", looked, config, tmp_path / "run")
+    assert (first.pop("calls"), second.pop("calls")) == (2, 0) and first == second
+    assert len(first["ids"]) == 18 and "3 images cannot be read" in first["note"]
+    alone = sources.load(config.data)
+    assert (alone.train.ids.tolist(), alone.checksum) == (first["ids"], first["checksum"])
+
+
+def too_few(config: Config, out: Path) -> bool:
+    with pytest.raises(UserError, match="3 processes share 2 training images: torchrun --nproc-per-node 2 at most"):
+        train(replace(config, train=replace(config.train, processes=3)), out)
+    return True
+
+
+def test_more_processes_than_images_are_too_many(tmp_path):
+    assert together(3, tmp_path / "ranks", too_few, images_of(tmp_path / "images", 2), tmp_path / "run") == [True] * 3
+
+
+def test_a_batch_above_the_share_of_a_process_is_its_share(tmp_path):
+    config = images_of(tmp_path / "images", 7)
+    together(WORLD, tmp_path / "ranks", logged_of, config, tmp_path / "run")
+    assert len(log_of(tmp_path / "run/seed0")) == 1
+
+
+def logged_of(config: Config, out: Path) -> None:
+    train(config, out)
 
 
 def test_processes_do_not_share_a_gpu(monkeypatch):

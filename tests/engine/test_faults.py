@@ -1,9 +1,6 @@
 """What happens to long jobs, with real processes: killed at any moment, a disk that is full."""
 
-import os
 import random
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,22 +12,19 @@ from longtail import runs
 from longtail.engine.train import train
 from tests.conftest import tiny
 from tests.engine.test_train import log_of
-from tests.processes import SERVER
+from tests.processes import start, start_command
 
 EPOCHS = 8
 
 
-def start(method: str, out: Path):
-    config = tiny(method, epochs=EPOCHS)
-    process = SERVER.Process(target=train, args=(config, out, True))
-    process.start()
-    return process
+def start_run(method: str, out: Path):
+    return start(train, tiny(method, epochs=EPOCHS), out, True)
 
 
 def finish(method: str, out: Path) -> float:
     """Train to the end; the seconds it took."""
     began = time.monotonic()
-    process = start(method, out)
+    process = start_run(method, out)
     process.join(120)
     assert process.exitcode == 0
     return time.monotonic() - began
@@ -62,7 +56,7 @@ def equal(one: Path, two: Path) -> bool:
 
 def killed_once(method: str, out: Path, whole: Path, seconds: float, rng: random.Random, while_saving: bool) -> str:
     """Where the kill met the run; the resumed run must equal the unbroken one."""
-    process, folder = start(method, out), out / "seed0"
+    process, folder = start_run(method, out), out / "seed0"
     if while_saving:
         epoch, log = rng.randrange(EPOCHS), folder / runs.LOG
         wait_for(lambda: log.exists() and log.read_bytes().count(b"\n") > epoch, process)
@@ -100,7 +94,7 @@ def test_killed_again_and_again(unbroken, tmp_path):
     """A run that never lives for long still ends, and as if it had."""
     whole, seconds = unbroken["paco"]
     for _ in range(20):
-        process = start("paco", tmp_path)
+        process = start_run("paco", tmp_path)
         process.join(0.6 * seconds)
         if not process.is_alive():
             break
@@ -110,30 +104,25 @@ def test_killed_again_and_again(unbroken, tmp_path):
     assert equal(tmp_path / "seed0", whole)
 
 
-def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
+def test_a_full_disk_leaves_the_last_checkpoint(unbroken, tmp_path):
     """/dev/full is a disk on which nothing has room."""
-    flags = ["--train.epochs", "15", "--train.checkpoint_every", "1", "--train.device", "cpu", "--log.progress", "none"]
-    command = [sys.executable, "-m", "longtail", "train", "digits-lt", "--method", "ce", *flags]
-    environment, folder = os.environ | {"OMP_NUM_THREADS": "1"}, tmp_path / "full/seed0"
-    process = subprocess.Popen(
-        [*command, "--out", str(tmp_path / "full")], env=environment, stderr=subprocess.PIPE, text=True
-    )
+    flags = ["--train.checkpoint_every", "1", "--train.device", "cpu", "--log.progress", "none"]
+    command = ["train", "digits-lt", "--method", "paco", "--train.epochs", str(EPOCHS), "--out", str(tmp_path), *flags]
+    process, folder = start_command(command, tmp_path / "said"), tmp_path / "seed0"
     saved = folder / runs.CHECKPOINT
-    while process.poll() is None:
+    while process.is_alive():
         try:
             if saved.exists():
                 saved.with_suffix(".tmp").symlink_to("/dev/full")
                 break
         except FileExistsError:  # one is being written
             continue
-    _, errors = process.communicate(timeout=100)
+    process.join(100)
+    errors = (tmp_path / "said").read_text()
     last = errors.splitlines()[-1]
-    assert process.returncode == 1 and "Traceback" not in errors
+    assert process.exitcode == 1 and "Traceback" not in errors
     assert "No space left on device" in last or "write" in last
     assert "the previous checkpoint is whole; free some space and --resume" in last
-    assert 1 <= len(log_of(folder)) < 15
-    for out, more in (("full", ["--resume"]), ("whole", [])):
-        subprocess.run(
-            [*command, "--out", str(tmp_path / out), *more], check=True, capture_output=True, env=environment
-        )
-    assert equal(folder, tmp_path / "whole/seed0")
+    assert 1 <= len(log_of(folder)) < EPOCHS
+    finish("paco", tmp_path)
+    assert equal(folder, unbroken["paco"][0])

@@ -18,7 +18,7 @@ from tests.engine.test_faults import equal
 from tests.engine.test_train import log_of
 from tests.processes import together
 
-WORLD, EPOCHS = 2, 24
+WORLD, EPOCHS = 2, 16
 FLAGS = ["--method", "paco", "--train.batch_size", "32", "--train.epochs", str(EPOCHS), "--train.checkpoint_every", "1"]
 
 

@@ -5,8 +5,6 @@ import gc
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 import weakref
 from dataclasses import replace
@@ -40,6 +38,7 @@ from longtail.methods.softmax import CrossEntropy
 from longtail.models import backbones
 from longtail.views import Views
 from tests.conftest import tiny
+from tests.processes import start_command
 
 METHODS = ["ce", "balanced-softmax", "supcon", "paco", "paco-no-rebalance"]
 CPU = torch.device("cpu")
@@ -169,7 +168,7 @@ def test_pretrained_weights_are_fetched_once(tmp_path, monkeypatch):
         return net
 
     monkeypatch.setattr(backbones.timm, "create_model", spy)
-    config = tiny("ce", epochs=1)
+    config = tiny("ce", epochs=1, batch_size=128)
     config = replace(config, model=replace(config.model, name="resnet18", pretrained=True))
     config = replace(config, data=replace(config.data, image_size=32), optim=replace(config.optim, lr=1e-9))
     run = run_until(config, tmp_path / "seed0", 2)
@@ -503,32 +502,42 @@ def test_no_cuda_is_said_before_anything_is_written(tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """The folder of a run that no signal reached."""
+    (folder,) = train(tiny("paco", epochs=8, checkpoint_every=100), tmp_path_factory.mktemp("whole"), data=DATA)
+    return folder
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_resume_goes_on(signum, tmp_path):
+def test_a_signal_saves_and_resume_goes_on(signum, unbroken, tmp_path):
     """A real process, signalled mid-run, exits with the shell's code; the resumed run equals the unbroken one."""
-    flags = ["--train.epochs", "8", "--train.device", "cpu", "--train.checkpoint_every", "100"]
-    command = [sys.executable, "-m", "longtail", "train", "digits-lt", "--method", "paco", *flags]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [*command, "--out", str(tmp_path / "parts")],
-        env=environment,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+    flags = [
+        "--train.epochs",
+        "8",
+        "--train.device",
+        "cpu",
+        "--train.checkpoint_every",
+        "100",
+        "--log.progress",
+        "none",
+    ]
+    command = ["train", "digits-lt", "--method", "paco", "--out", str(tmp_path / "run"), *flags]
+    process, log, waited = (
+        start_command(command, tmp_path / "said"),
+        tmp_path / "run/seed0" / runs.LOG,
+        time.monotonic(),
     )
-    log, waited = tmp_path / "parts" / "seed0" / runs.LOG, time.monotonic()
-    while not (log.exists() and log.read_text()) and process.poll() is None and time.monotonic() - waited < 100:
-        time.sleep(0.02)
-    process.send_signal(signum)
-    _, errors = process.communicate(timeout=100)
-    assert process.returncode == 128 + signum, errors
+    while not (log.exists() and log.read_text()) and process.is_alive() and time.monotonic() - waited < 100:
+        time.sleep(0.01)
+    os.kill(process.pid, signum)
+    process.join(100)
+    errors = (tmp_path / "said").read_text()
+    assert process.exitcode == 128 + signum, errors
     assert "saved in" in errors.splitlines()[-1] and "Traceback" not in errors
-    for out, more in (("parts", ["--resume"]), ("whole", [])):
-        subprocess.run(
-            [*command, "--out", str(tmp_path / out), *more], check=True, capture_output=True, env=environment
-        )
-    one, two = (load_file(tmp_path / out / "seed0" / runs.MODEL) for out in ("parts", "whole"))
-    assert all(torch.equal(one[k], two[k]) for k in one)
+    (folder,) = train(runs.load_config(tmp_path / "run/seed0"), tmp_path / "run", resume=True, data=DATA)
+    one, two = (load_file(each / runs.MODEL) for each in (folder, unbroken))
+    assert log_of(folder) == log_of(unbroken) and all(torch.equal(one[k], two[k]) for k in one)
 
 
 def test_learning_goes_on_in_bf16(tmp_path):

@@ -1,4 +1,4 @@
-"""Headless Chromium by its DevTools protocol, over a pipe: what tests of a page need, and nothing but the standard library."""
+"""Headless Chromium by its DevTools protocol, over a pipe: what tests of a page need, by the standard library alone."""
 
 import base64
 import fcntl
@@ -12,8 +12,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 COMMAND = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --remote-debugging-pipe"
+
+needed = pytest.mark.skipif(COMMAND is None, reason="no Chromium here: apt-get install chromium")
 
 
 def at_3_and_4(hears: int, says: int) -> None:
@@ -72,11 +76,11 @@ class Browser:
         message, self.buffer = self.buffer.split(b"\0", 1)
         return json.loads(message)
 
-    def open(self, path: Path) -> float:
-        """Seconds until the page has loaded and been laid out."""
+    def open(self, page: Path | str) -> float:
+        """Seconds until the page, a file or an address, has loaded and been laid out."""
         self.said.clear()
         start = time.monotonic()
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         while not any(m.get("method") == "Page.loadEventFired" for m in self.said):
             self.said.append(self.receive())
         self.evaluate("document.body.offsetHeight")
@@ -87,6 +91,13 @@ class Browser:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
+    def until(self, script: str, seconds: float = 60) -> None:
+        """Wait for it to be true."""
+        end = time.monotonic() + seconds
+        while not self.evaluate(script):
+            assert time.monotonic() < end, script
+            time.sleep(0.1)
+
     def complaints(self) -> list[dict[str, Any]]:
         """Whatever the console, the security policy or the loader objected to."""
         names = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded", "Network.loadingFailed")
@@ -96,6 +107,13 @@ class Browser:
         """All that the page asked for."""
         sent = [m for m in self.said if m.get("method") == "Network.requestWillBeSent"]
         return [m["params"]["request"]["url"] for m in sent]
+
+    def spoken(self) -> list[tuple[str, str, int | None]]:
+        """What a screen reader finds: role, name and, of headings, level."""
+        nodes = [n for n in self.call("Accessibility.getFullAXTree")["nodes"] if not n["ignored"]]
+        known = [{p["name"]: p["value"].get("value") for p in n.get("properties", [])} for n in nodes]
+        names = [n.get("name", {}).get("value", "") for n in nodes]
+        return [(n["role"]["value"], name, of.get("level")) for n, name, of in zip(nodes, names, known, strict=True)]
 
     def screen(self, width: int, dark: bool = False, media: str = "") -> None:
         self.call(

@@ -1,4 +1,4 @@
-"""Run folders made by hand, with every file that a report may read, and a reader of the page."""
+"""Run folders made by hand, finished with every file that a report may read or in the middle, and a reader of the page."""
 
 import json
 from dataclasses import replace
@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from longtail import runs
+from longtail import recipes, runs
 from longtail.config import Config, to_dict
 from longtail.metrics import evaluate_guesses
 from longtail.report.html import VOID
 
 PER_CLASS = 8  # test images
+FEW = [300, 120, 12, 4]  # training images of a few classes
 
 
 def make_run(
@@ -48,6 +49,25 @@ def make_run(
     index = {"confusions": pairs, "best_rare": rare, "worst_rare": rare}
     (folder / "examples/index.json").write_text(json.dumps(index))
     return folder
+
+
+def begin_run(
+    folder: Path, epochs: int, method: str = "ce", seed: int = 0, total: int | None = 8, day: int = 2
+) -> Path:
+    """A run in the middle of its training, after so many epochs."""
+    config = recipes.digits_lt(method)
+    folder.mkdir(parents=True, exist_ok=True)
+    data = {"checksum": "0", "images": sum(FEW), "counts": FEW, "notes": []}
+    environment = {"seed": seed, "commit": "abc", "device": "CPU", "started": f"2026-01-{day:02}", "precision": "fp32"}
+    runs.write_json(folder / runs.CONFIG, to_dict(replace(config, train=replace(config.train, seeds=(seed,)))))
+    runs.write_json(folder / runs.ENVIRONMENT, environment | {"data": data} | ({"epochs": total} if total else {}))
+    (folder / runs.LOG).write_text("".join(log_line(e) for e in range(epochs)))
+    return folder
+
+
+def log_line(epoch: int) -> str:
+    row = {"stage": "train", "epoch": epoch, "epochs": 8, "loss": 5 - epoch / 2, "seconds": 10 + epoch, "lr": 0.1}
+    return json.dumps(row | ({"val_accuracy": 50.0 + epoch} if epoch % 2 else {})) + "\n"
 
 
 class Page(HTMLParser):
@@ -91,3 +111,11 @@ class Page(HTMLParser):
 
     def of(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.elements if name == tag]
+
+
+def under_way(page: Page) -> dict[str, dict[str, tuple[str, str | None]]]:
+    """Of the runs that are not finished: (text, value) by heading."""
+    for head, *body in page.tables:
+        if head[0][0] == "run":
+            return {row[0][0].strip(): dict(zip([text for text, _ in head], row, strict=True)) for row in body}
+    return {}

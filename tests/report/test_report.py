@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import itertools
 import json
 import re
 import subprocess
@@ -340,11 +341,9 @@ def test_no_finished_run_is_a_users_error(tmp_path):
 
 # In a browser
 
-needs_chromium = pytest.mark.skipif(browser.COMMAND is None, reason="no Chromium here: apt-get install chromium")
-
 
 @pytest.mark.long
-@needs_chromium
+@browser.needed
 def test_a_browser_shows_it_clean(folder, tmp_path):
     path = report(folder, tmp_path / "page.html")
     with browser.Browser() as chromium:
@@ -362,7 +361,7 @@ def test_a_browser_shows_it_clean(folder, tmp_path):
 
 
 @pytest.mark.long
-@needs_chromium
+@browser.needed
 def test_tables_sort_in_a_browser_and_show_the_stored_figures(folder, tmp_path):
     path = report(folder, tmp_path / "page.html")
     cells = "r => [r.cells[0].innerText.trim(), r.cells[4].innerText]"
@@ -381,7 +380,7 @@ def test_tables_sort_in_a_browser_and_show_the_stored_figures(folder, tmp_path):
 
 
 @pytest.mark.long
-@needs_chromium
+@browser.needed
 def test_hostile_names_do_nothing_in_a_browser(tmp_path):
     make_run(tmp_path / "a/seed0", recipes.digits_lt("ce"), 0, COUNTS, HOSTILE)
     path = report(tmp_path, tmp_path / "page.html")
@@ -394,7 +393,7 @@ def test_hostile_names_do_nothing_in_a_browser(tmp_path):
 
 
 @pytest.mark.long
-@needs_chromium
+@browser.needed
 def test_the_policy_stops_what_is_not_ours(folder, tmp_path):
     """Were something of a user's ever to become an element, it would not run: the console says so."""
     path = report(folder / "ce", tmp_path / "page.html")
@@ -405,7 +404,24 @@ def test_the_policy_stops_what_is_not_ours(folder, tmp_path):
 
 
 @pytest.mark.long
-@needs_chromium
+@browser.needed
+def test_a_screen_reader_finds_a_name_for_everything(folder, tmp_path):
+    (folder / "ce/seed2" / runs.METRICS).unlink()
+    log = folder / "ce/seed2" / runs.LOG
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:3]))  # so that one run is under way
+    with browser.Browser() as chromium:
+        chromium.open(report(folder, tmp_path / "page.html"))
+        chromium.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+        found = chromium.spoken()
+    named = {"table", "region", "button", "link", "image", "progressbar", "heading", "columnheader", "rowheader"}
+    assert named | {"main", "caption", "cell"} <= {role for role, _, _ in found}, {role for role, _, _ in found}
+    assert [(role, name) for role, name, _ in found if role in named and not name.strip()] == []
+    levels = [level for role, _, level in found if role == "heading"]
+    assert levels[0] == 1 and all(after <= before + 1 for before, after in itertools.pairwise(levels)), levels
+
+
+@pytest.mark.long
+@browser.needed
 def test_a_large_page_opens_in_two_seconds(large, tmp_path):
     path = report(large, tmp_path / "page.html")
     with browser.Browser() as chromium:

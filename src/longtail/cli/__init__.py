@@ -18,6 +18,7 @@ VERBS: dict[str, tuple[type, Callable[[list[str]], int | None]]] = {
     "table": (arguments.TableArgs, verbs.run_table),
     "report": (arguments.ReportArgs, verbs.run_report),
     "figure": (arguments.FigureArgs, verbs.run_figure),
+    "watch": (arguments.Watch, verbs.run_watch),
     "data": (arguments.Data, verbs.run_data),
     "compare": (arguments.Compare, verbs.run_compare),
     "reproduce": (arguments.Reproduce, verbs.run_reproduce),

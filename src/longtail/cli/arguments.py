@@ -81,7 +81,7 @@ class TableArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportArgs:
-    """One HTML page of finished runs that needs nothing else: what was learnt, which method is best, whether to believe it."""
+    """One HTML page of runs that needs nothing else: what was learnt, which method is best, whether to believe it."""
 
     runs: Positional[tuple[Path, ...]]
     """Run folders, or folders that hold runs."""
@@ -100,6 +100,16 @@ class FigureArgs:
     """Run folders, or folders that hold runs; for latency also the JSON of a reproduced table, such as results/latency.json."""
     out: Annotated[Path | None, arg(aliases=["-o"])] = None
     """The file to write: .svg, .png or .pdf (default: NAME.svg)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """The page of `longtail report`, live: in a browser on this machine it follows runs as they are trained."""
+
+    runs: Positional[tuple[Path, ...]]
+    """Run folders, or folders that hold runs or will."""
+    port: int = 8700
+    """Where to listen on 127.0.0.1; 0: any free one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from longtail.cli.arguments import (
     TableArgs,
     Theory,
     Train,
+    Watch,
     name_first,
     not_both,
     parse,
@@ -109,6 +110,16 @@ def run_figure(args: list[str]) -> None:
     from longtail.report.figures import figure
 
     print(f"written to {figure(given.name, given.runs, given.out)}")
+
+
+def run_watch(args: list[str]) -> None:
+    given = parse(Watch, "watch", args)
+    if not given.runs:
+        raise UserError("name the runs, as in `longtail watch runs`")
+
+    from longtail.report.server import watch
+
+    watch(given.runs, given.port)
 
 
 def run_demo(args: list[str]) -> None:

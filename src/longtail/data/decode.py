@@ -92,6 +92,14 @@ def cores() -> int:
     return max(mine // int(os.environ.get("LOCAL_WORLD_SIZE", 1)), 1)
 
 
+def memory() -> int:
+    """Bytes that this process may use, by the machine and by the group it is confined to; shared as the cores are."""
+    every = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):  # no group, or "max"
+        every = min(every, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return every // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
 def cannot_read(place: object, why: BadImage) -> UserError:
     fix = "replace or remove it, or leave such images out with --data.on_error skip"
     return UserError(f"cannot read the image {place} ({why}): {fix}")

@@ -16,7 +16,8 @@ from longtail.data.nvjpeg import decoder_for
 from longtail.data.pool import IntArray, OnDisk
 from longtail.data.samplers import epoch_order, place
 from longtail.data.sources import Source
-from longtail.data.stream import Frames, Reader
+from longtail.data.stream import Frames, Reader, check_room
+from longtail.errors import UserError
 
 NOWHERE = (-1, 0)
 
@@ -30,6 +31,9 @@ class Loader:
         self.source, self.seed, self.device, self.purpose = source, seed, device, purpose
         self.rank, self.world = place()  # each process has its part of an epoch
         self.images = len(source.labels) // self.world
+        if not self.images:
+            n = len(source.labels)
+            raise UserError(f"{self.world} processes share {n} training images: torchrun --nproc-per-node {n} at most")
         # A smaller last batch is left out, so that every step has one shape; a set below one batch is one batch.
         self.batch_size = min(batch_size, self.images)
         self.batches = self.images // self.batch_size
@@ -134,6 +138,7 @@ class StreamLoader(Loader):
         any are read."""
         self.part, self.used, self.due = part, used, NOWHERE
         n, side = part * self.batch_size, self.reader.images.side
+        check_room(n, side)
         self.images_n = torch.zeros(n, 3, side, side, dtype=torch.uint8, device=self.device)
         self.size_n2 = torch.full((n, 2), side, device=self.device)
         self.y_n = torch.zeros(n, dtype=torch.int64, device=self.device)

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,7 @@ from longtail.errors import UserError
 
 __all__ = ["DataSet", "Source", "load", "load_once"]
 
+Once = Callable[..., Any]  # called with a function and its arguments
 DIGITS_TEST = 40  # images per class of `digits` that are the test set, whatever is drawn from the rest
 
 
@@ -81,13 +83,16 @@ class DataSet:
         ]
 
 
-def load(config: DataConfig) -> DataSet:
-    """The data set that `config` asks for, drawn, split and in memory; what the user can mend is a UserError."""
+def load(config: DataConfig, once: Once = lambda work, *args: work(*args)) -> DataSet:
+    """The data set that `config` asks for, drawn, split and in memory; what the user can mend is a UserError.
+
+    `once` calls what needs to be done by one of several processes only, and tells the others.
+    """
     opened = open_data(config)
     pool, names = opened.train, opened.train.class_names
     drawn, notes = long_tail(opened, config)
     every = np.arange(len(opened.test.labels))
-    take = _way_to_take(config, opened, len(drawn) + len(every))
+    take = _way_to_take(config, opened, len(drawn) + len(every), once)
     kept, held = validation_split(pool.labels[drawn], config.val_fraction)
     if config.val_fraction > 0:
         before, given = (class_counts(pool.labels[indices], names) for indices in (drawn, drawn[held]))
@@ -108,19 +113,19 @@ def load(config: DataConfig) -> DataSet:
 RESIDENT_SIDE = 96  # pixels: from larger images views are cut that a small copy of their centre would not hold
 
 
-def _way_to_take(config: DataConfig, opened: Opened, images: int) -> Callable[[Pool, IntArray], Source]:
+def _way_to_take(config: DataConfig, opened: Opened, images: int, once: Once) -> Callable[[Pool, IntArray], Source]:
     """Into memory, or as they lie on disk."""
     files, small = opened.train.sizes is not None, config.image_size <= RESIDENT_SIDE
     stays = files and not (small and fit_in_memory(images, config.image_size))
     if config.load == "stream" or (config.load == "auto" and stays):
-        return lambda pool, indices: _stream(pool, indices, config)
+        return lambda pool, indices: _stream(pool, indices, config, once)
     check_memory(images, config.image_size)
     return Pool.take
 
 
-def _stream(pool: Pool, indices: IntArray, config: DataConfig) -> Source:
+def _stream(pool: Pool, indices: IntArray, config: DataConfig, once: Once) -> Source:
     """Where bad images are to be skipped they must be known beforehand: counts and order depend on them."""
-    skipped = unreadable(pool.encoded, indices) if config.on_error == "skip" else {}
+    skipped = once(unreadable, pool.encoded, indices) if config.on_error == "skip" else {}
     return pool.stream(indices, streamed_side(config), config.workers, config.decode, skipped)
 
 
@@ -146,7 +151,9 @@ def _without_skipped(data: DataSet) -> DataSet:
         if part is not None and not len(part.labels):
             raise UserError(f"no image of the {what} can be read: mend its files")
     first, gone = data.skipped[0], "\n".join([data.checksum, *(image.id for image in data.skipped)])
-    note = f"warning: {len(data.skipped):,} images cannot be read and are left out, such as {first.id} ({first.why})"
+    many = f"{len(data.skipped):,} images cannot be read and are left out, such as"
+    lacks = many if len(data.skipped) > 1 else "one image cannot be read and is left out:"
+    note = f"warning: {lacks} {first.id} ({first.why})"
     return replace(data, notes=(*data.notes, note), checksum=_digest(gone))
 
 

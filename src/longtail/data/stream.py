@@ -14,11 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.data.decode import cores, decode_whole, naming
+from longtail.data.decode import cores, decode_whole, memory, naming
 from longtail.data.jpeg import is_plain
 from longtail.data.pool import IntArray, OnDisk
+from longtail.errors import UserError
 
 AHEAD = 4  # batches that are read before they are asked for
+HELD = AHEAD + 4  # batches in memory: those, the one asked for, two on their way to the device, one that is worked on
 AT_ONCE = 8  # images that a thread reads before it looks for other work
 
 Decoder = Callable[[list[Tensor]], list[Tensor]]
@@ -46,6 +48,15 @@ class Brought(NamedTuple):
     frames: Frames
     there: torch.cuda.Event | None
     """On a GPU: when they will be."""
+
+
+def check_room(n: int, side: int) -> None:
+    """Refuse canvases that memory would not hold, before the first is made; `n` images are read at a time."""
+    need, there = HELD * n * 3 * side**2, memory()
+    if need > there:
+        have = f"{HELD} times {n:,} images read ahead at {side}x{side} pixels take {need / 2**30:.1f} GiB of memory"
+        fix = "lower --data.resolution, --train.batch_size or --train.accumulate"
+        raise UserError(f"{have}, and a process has {there / 2**30:.1f}: {fix}")
 
 
 @functools.cache

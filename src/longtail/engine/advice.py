@@ -6,6 +6,7 @@ import torch
 
 from longtail import runs
 from longtail.config import TrainConfig
+from longtail.data.pool import OnDisk, Source
 from longtail.data.samplers import place
 from longtail.engine.meter import NonFinite
 from longtail.engine.run import Run
@@ -28,7 +29,11 @@ def advise_finite(run: Run, error: NonFinite) -> str:
 
 def out_of_memory(error: Exception) -> bool:
     """Of the GPU, or of the machine: torch's CPU allocator has no exception of its own."""
-    words = ("can't allocate memory", "not enough memory")
+    words = (
+        "can't allocate memory",
+        "not enough memory",
+        "CUDA error: out of memory",
+    )  # the last for page-locked memory
     if isinstance(error, torch.OutOfMemoryError) or any(w in str(error) for w in words):
         return True
     before = (
@@ -46,7 +51,21 @@ def advise_batch(run: Run, advance: Callable[[Run], None]) -> str:
             keep = f"--train.batch_size {size} --train.accumulate {-(-given * accumulate // size)}"
             return f"out of memory at batch size {given}: {size} fits; try {keep}"
         size //= 2
+    if isinstance(run.data.train.images, OnDisk):  # whose canvases are as many as before, however small the step
+        return advise_smaller(run.config.train, run.data.train, run.device)
     return f"out of memory on {run.device} even at a batch of two: try a smaller --model.name or --data.image_size"
+
+
+def advise_smaller(train: TrainConfig, source: Source, device: torch.device) -> str:
+    """Where not even the first step was reached."""
+    if isinstance(source.images, OnDisk):
+        side, images = source.images.side, train.batch_size * train.accumulate
+        what, fix = f"{images:,} at a time at {side}x{side} pixels", "--data.resolution, --train.batch_size"
+    else:
+        what, fix = f"{len(source.labels):,} of them", "--data.image_size"
+    return (
+        f"the network and its images, {what}, do not fit in the memory of {device}: try a smaller {fix} or --model.name"
+    )
 
 
 def advise_several(train: TrainConfig) -> str:

@@ -24,7 +24,7 @@ from longtail.models.collective import gather, total
 
 T = TypeVar("T")
 
-PATIENCE = timedelta(hours=1)  # while the first process measures and writes, the others wait for it
+PATIENCE = timedelta(hours=4)  # while the first process reads, measures and writes, the others wait for it
 
 
 def start(device: torch.device) -> torch.device:

@@ -30,6 +30,7 @@ def describe_environment(run: "Run") -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads",
         "precision": precision(run.config.train, run.device),
         "step": run.how,
+        "epochs": sum(stage.epochs for stage in run.method.stages),
         "data": {
             "checksum": run.data.checksum,
             "images": len(run.data.train.labels),

@@ -18,7 +18,7 @@ from longtail.config import Config
 from longtail.data.pool import OnDisk
 from longtail.data.sources import DataSet, load
 from longtail.engine import distributed
-from longtail.engine.advice import advise_batch, advise_finite, advise_several, out_of_memory
+from longtail.engine.advice import advise_batch, advise_finite, advise_several, advise_smaller, out_of_memory
 from longtail.engine.capture import CapturedStep, rehearse
 from longtail.engine.device import choose_device, compile_kernels, precision, products_in
 from longtail.engine.environment import describe_model
@@ -159,7 +159,8 @@ def train(config: Config, out: Path | str, resume: bool = False, data: DataSet |
     folders = {seed: Path(out) / f"seed{seed}" for seed in config.train.seeds}
     distributed.by_first(check_folders, folders.values(), config, resume)
     if data is None:
-        data = distributed.in_turn(lambda: load(config.data)) if config.data.may_download else load(config.data)
+        fetch = config.data.may_download
+        data = distributed.in_turn(lambda: load(config.data)) if fetch else load(config.data, distributed.by_first)
         if shows:
             print(*data.describe(), sep="\n", flush=True)
     distributed.check_same(data.checksum, "other images (by their checksum): give all the same --data.root")
@@ -213,8 +214,7 @@ def train_seeds(config: Config, folders: dict[int, Path], data: DataSet, device:
     if exhausted and len(folders) > 1:
         raise RunError(f"out of memory with {len(folders)} seeds side by side: --resume with --train.together 1")
     if exhausted:
-        small = f"the network and {len(data.train.labels):,} images do not fit in the memory of {device}"
-        advice = advise_batch(made[0], advance) if made else f"{small}: try a smaller --data.image_size or --model.name"
+        advice = advise_batch(made[0], advance) if made else advise_smaller(config.train, data.train, device)
         made.clear()  # or whoever keeps the error would keep the run, and its memory
         raise RunError(advice)
 

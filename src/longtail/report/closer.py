@@ -11,17 +11,15 @@ from longtail.report import reading
 from longtail.report.chapter import Chapter, mean
 from longtail.report.html import Element, el
 from longtail.report.parts import Cell, absent, figure, folded, grid, name, plural, section, table
-from longtail.report.svg import Look, Plot, Point, Scale, around
+from longtail.report.svg import Look, Plot, Scale, around
 from longtail.report.table import Row
+from longtail.report.training import curves
 from longtail.runs import Run
 from longtail.theory.remarks import centre, positives
 
 CLOSER = 4  # methods that are looked at, at most: images and maps take room and time
 MAPPED = 1_000  # test images on the map
 LEAST = 10  # fewer make no map
-DRAWN = 400  # points of a curve
-CURVES = {"loss": "training loss", "accuracy": "training accuracy, %", "val_accuracy": "validation accuracy, %"}
-CURVES |= {"lr": "learning rate", "P_sup": "P_sup, the centres' share"}
 
 
 def closer(chapter: Chapter) -> list[Element]:
@@ -40,7 +38,7 @@ def closer(chapter: Chapter) -> list[Element]:
 
 def look_at(row: Row) -> Iterable[Element]:
     first = row.runs[0]
-    yield section("Training", curves(row))
+    yield section("Training", training(row))
     yield section("Calibration and features", grid([calibration(row), feature_map(first)]))
     yield section(f"What is taken for what (seed {first.seed})", confusions(first))
     yield section(f"Rare classes, best and worst (seed {first.seed})", *rare_classes(first))
@@ -49,46 +47,9 @@ def look_at(row: Row) -> Iterable[Element]:
 # Training curves
 
 
-def curves(row: Row) -> Element:
-    logs = {run.seed: rows for run in row.runs if (rows := reading.log(run))}
-    if not logs:
-        return absent("training curves", "log.jsonl is not there, or holds no epoch")
-    drawn = [
-        _curve_figure(row, key, logs) for key in CURVES if any(key in line for log in logs.values() for line in log)
-    ]
-    return grid(drawn)
-
-
-def _curve_figure(row: Row, key: str, logs: dict[int, list[dict[str, Any]]]) -> Element:
-    series = {seed: _finite_points(log, key) for seed, log in logs.items()}
-    every = [y for points in series.values() for _, y in points]
-    optimum = optimal_P_sup(row.runs[0]) if key == "P_sup" else None
-    x = Scale(0, max((e for points in series.values() for e, _ in points), default=1))
-    y = around([*every, 0.0] if optimum is None else [*every, 0.0, optimum])
-    plot = Plot(
-        f"{row.label}: {CURVES[key]}", f"{CURVES[key]} by epoch, a line for each seed.", x, y, "epoch", CURVES[key]
-    )
-    for i, (seed, points) in enumerate(series.items()):
-        plot.line(_thinned(points), Look(i), f"seed {seed}")
-    if optimum is not None:
-        plot.reference([(x.low, optimum), (x.high, optimum)], f"optimum {optimum:.3f}")
-    stages = list(dict.fromkeys(str(line.get("stage")) for log in logs.values() for line in log))
-    words = f"Stages one after another: {', '.join(stages)}. " if len(stages) > 1 else ""
-    if optimum is not None:
-        words += f"Dashed: its value at the optimum of the loss, {optimum:.2f} (mean of 1/(1 + alpha·K) over images). "
-    columns: dict[str, Sequence[Any]] = {"epoch": range(1, 1 + max(map(len, logs.values())))}
-    columns |= {f"seed {seed}": [line.get(key) for line in log] for seed, log in logs.items()}
-    legend = [(Look(i), f"seed {seed}") for i, seed in enumerate(series)] if len(series) > 1 else []
-    return figure(plot, f"training_{key}", columns, words, legend)
-
-
-def _finite_points(log: list[dict[str, Any]], key: str) -> list[Point]:
-    found = [(float(i), line.get(key)) for i, line in enumerate(log, 1)]
-    return [(x, float(y)) for x, y in found if isinstance(y, int | float) and np.isfinite(y)]
-
-
-def _thinned(points: list[Point]) -> list[Point]:
-    return [points[i] for i in np.linspace(0, len(points) - 1, min(len(points), DRAWN)).round().astype(int)]
+def training(row: Row) -> Element:
+    logs = {f"seed {run.seed}": reading.log(run) for run in row.runs}
+    return curves(row.label, logs, optimal_P_sup(row.runs[0]))
 
 
 def optimal_P_sup(run: Run) -> float | None:

@@ -1,8 +1,9 @@
 """`longtail report`: run folders as one page that needs nothing else, be it a network, a script or a font."""
 
 import base64
+import functools
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -13,53 +14,81 @@ from longtail.report.chapter import Chapter, make_chapters
 from longtail.report.html import Element, Ours, el, written
 from longtail.report.parts import name, plural
 from longtail.report.table import Row, make_rows
+from longtail.report.training import unfinished
+
+STYLE = "page.css"
+SCRIPTS = {False: ("page.js",), True: ("page.js", "watch.js")}  # of a page that lies in a file, and of a live one
 
 
 def report(paths: Iterable[Path | str] | Path | str, out: Path | str = "report.html") -> Path:
-    """Write the finished runs at or below `paths` as one HTML page; its path. The twin of `longtail report`.
+    """Write the runs at or below `paths` as one HTML page; its path. The twin of `longtail report`.
 
     Of one method: data, results, accuracy by class frequency, training curves, calibration, confusions, rare classes, features.
     Of several: who is best and who is tied, wins and losses by class, accuracy against cost, and the same of each.
+    Runs that are not finished are shown by their progress and curves.
     """
-    return write(make_rows(runs.finished(paths)), Path(out))
+    paths = [paths] if isinstance(paths, str | Path) else list(paths)
+    done, others = runs.divided(paths)
+    rows = make_rows(runs.finished(paths)) if done or not others else []  # an error where there is no run at all
+    return write(page(rows, [runs.read_begun(folder) for folder in others]), Path(out))
 
 
-def write(rows: list[Row], out: Path) -> Path:
+def write(whole: Element, out: Path) -> Path:
     if out.is_dir():
         raise UserError(f"-o {out} is a folder: name the file, as in {out / 'report.html'}")
-    text = "<!doctype html>\n" + "".join(written(page(rows)))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        runs.write_text(out, text)
+        runs.write_text(out, text(whole))
     except OSError as error:
         raise UserError(f"cannot write {out} ({error.strerror}): choose another -o") from error
     return out
 
 
-def page(rows: list[Row]) -> Element:
-    chapters = make_chapters(rows)
-    several, count = len(chapters) > 1, sum(len(row.runs) for row in rows)
+def text(whole: Element) -> str:
+    return "<!doctype html>\n" + "".join(written(whole))
+
+
+def page(rows: Sequence[Row], begun: Sequence[runs.Begun] = ()) -> Element:
+    """Results of the finished runs, and the progress of those that have only begun."""
+    count = len(begun) + sum(len(row.runs) for row in rows)
+    return assembled(title_of(rows, len(begun)), [unfinished(begun), *finished(rows)], count)
+
+
+def title_of(rows: Sequence[Row], begun: int) -> str:
+    if not rows:
+        return f"{plural(begun, 'run')} under way" if begun else "waiting for the first run"
     what = rows[0].label if len(rows) == 1 else plural(len(rows), "method")
-    title = f"{what} on {'; '.join(chapter.data for chapter in chapters)}"
-    body = el(
-        "main",
-        el("h1", name(title)),
+    return f"{what} on {'; '.join(chapter.data for chapter in make_chapters(rows))}"
+
+
+def finished(rows: Sequence[Row]) -> list[Element]:
+    """All that is told of finished runs: in short, then in detail."""
+    if not rows:
+        return []
+    chapters = make_chapters(rows)
+    several = len(chapters) > 1
+    return [
         el("section", el("h2", "In short"), *(part for c in chapters for part in in_short(c, several))),
         *(part for c in chapters for part in (el("h2", name(c.data) if several else "In detail"), *chapter_parts(c))),
-        el("footer", f"Made by longtail {__version__} from {plural(count, 'run')}. Headings of tables sort them."),
-    )
-    style, script = Ours(_file("page.css")), Ours(_file("page.js"))
+    ]
+
+
+def assembled(title: str, parts: Iterable[Element | None], count: int, live: Element | None = None) -> Element:
+    """The document, made from `count` runs; `live` is what a page that looks for news shows above all."""
+    made = f"Made by longtail {__version__} from {plural(count, 'run')}. Headings of tables sort them."
+    main = el("main", el("h1", name(title[0].upper() + title[1:])), *parts, el("footer", made))
     head = el(
         "head",
         el("meta", charset="utf-8"),
-        el("meta", http_equiv="Content-Security-Policy", content=policy(style, script)),
+        el("meta", http_equiv="Content-Security-Policy", content=policy(live is not None)),
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         el("meta", name="color-scheme", content="light dark"),
         el("link", rel="icon", href="data:,"),
         el("title", f"longtail: {title}"),
-        el("style", style),
+        el("style", _file(STYLE)),
     )
-    return el("html", head, el("body", body, el("script", script)), lang="en")
+    scripts = [el("script", _file(file)) for file in SCRIPTS[live is not None]]
+    return el("html", head, el("body", live, main, *scripts), lang="en")
 
 
 def in_short(chapter: Chapter, named: bool) -> Iterable[Element]:
@@ -75,9 +104,14 @@ def chapter_parts(chapter: Chapter) -> list[Element]:
     return [part for part in parts if part is not None]
 
 
-def policy(style: str, script: str) -> str:
-    """Nothing is fetched and nothing runs but our own style and script, known by their digests; images are in the page."""
-    allowed = {"style-src": _digest(style), "script-src": _digest(script), "img-src": "data:"}
+def policy(live: bool = False) -> str:
+    """Nothing is fetched and nothing runs but our own style and scripts, known by their digests; images are in the page.
+
+    A live page may ask for itself.
+    """
+    scripts = " ".join(_digest(_file(file)) for file in SCRIPTS[live])
+    allowed = {"style-src": _digest(_file(STYLE)), "script-src": scripts, "img-src": "data:"}
+    allowed |= {"connect-src": "'self'"} if live else {}
     rules = ["default-src 'none'", *(f"{kind} {source}" for kind, source in allowed.items())]
     return "; ".join([*rules, "base-uri 'none'", "form-action 'none'"])
 
@@ -86,5 +120,6 @@ def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _file(file: str) -> str:
-    return resources.files("longtail.report").joinpath(file).read_text(encoding="utf-8")
+@functools.cache
+def _file(file: str) -> Ours:
+    return Ours(resources.files("longtail.report").joinpath(file).read_text(encoding="utf-8"))

@@ -17,19 +17,22 @@ function sort(table, column, falling) {
   table.tHead.rows[0].cells[column].setAttribute("aria-sort", falling ? "descending" : "ascending");
 }
 
-for (const table of document.querySelectorAll("table.sortable")) {
-  [...table.tHead.rows[0].cells].forEach((heading, column) => {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.append(...heading.childNodes);
-    heading.append(button);
-    button.addEventListener("click", () => {
-      const now = heading.getAttribute("aria-sort");
-      const numbers = heading.classList.contains("n");
-      sort(table, column, now ? now === "ascending" : numbers);
+function makeSortable(root) {
+  for (const table of root.querySelectorAll("table.sortable")) {
+    [...table.tHead.rows[0].cells].forEach((heading, column) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.append(...heading.childNodes);
+      heading.append(button);
+      button.addEventListener("click", () => {
+        const now = heading.getAttribute("aria-sort");
+        const numbers = heading.classList.contains("n");
+        sort(table, column, now ? now === "ascending" : numbers);
+      });
     });
-  });
+  }
 }
+makeSortable(document);
 
 // Paper shows what the screen has folded away, but for the table of every class, which may have thousands.
 addEventListener("beforeprint", () => {

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import zipfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,33 @@ BROKEN = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)  # what r
 SMALL = 4096  # bytes; a larger thumbnail is made smaller by a codec that loses a little
 
 
-def log(run: runs.Run) -> list[dict[str, Any]]:
-    """A row an epoch, over all stages."""
+def log(run: runs.Begun) -> list[dict[str, Any]]:
+    """A row an epoch, over all stages; not what is just being written."""
     try:
-        lines = (run.folder / runs.LOG).read_text(encoding="utf-8").splitlines()
-        rows = [json.loads(line) for line in lines]
-    except (OSError, ValueError):
+        lines = (run.folder / runs.LOG).read_bytes().splitlines()
+    except OSError:
         return []
+    rows = map(_row, lines)
     return [row for row in rows if isinstance(row, dict)]
+
+
+def _row(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def heard(run: runs.Begun) -> float:
+    """When it last wrote: an epoch's line, or that it has begun; in seconds since 1970."""
+    return max(_written(run.folder / file) for file in (runs.LOG, runs.ENVIRONMENT))
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def features(run: runs.Run, most: int) -> tuple[FloatArray, IntArray] | None:

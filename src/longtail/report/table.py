@@ -147,7 +147,7 @@ def apart(here: dict[str, Any], others: Iterable[dict[str, Any]]) -> str:
     return " (" + ", ".join(f"{f}={v}" for f, v in sorted(fields.items())) + ")" if fields else ""
 
 
-def data_name(run: runs.Run) -> str:
+def data_name(run: runs.Begun) -> str:
     """The data of a run, as a reader of the table would say it."""
     data = run.config.data
     place = data.train_list.with_suffix("") if data.train_list else data.root

@@ -186,6 +186,6 @@ def provenance(rows: Sequence[Row]) -> Iterator[Ground]:
     if any(str(run.environment.get("commit")).endswith("-dirty") for run in runs):
         yield Ground(False, "Some runs come from a source tree with changes that no commit has.")
     if lost := max(map(reading.skipped, runs)):
-        yield Ground(False, f"{plural(lost, 'image')} could not be read and were left out.")
+        yield Ground(False, f"{plural(lost, 'image')} could not be read and {'was' if lost == 1 else 'were'} left out.")
     for note in dict.fromkeys(note for run in runs for note in run.environment["data"].get("notes", [])):
         yield Ground(False, f"On the data: {note}")

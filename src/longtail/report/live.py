@@ -1,0 +1,105 @@
+"""The page of runs that are still being trained: made anew when their files have changed, and not more often."""
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from longtail import runs
+from longtail.errors import UserError
+from longtail.report.document import assembled, finished, text, title_of
+from longtail.report.html import Element, el
+from longtail.report.parts import name
+from longtail.report.table import Row, make_rows
+from longtail.report.training import unfinished
+
+GLANCE = 1.0  # seconds for which a look at the folders is good, whoever asks
+FILES = (runs.CONFIG, runs.ENVIRONMENT, runs.LOG, runs.METRICS)  # whatever else a page shows is older than the last
+
+R = TypeVar("R")
+
+
+class Board:
+    """What there is to see of the runs at or below some paths, which need not exist yet. Threads may share one."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = paths
+        self._looking, self._making = threading.Lock(), threading.Lock()
+        self._looked, self._version = -GLANCE, ""
+        self._made: tuple[str, bytes] = ("", b"")  # the last page, and its version
+        self._finished: tuple[str, list[Element]] = ("", [])  # its part that changes when a run ends: images, maps
+
+    def version(self) -> str:
+        """Other files have another version."""
+        with self._looking:
+            if time.monotonic() - self._looked >= GLANCE:
+                self._version = stamp(runs.find(self._there()))
+                self._looked = time.monotonic()
+            return self._version
+
+    def page(self) -> bytes:
+        """The newest page. Who asks while it is being made waits for it."""
+        with self._making:
+            version = self.version()  # before anything is read: what is written meanwhile makes another
+            if self._made[0] != version:
+                self._made = version, text(self._page(version)).encode()
+            return self._made[1]
+
+    def _there(self) -> list[Path]:
+        return [path for path in self.paths if path.is_dir()]
+
+    def _page(self, version: str) -> Element:
+        try:
+            title, parts, count = self._told()
+        except Exception as error:  # a page that is open for days outlives a file that nobody foresaw
+            title, count = "these runs cannot be shown", 0
+            parts = [el("p", "Something in their folders is not understood: ", name(repr(error), most=300))]
+        says = "Live: what a run writes appears here by itself."
+        return assembled(title, parts, count, el("p", says, class_="live", role="status", data_version=version))
+
+    def _told(self) -> tuple[str, list[Element | None], int]:
+        """Title, content and number of runs."""
+        ended, others = runs.divided(self._there())
+        if not ended and not others:
+            where = name(", ".join(map(str, self.paths)), most=300)
+            return title_of([], 0), [el("p", "There is no run yet below ", where, ". It will appear here.")], 0
+        version = stamp(ended)
+        done, bad = readable(runs.read, ended)
+        begun, worse = readable(runs.read_begun, others)
+        rows = make_rows(done)
+        left_out = [el("p", "Left out: ", name(why, most=300), class_="absent") for why in (*bad, *worse)]
+        parts = [unfinished(begun), *left_out, *self._results(rows, version)]
+        return title_of(rows, len(begun)), parts, len(done) + len(begun)
+
+    def _results(self, rows: Sequence[Row], version: str) -> list[Element]:
+        if self._finished[0] != version:
+            self._finished = version, finished(rows)
+        return self._finished[1]
+
+
+def readable(read: Callable[[Path], R], folders: Iterable[Path]) -> tuple[list[R], list[str]]:
+    """The runs, and why others cannot be read: they may be just being written, or removed."""
+    found, bad = list[R](), list[str]()
+    for folder in folders:
+        try:
+            found.append(read(folder))
+        except UserError as error:
+            bad.append(str(error))
+    return found, bad
+
+
+def stamp(folders: Sequence[Path]) -> str:
+    """Of where the files are, when they were written and how long they are."""
+    seen = [(str(folder), name, *_written(folder / name)) for folder in folders for name in FILES]
+    return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
+
+
+def _written(path: Path) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size

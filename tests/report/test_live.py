@@ -1,0 +1,172 @@
+"""The live page: what it says of runs in the middle of their training, when it is made anew, and what cannot break it."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from longtail import recipes, runs
+from longtail.report import live, training
+from longtail.report.document import report
+from longtail.report.live import Board
+from tests.report.made import FEW, Page, begin_run, log_line, make_run, under_way
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch):
+    """Boards look at once."""
+    monkeypatch.setattr(live, "GLANCE", 0.0)
+
+
+def read(board: Board) -> Page:
+    return Page(board.page().decode())
+
+
+def test_progress_is_that_of_the_log(tmp_path):
+    begin_run(tmp_path / "a/seed0", 3)
+    begin_run(tmp_path / "b/seed1", 0, "paco", seed=1)
+    found = under_way(read(Board([tmp_path])))
+    assert found.keys() == {"Cross-entropy, seed 0", "PaCo, seed 1"}
+    ce = found["Cross-entropy, seed 0"]
+    assert ce["epoch"][0].strip() == "3 of 8" and ce["loss"][0] == "4.000" and ce["validation, %"][0] == "51.0"
+    assert float(ce["training time left"][1]) == pytest.approx((10 + 11 + 12) / 3 * 5)
+    assert ce["training time left"][0] == "about 0:55" and ce["training, %"][0] == "–"
+    assert found["PaCo, seed 1"]["epoch"][0].strip() == "0 of 8" and found["PaCo, seed 1"]["loss"][0] == "–"
+
+
+def test_epochs_are_those_of_all_stages_and_the_latest_run_comes_first(tmp_path):
+    for i, (total, expected) in enumerate(((30, 30), (None, 8), (2, 5))):
+        run = runs.read_begun(begin_run(tmp_path / f"{i}/seed0", 5, total=total, day=i + 1))
+        assert training.look_at(run).epochs == expected
+    assert list(under_way(read(Board([tmp_path])))) == [f"Cross-entropy, seed 0 in {i}/seed0" for i in (2, 1, 0)]
+
+
+def test_paths_may_be_of_both_kinds(tmp_path, monkeypatch):
+    for place in ("here", "there"):
+        begin_run(tmp_path / place / "seed0", 1)
+    monkeypatch.chdir(tmp_path)
+    found = under_way(read(Board([Path("here"), tmp_path / "there"])))
+    assert found.keys() == {"Cross-entropy, seed 0 in here/seed0", "Cross-entropy, seed 0 in there/seed0"}
+
+
+def test_a_run_keeps_its_colour(tmp_path):
+    """In table, curves and legend, while others begin, and also where one has no epoch yet."""
+    begin_run(tmp_path / "a/seed0", 0, day=1)
+    begin_run(tmp_path / "b/seed0", 3, "paco", day=2)
+    for others in range(2):
+        text = str(training.unfinished([runs.read_begun(folder) for folder in runs.find(tmp_path)]))
+        assert re.search(r'<path d="M[^"]*L[^"]*" class="line c1"><title>PaCo, seed 0</title>', text)
+        beside = re.findall(r'class="line (c\d)"></path><path [^>]*></path></svg> (?:<[^>]*>)?PaCo, seed 0<', text)
+        assert len(beside) > 2 and {*beside} == {"c1"}
+        begin_run(tmp_path / f"0{others}/seed0", 2, "focal", day=3)
+
+
+def test_a_run_begins_goes_on_and_ends(tmp_path):
+    board = Board([tmp_path / "later"])
+    assert "There is no run yet below" in read(board).words() and "Waiting" in read(board).words()
+    for epochs in (0, 1, 2):
+        before = board.version()
+        begin_run(tmp_path / "later/ce/seed0", epochs)
+        assert board.version() != before
+        page = read(board)
+        assert under_way(page)["Cross-entropy, seed 0"]["epoch"][0].strip() == f"{epochs} of 8"
+        assert ("Under way: training loss" in page.words()) == (epochs > 0)
+    make_run(tmp_path / "made", recipes.digits_lt("ce"), 0, FEW)
+    os.replace(tmp_path / "made", tmp_path / "later/paco")
+    page = read(board)
+    assert len(under_way(page)) == 1 and "In short" in page.words()
+    for file in (runs.METRICS, runs.ENVIRONMENT):
+        (tmp_path / "later/ce/seed0" / file).write_bytes((tmp_path / "later/paco" / file).read_bytes())
+    assert under_way(read(board)) == {}
+
+
+def test_nothing_is_made_twice(tmp_path, monkeypatch):
+    made = make_run(tmp_path / "done/seed0", recipes.digits_lt("paco"), 0, FEW)
+    log, calls, finished = begin_run(tmp_path / "going/seed0", 1) / runs.LOG, [], live.finished
+    monkeypatch.setattr(live, "finished", lambda rows: calls.append(len(rows)) or finished(rows))
+    board = Board([tmp_path])
+    assert board.page() is board.page()
+    log.write_text(log.read_text() + log_line(1))
+    assert "2 of 8" in read(board).words() and calls == [1]  # results are kept while others are trained
+    (made / runs.METRICS).write_text((made / runs.METRICS).read_text() + "\n")
+    assert board.page() and calls == [1, 1]
+    monkeypatch.setattr(live, "GLANCE", 60.0)
+    monkeypatch.setattr(live, "stamp", lambda folders: pytest.fail("looked again"))
+    assert board.version() == board.version()
+
+
+@pytest.mark.parametrize("file", [runs.CONFIG, runs.ENVIRONMENT, runs.LOG, runs.METRICS])
+def test_half_written_files_do_no_harm(tmp_path, file):
+    begin_run(tmp_path / "sound/seed0", 2)
+    path = begin_run(tmp_path / "half/seed1", 3, "paco", seed=1) / file
+    whole = path.read_bytes() if path.exists() else b'{"top1": 50.0, "few": 1}'
+    board = Board([tmp_path])
+    for size in {*range(0, len(whole) - 2, max(1, len(whole) // 25)), len(whole) - 2}:
+        path.write_bytes(whole[:size])
+        os.utime(path, ns=(size, size))
+        page = read(board)
+        assert "Cross-entropy, seed 0" in under_way(page)
+        assert ("PaCo, seed 1" in under_way(page)) == (file == runs.LOG)
+        assert ("Left out" in page.words()) == (file != runs.LOG)
+
+
+def test_a_log_is_read_up_to_what_is_just_being_written(tmp_path):
+    run = runs.read_begun(begin_run(tmp_path / "a/seed0", 3))
+    (run.folder / runs.LOG).write_text(log_line(0) + log_line(1) + log_line(2)[:20])
+    assert len(training.look_at(run).log) == 2
+
+
+@pytest.mark.parametrize(
+    "content", ['{"loss": "x", "seconds": [], "epochs": {}}', '{"loss": NaN, "seconds": Infinity}']
+)
+def test_lines_that_make_no_sense_are_shown_as_nothing(tmp_path, content):
+    log = begin_run(tmp_path / "a/seed0", 0, total=None) / runs.LOG
+    log.write_text(content + "\n")
+    (found,) = under_way(read(Board([tmp_path]))).values()
+    assert found["loss"][0] == found["training time left"][0] == "–"
+
+
+def test_what_nobody_foresaw_is_said_and_later_mended(tmp_path):
+    folder = make_run(tmp_path / "a/seed0", recipes.digits_lt("ce"), 0, FEW)
+    board, whole = Board([tmp_path]), (folder / runs.ENVIRONMENT).read_text()
+    (folder / runs.ENVIRONMENT).write_text(whole.replace('"checksum"', '"another"'))
+    assert "KeyError('checksum')" in read(board).words()
+    (folder / runs.ENVIRONMENT).write_text(whole)
+    assert "In short" in read(board).words()
+
+
+def test_hostile_names_are_text(tmp_path):
+    begin_run(tmp_path / HOSTILE.replace("/", "") / "seed0", 2)
+    begin_run(tmp_path / "x" / "seed0", 2)  # then folders tell them apart
+    make_run(tmp_path / "done" / "seed0", recipes.digits_lt("paco"), 0, FEW, [HOSTILE, "'\"", "&", "<b>"])
+    (tmp_path / "<i>").mkdir()
+    for name in (runs.CONFIG, runs.ENVIRONMENT):
+        (tmp_path / "<i>" / name).write_text("{")
+    page = read(Board([tmp_path]))
+    assert len(page.of("script")) == 2 and page.of("b") == page.of("i") == []
+    assert not [key for _, given in page.elements for key in given if key.startswith("on") or key == "style"]
+    assert HOSTILE.replace("/", "") in page.words() and "<i>" in page.words() and HOSTILE in page.words()
+
+
+def test_a_report_shows_unfinished_runs_too(tmp_path):
+    begin_run(tmp_path / "runs/ce/seed0", 3)
+    page = Page(report(tmp_path / "runs", tmp_path / "page.html").read_text())
+    assert list(under_way(page)) == ["Cross-entropy, seed 0"] and "One run under way" in page.words()
+    make_run(tmp_path / "runs/paco/seed0", recipes.digits_lt("paco"), 0, FEW)
+    page = Page(report(tmp_path / "runs", tmp_path / "page.html").read_text())
+    assert list(under_way(page)) == ["Cross-entropy, seed 0"] and "In short" in page.words()
+    assert len(page.of("script")) == 1  # it is not live
+    bars = page.of("progress")
+    assert [bar["aria-label"] for bar in bars] == ["Cross-entropy, seed 0: 3 of 8 epochs"]
+
+
+def test_of_very_many_runs_some_are_drawn(tmp_path):
+    for i in range(23):
+        begin_run(tmp_path / f"{i}/seed{i}", 2, seed=i, day=i + 1)
+    page = read(Board([tmp_path]))
+    assert len(under_way(page)) == 23 and f"Curves of the {training.LOOKS} that began last" in page.words()
+    drawn = [f"Cross-entropy, seed {i}" in page.text["title"] for i in range(23)]
+    assert drawn == [False] * 3 + [True] * training.LOOKS

@@ -1,0 +1,267 @@
+"""`longtail watch`: who is answered and what is given away; real trainings that are followed, also in a browser."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+import longtail
+from longtail import recipes, runs
+from longtail.cli import main
+from longtail.engine.train import train
+from longtail.errors import UserError
+from longtail.report import live, server
+from longtail.report.document import policy
+from tests.conftest import tiny
+from tests.processes import start
+from tests.report import browser
+from tests.report.made import FEW, Page, begin_run, log_line, make_run, under_way
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A server in this process, with a run to show."""
+    begin_run(tmp_path / "runs/seed0", 2)
+    with server.serve([tmp_path / "runs"], 0) as here:
+        threading.Thread(target=here.serve_forever, args=(0.02,), daemon=True).start()
+        yield here
+        here.shutdown()
+
+
+def ask(port: int, path: str = "/", method: str = "GET", headers=None) -> tuple[int, dict[str, str], bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.putrequest(method, path, skip_host=headers is not None)
+    for key, value in headers or ():
+        connection.putheader(key, value)
+    connection.endheaders()
+    answer = connection.getresponse()
+    found = answer.status, dict(answer.getheaders()), answer.read()
+    connection.close()
+    return found
+
+
+def test_there_are_two_paths_and_their_heads(served):
+    for path, kind in (("/", "text/html"), ("/version", "text/plain")):
+        status, headers, body = ask(served.port, path)
+        assert status == 200 and body and headers["Content-Type"] == f"{kind}; charset=utf-8"
+        assert headers["Cache-Control"] == "no-store" and headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Content-Security-Policy"] == f"{policy(live=True)}; frame-ancestors 'none'"
+        assert "Python" not in headers["Server"]
+        head_status, head, nothing = ask(served.port, path, "HEAD")
+        assert (head_status, nothing, head["Content-Length"]) == (200, b"", str(len(body)))
+    page = Page(ask(served.port)[2].decode())
+    (inner,) = [a["content"] for a in page.of("meta") if a.get("http-equiv")]
+    assert inner == policy(live=True) and "connect-src 'self'" in inner and "connect-src" not in policy()
+    (live_line,) = [a for a in page.of("p") if a.get("class") == "live"]
+    assert live_line["data-version"] == ask(served.port, "/version")[2].decode() and live_line["role"] == "status"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../../etc/passwd",
+        "/..%2f..%2fetc%2fpasswd",
+        "//etc/passwd",
+        "/seed0/config.json",
+        "/seed0/",
+        "/index.html",
+        "/version/../seed0/log.jsonl",
+        "/?path=/etc/passwd",
+        "/%00",
+        "*",
+    ],
+)
+def test_no_other_path_leads_anywhere(served, path):
+    status, headers, body = ask(served.port, path)
+    assert (status, body) == (404, b"there is / and nothing else") and headers["Content-Type"].startswith("text/plain")
+
+
+@pytest.mark.parametrize(
+    "hosts,status",
+    [
+        (["localhost:{}"], 200),
+        (["127.0.0.1"], 200),
+        (["[::1]:9999"], 200),  # through a tunnel
+        (["LOCALHOST"], 200),
+        (["evil.example:{}"], 421),
+        (["localhost.evil.example"], 421),
+        (["127.0.0.1.evil.example"], 421),
+        (["localhost@evil.example"], 421),
+        (["evil.example@localhost"], 421),
+        ([""], 421),
+        ([], 421),
+        (["localhost", "evil.example"], 421),
+    ],
+)
+def test_only_who_asks_for_this_machine_is_answered(served, hosts, status):
+    given = [("Host", host.format(served.port)) for host in hosts]
+    for path in ("/", "/version"):
+        found, _, body = ask(served.port, path, headers=given)
+        assert found == status and (status == 200 or b"ask for it as" in body)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+def test_nothing_can_be_sent(served, method):
+    status, headers, body = ask(served.port, "/", method)
+    assert (status, headers["Allow"], body) == (405, "GET, HEAD", b"only GET and HEAD")
+
+
+@pytest.mark.parametrize(
+    "request_line,status",
+    [
+        (b"GET /" + b"a" * 70_000 + b" HTTP/1.1", b"414"),
+        (b"BREW / HTTP/1.1", b"501"),
+        (b"<script>alert(1)</script>", b"Bad request syntax"),
+        (b"GET / HTTP/9.9", b"Invalid HTTP version"),
+        (b"GET http://evil.example/ HTTP/1.1\r\nHost: localhost", b"404"),
+        (b"GET / HTTP/1.1\r\n" + b"\r\n".join(b"A: b" for _ in range(300)), b"431"),
+    ],
+)
+def test_what_is_no_request_is_refused_and_harms_nobody(served, request_line, status):
+    with socket.create_connection(("127.0.0.1", served.port), timeout=20) as raw:
+        raw.sendall(request_line + b"\r\n\r\n")
+        answer = raw.makefile("rb").read()
+    assert status in answer.splitlines()[0] and b"<" not in answer
+    with socket.create_connection(("127.0.0.1", served.port)) as gone:
+        gone.sendall(b"GET / HT")  # and leaves
+    assert ask(served.port)[0] == 200
+
+
+def test_it_listens_on_loopback_alone(served):
+    assert served.server_address[0] == "127.0.0.1"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", served.port), timeout=5)
+
+
+def test_many_readers_share_one_page(served, monkeypatch):
+    calls, made = [], live.unfinished
+    monkeypatch.setattr(live, "unfinished", lambda begun: calls.append(1) or time.sleep(0.2) or made(begun))
+    found = []
+    readers = [threading.Thread(target=lambda: found.append(ask(served.port)[2])) for _ in range(8)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(20)
+    assert len(found) == 8 and len({*found}) == 1 and calls == [1]
+
+
+def test_what_cannot_be_served_is_a_users_error(served, tmp_path, capsys):
+    taken = str(served.port)
+    assert main(["watch", str(tmp_path), "--port", taken]) == 2
+    said = capsys.readouterr().err
+    assert f"--port {taken}: Address already in use" in said and "--port 0" in said
+    for args, words in (
+        (["watch"], "name the runs"),
+        (["watch", str(tmp_path), "--port", "70000"], "between 0"),
+        (["watch", __file__], "is no folder"),
+    ):
+        assert main(args) == 2 and words in capsys.readouterr().err
+    with pytest.raises(UserError, match="between 0"):
+        longtail.watch(tmp_path, port=-1)
+
+
+# Real processes
+
+
+@pytest.fixture
+def watching(tmp_path):
+    """`longtail watch` as a user starts it, on a folder that is not there yet: the process and its port."""
+    command = [sys.executable, "-m", "longtail", "watch", str(tmp_path / "runs"), "--port", "0"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, text=True, **pipes)
+    try:
+        first = process.stdout.readline()
+        yield process, int(re.fullmatch(r"http://127\.0\.0\.1:(\d+)/ shows .*; Ctrl-C ends it\n", first)[1])
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def start_training(out, epochs: int):
+    config = tiny("ce", epochs=epochs)
+    return start(train, replace(config, data=replace(config.data, val_fraction=0.1)), out)
+
+
+def test_a_real_run_is_followed_to_its_end(watching, tmp_path):
+    process, port = watching
+    assert "There is no run yet" in ask(port)[2].decode()
+    run, seen, versions = start_training(tmp_path / "runs", 24), [], []
+    while run.is_alive():
+        page = Page(ask(port)[2].decode())
+        seen += [int(row["epoch"][0].split()[0]) for row in under_way(page).values() if " of 24" in row["epoch"][0]]
+        versions.append(ask(port, "/version")[2])
+        time.sleep(0.2)
+    assert run.exitcode == 0 and seen == sorted(seen) and len({*seen} - {0}) >= 2 and len({*versions}) > 2
+    time.sleep(1.1)
+    page = Page(ask(port)[2].decode())
+    metrics = json.loads((tmp_path / "runs/seed0" / runs.METRICS).read_text())
+    (results,) = [t for t in page.tables if t[0][-1][0] == "seeds"]
+    assert under_way(page) == {} and float(results[1][1][1]) == pytest.approx(metrics["top1"])
+    process.send_signal(signal.SIGINT)
+    said, errors = process.communicate(timeout=20)
+    assert (process.returncode, said, errors) == (0, "no longer watching; whatever trains goes on\n", "")
+
+
+@pytest.mark.long
+@browser.needed
+def test_an_epoch_arrives_in_a_browser_by_itself(watching, tmp_path):
+    _, port = watching
+    here = f"http://127.0.0.1:{port}/"
+    epoch = "[...document.querySelectorAll('td')].map(c => c.innerText).find(t => / of 8/.test(t))"
+    with browser.Browser() as chromium:
+        chromium.screen(1280)
+        chromium.open(here)
+        chromium.evaluate("window.same = true")  # a reload would lose it
+        assert "There is no run yet" in chromium.evaluate("document.body.innerText")
+        for seed in range(3):
+            begin_run(tmp_path / f"runs/a/seed{seed}", 3 - seed, seed=seed)
+        make_run(tmp_path / "made", recipes.digits_lt("paco"), 0, FEW)
+        os.replace(tmp_path / "made", tmp_path / "runs/paco")
+        chromium.until(f"{epoch} !== undefined && document.querySelectorAll('h2').length === 3")
+        column = "[...document.querySelector('table').tBodies[0].rows].map(r => parseInt(r.cells[1].innerText))"
+        chromium.evaluate("document.querySelector('table').tHead.rows[0].cells[1].querySelector('button').click()")
+        chromium.until(f"'' + {column} === '3,2,1'")
+        folded = "[...document.querySelectorAll('details')].map(d => d.open)"
+        chromium.evaluate("document.querySelectorAll('details').forEach(d => d.open = !d.open)")
+        chromium.evaluate("document.querySelectorAll('.tall').forEach(t => t.scrollTop = 7)")
+        chromium.evaluate("[...document.querySelectorAll('h3')].at(-1).scrollIntoView({behavior: 'instant'})")
+        chromium.evaluate("[...document.querySelectorAll('button')].at(-1).focus({preventScroll: true})")
+        place = "[...document.querySelectorAll('h3')].at(-1).getBoundingClientRect().top"
+        focus = "document.activeElement.innerText"
+        before = [chromium.evaluate(what) for what in (place, folded, focus)]
+        with open(tmp_path / "runs/a/seed2" / runs.LOG, "a") as log:
+            log.writelines(map(log_line, range(1, 6)))
+        begin_run(tmp_path / "runs/b/seed9", 1, "focal", seed=9)  # above what is being read
+        chromium.until(f"'' + {column} === '6,3,2,1'")  # sorted as before
+        after = [chromium.evaluate(what) for what in (place, folded, focus)]
+        assert after[0] == pytest.approx(before[0], abs=2) and after[1:] == before[1:]
+        assert chromium.evaluate("window.same") and re.search(r"\d s ago", chromium.evaluate("document.body.innerText"))
+        assert (
+            chromium.complaints() == []
+            and {u for u in chromium.requests() if not u.startswith(("data:", here))} == set()
+        )
+
+
+@pytest.mark.long
+@browser.needed
+def test_a_browser_says_when_the_server_has_ended(watching, tmp_path):
+    process, port = watching
+    begin_run(tmp_path / "runs/seed0", 2)
+    with browser.Browser() as chromium:
+        for width in (390, 1280):
+            chromium.screen(width)
+            chromium.open(f"http://127.0.0.1:{port}/")
+            assert chromium.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), width
+        assert chromium.complaints() == []
+        process.send_signal(signal.SIGINT)
+        chromium.until("document.querySelector('.live').innerText.startsWith('No longer live')")
+        assert "2 of 8" in chromium.evaluate("document.body.innerText")  # what was there stays
