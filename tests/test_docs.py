@@ -1,9 +1,13 @@
 """What README and docs/ show runs as it stands there: Python in order, page by page; commands on small data, and short."""
 
+import os
 import re
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -58,30 +62,19 @@ def test_every_block_is_of_a_kind_that_is_tested():
 
 # Commands
 
-
-def commands(page: Path) -> list[list[str]]:
-    """The words of each line, without its comment; a line that begins with a blank goes on from the one before."""
-    found: list[list[str]] = []
-    for kind, text in blocks(page):
-        if kind in ("", "console", "bash"):
-            for line in text.replace("\\\n", " ").splitlines():
-                words = shlex.split(line.removeprefix("$ "), comments=True)
-                if words:
-                    found.append(words)
-    return found
-
-
 SMALL = "--model.name resnet8_cifar --data.image_size 32 --train.device cpu"
 SHORT = {
-    "train": f"--train.epochs 1 --train.batch_size 16 --log.gradients {SMALL}",
+    "train": f"--train.epochs 1 --train.batch_size 16 --train.seeds 0 --log.gradients --data.val_fraction 0.2 {SMALL}",
     "compare": f"--methods ce supcon ride-2 --epochs 1 --seeds 0 {SMALL}",
     "reproduce": "--epochs 1 --seeds 0 --imbalance 100 --methods ce",
     "demo": "--seeds 0",
+    "watch": "--port 0",
 }
+PLAIN = re.compile(r"longtail [^|;$&<>]*(#.*)?")  # what needs no shell
 
 
 def shortened(words: list[str]) -> list[str]:
-    """With other values for what makes it long."""
+    """The words after `longtail`, with other values for what makes it long."""
     verb, rest = words[0], words[1:]
     extra = shlex.split(SHORT.get(verb, ""))
     for flag in (word for word in extra if word.startswith("--")):
@@ -92,56 +85,90 @@ def shortened(words: list[str]) -> list[str]:
     return [verb, *rest, *extra]
 
 
+def scripts(page: Path) -> list[str]:
+    return [text.replace("\\\n", " ") for kind, text in blocks(page) if kind in ("", "console", "bash")]
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder in which the commands find what they name."""
     folder = tmp_path_factory.mktemp("docs")
     rng = np.random.default_rng(0)
-    for split, counts in {"train": (12, 5, 3), "val": (3, 3, 3)}.items():
-        for name, n in zip(("ash", "birch", "cedar"), counts, strict=True):
-            there = folder / "PATH/TO/IMAGES" / split / name
-            there.mkdir(parents=True)
+    images = folder / "PATH/TO/IMAGES"
+    for split, counts in {"train": (12, 5, 5), "val": (3, 3, 3)}.items():
+        lines = []
+        for label, (name, n) in enumerate(zip(("ash", "birch", "cedar"), counts, strict=True)):
+            (images / split / name).mkdir(parents=True)
             for i in range(n):
-                Image.fromarray(rng.integers(0, 256, (40, 48, 3), np.uint8)).save(there / f"{i}.jpg")
-    for split in ("train", "test"):
-        files = sorted((folder / "PATH/TO/IMAGES" / split.replace("test", "val")).rglob("*.jpg"))
-        label = {"ash": 0, "birch": 1, "cedar": 2}
-        lines = [f"{f.relative_to(folder / 'PATH/TO/IMAGES')} {label[f.parent.name]}\n" for f in files]
-        (folder / f"{split}.txt").write_text("".join(lines))
+                Image.fromarray(rng.integers(0, 256, (40, 48, 3), np.uint8)).save(images / split / name / f"{i}.jpg")
+                lines.append(f"{split}/{name}/{i}.jpg {label}\n")
+        (folder / f"{split.replace('val', 'test')}.txt").write_text("".join(lines))
+    shutil.copytree(images / "val/ash", folder / "PATH/TO/PHOTOGRAPHS")
+    (folder / "PATH/TO/IMAGENET").mkdir()
+    write_imagenet(folder / "PATH/TO/IMAGENET")
+    (folder / "field.csv").write_text("class,weight\nash,1\nbirch,2\ncedar,3\n")
+    shutil.copytree(ROOT / "results", folder / "results")
     entries = {
         "train": cifar_entry(100, 110, "fine_labels"),
         "test": cifar_entry(100, 1, "fine_labels", seed=1),
         "meta": {"fine_label_names": [f"name{c}" for c in range(100)]},
     }
     write(folder / "data", "cifar-100-python", entries)
-    (folder / "PATH/TO/IMAGENET").mkdir()
-    write_imagenet(folder / "PATH/TO/IMAGENET")
+    shell = folder / "bin/longtail"
+    shell.parent.mkdir()
+    shell.write_text(f'#!/bin/sh\nexec {sys.executable} {__file__} "$@"\n')
+    shell.chmod(0o755)
     return folder
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", [named(page) for page in PAGES if commands(page)])
+@pytest.mark.parametrize("page", [named(page) for page in PAGES if scripts(page)])
 def test_commands_run(page, place, monkeypatch, capsys):
     monkeypatch.chdir(place)
-    for number, words in enumerate(commands(ROOT / page)):
-        if "train" in words and "--out" not in words:
-            words = [*words, "--out", f"runs/{number}"]  # lines are alternatives, and some have the same name for it
-        if words[0] == "torchrun":
-            at = words.index("longtail") + 1
-            run = [sys.executable, "-m", "torch.distributed.run", *words[1:at], *shortened(words[at:])]
-            done = subprocess.run(run, capture_output=True, text=True, timeout=300)
-            assert done.returncode == 0, (words, done.stderr)
-        elif words[0] == "longtail":
-            code = main(shortened(words[1:]))
-            assert code == 0, (words, capsys.readouterr().err)
+    monkeypatch.setenv("PATH", f"{place / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'src'}")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    shutil.rmtree(place / "runs", ignore_errors=True)
+    if page != "README.md":  # which trains it
+        for name in ("x", "y"):
+            assert main(shortened(["train", "PATH/TO/IMAGES", "--out", f"runs/{name}"])) == 0
+    for script in scripts(ROOT / page):
+        if all(PLAIN.fullmatch(line) for line in script.splitlines() if line.strip(" #")[:1].isalpha()):
+            for line in script.splitlines():
+                run_line(line, capsys)
         else:
-            assert words[0] in ("make", "pip", ".", "export"), words  # set-up, which CI itself goes through
+            run_shell(script)
+
+
+def run_line(line: str, capsys) -> None:
+    words = shlex.split(line, comments=True)[1:]
+    if words[:1] == ["watch"]:  # until it is told to stop
+        with subprocess.Popen(["longtail", *words], stdout=subprocess.PIPE, text=True) as server:
+            assert "http://127.0.0.1" in server.stdout.readline()
+            server.send_signal(signal.SIGINT)
+            assert server.wait(30) == 0
+    elif words:
+        assert main(alone(shortened(words))) == 0, (line, capsys.readouterr().err)
+
+
+def alone(words: list[str]) -> list[str]:
+    """Lines are alternatives: each trains in a folder of its own."""
+    return words if words[0] != "train" or "--out" in words else [*words, "--out", tempfile.mkdtemp(dir="runs")]
+
+
+def run_shell(script: str) -> None:
+    """By a real shell, which finds the `longtail` that shortens. What installs is left to CI, which goes that way itself."""
+    lines = [line for line in script.splitlines() if not re.match(r"(make|pip|\.) ", line)]
+    script = "\n".join(lines).replace("torchrun", f"{sys.executable} -m torch.distributed.run")
+    script = script.replace("-m longtail", f"--no-python {sys.executable} {__file__}")
+    done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, (script, done.stderr[-2000:])
 
 
 def test_every_command_that_is_shown_exists():
     for page in PAGES:
-        for words in commands(page):
-            assert words[0] != "longtail" or words[1] in {*VERBS, "--version", "--help"}, (page, words)
+        for verb in re.findall(r"^\s*longtail (\S+)", "\n".join(scripts(page)), re.M):
+            assert verb in {*VERBS, "--version", "--help"}, (page, verb)
 
 
 # What must be there
@@ -167,3 +194,7 @@ def test_links_lead_somewhere():
     for page in [*PAGES, *(ROOT / "results").glob("*.md"), ROOT / "CHANGELOG.md"]:
         for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
             assert link.startswith("http") or (page.parent / link).exists(), (page, link)
+
+
+if __name__ == "__main__":  # the `longtail` of a page's shell
+    sys.exit(main(alone(shortened(sys.argv[1:]))))
