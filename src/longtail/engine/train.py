@@ -136,6 +136,7 @@ def advance(run: Run) -> None:
         beside.join()
     run.method.after_backward(beside)
     distributed.average(run.method)
+    run.clip()
     run.optimiser.step()
     run.optimiser.zero_grad()
     run.method.after_step()
