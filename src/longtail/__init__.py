@@ -22,7 +22,7 @@ _HOME = {
     "table": "report.table",
     "train": "engine.train",
 }
-_MODULES = ("recipes", "losses", "metrics", "theory", "report")  # the last is a verb too, and can be called
+_MODULES = ("recipes", "losses", "metrics", "theory", "choices", "report")  # the last is a verb too, and can be called
 
 __all__ = ["Config", "UserError", "compare", "demo", "evaluate", "inspect", "recipes", "report", "reproduce", "shard"]
 __all__ += [

@@ -23,8 +23,8 @@ class Chosen(NamedTuple):
     cautions: list[str]
 
     def lines(self, without: str = "") -> list[str]:
-        """As a person reads it: flag, value, reason."""
-        shown = [c for c in self.choices if c.what != without]
+        """As a person reads it."""
+        shown = [c for c in self.choices if c.flag != without]
         wide, value = max(len(c.flag) for c in shown), max(len(c.value) for c in shown)
         rows = [f"  {c.flag:{wide}}  {c.value:{value}}  {c.why}" for c in shown]
         return ["chosen for these images on this machine; the flags change it:", *rows, *self.cautions]
@@ -44,8 +44,7 @@ def choose(
     network = choose_network(facts, book)
     choose_views(facts, network, book)
     choose_length(facts, network, book)
-    if "queue" in type(base.method).__dataclass_fields__:
-        choose_contrast(facts, book, "alpha" in type(base.method).__dataclass_fields__)
+    choose_contrast(facts, set(type(base.method).__dataclass_fields__), book)
     choose_rates(facts, network, book)
     choose_validation(facts, base, book)
     config = with_values(base, {"recipe": "folder/chosen"} | book.values)
@@ -58,7 +57,7 @@ def choose_method(facts: Facts, asked: str | None, book: Ledger) -> str:
     name, why = "paco", f"{times}: its centres are rebalanced"
     if facts.imbalance <= LEVEL:
         name, why = "paco-no-rebalance", "the classes have about as many images each: there is no tail to rebalance"
-    book.choices.append(Choice("method", asked or name, YOURS if asked else why, "--method"))
+    book.choices.append(Choice("--method", asked or name, YOURS if asked else why))
     return asked or name
 
 
@@ -72,12 +71,12 @@ def choose_views(facts: Facts, network: Network, book: Ledger) -> None:
     book.set("views.normalise", network.normalise)
     strong = "RandAugment for the query network, SimAugment for the key network: the paper's"
     why = "images this small bear soft crops only" if small else strong
-    book.pick("augmentation", "views.query.policy", "none" if small else "rand", why)
+    book.pick("views.query.policy", "none" if small else "rand", why)
     flag = "views.query.flip"
     mirrored = book.given.get(flag, not facts.grey)
     colour = "left and right look alike in photographs"
     why = "grey images may be signs or scans, where left is not right" if facts.grey else colour
-    book.pick("mirroring", flag, mirrored, why)
+    book.pick(flag, mirrored, why)
     book.set("views.key.flip", mirrored)
     book.set("views.test_crop", 0.875 if facts.side >= 1.1 * network.side and network.side > 96 else 1.0)
 
@@ -90,16 +89,13 @@ def choose_length(facts: Facts, network: Network, book: Ledger) -> None:
         batch, why = max(power_below(n / 8), min(power_below(n), 16)), f"few images: {n:,}"
     fits = power_below(facts.memory / HEADROOM / (network.bytes_per_pixel * network.side**2))
     if fits < batch:
-        batch, why = (
-            max(fits, 2),
-            f"what {facts.memory / 2**30:.0f} GiB of memory hold of this network, by a careful estimate",
-        )
-    batch = book.pick("batch", "train.batch_size", batch, why)
+        batch, why = max(fits, 2), f"what {facts.memory / 2**30:.0f} GiB of memory hold, by a careful estimate"
+    batch = book.pick("train.batch_size", batch, why)
     steps, least, most = LENGTHS[network.pretrained, facts.gpu]
     epochs = min(max(round(steps * batch / n), least), most)
     start = "pretrained weights need few" if network.pretrained else "from scratch takes long"
     where = "" if facts.gpu else ", and a CPU is slow"
-    epochs = book.pick("epochs", "train.epochs", epochs, f"{start}{where}: about {max(n // batch, 1) * epochs:,} steps")
+    epochs = book.pick("train.epochs", epochs, f"{start}{where}: about {max(n // batch, 1) * epochs:,} steps")
     book.set("optim.warmup_epochs", min(5.0, round(epochs / 10, 1)))
 
 
@@ -112,27 +108,31 @@ LENGTHS = {
 }
 
 
-def choose_contrast(facts: Facts, book: Ledger, centres: bool) -> None:
+def choose_contrast(facts: Facts, settings: set[str], book: Ledger) -> None:
+    """Of methods that have a queue, centres, a key network."""
+    if "queue" not in settings:
+        return
     n, batch = facts.images, book.values["train.batch_size"]
     queue = min(max(power_below(n / 10), min(power_below(n), 64)), 8192)
     why = "the paper's longest" if queue == 8192 else "about a tenth of the images, as on CIFAR-100-LT"
     why = why if queue <= n / 8 else "the shortest worth having"
-    queue = book.pick("queue", "method.queue", queue, f"{why}: past keys to contrast with")
-    if centres:
+    queue = book.pick("method.queue", queue, f"{why}: past keys to contrast with")
+    if "alpha" in settings:
         alpha = book.given.get("method.alpha", "auto")
         share = auto_alpha(facts.counts, queue, batch)
         why = "by the paper's theory: at the optimum the centres have 0.71 of the mean softmax (longtail theory)"
-        book.pick("alpha", "method.alpha", alpha, why, f"auto = {share:g}" if alpha == "auto" else "{}")
-    steps = max(n // batch, 1) * book.values["train.epochs"]
-    why = "few steps: a slower key network would lag behind" if steps < SLOW else "MoCo's, as in the paper"
-    book.pick("key momentum", "method.momentum", 0.99 if steps < SLOW else 0.999, why)
+        book.pick("method.alpha", alpha, why, f"auto = {share:g}" if alpha == "auto" else "{}")
+    if "momentum" in settings:
+        short = max(n // batch, 1) * book.values["train.epochs"] < SLOW
+        why = "few steps: a slower key network would lag behind" if short else "MoCo's, as in the paper"
+        book.pick("method.momentum", 0.99 if short else 0.999, why)
 
 
 def choose_rates(facts: Facts, network: Network, book: Ledger) -> None:
     """SGD as the paper has it; AdamW with rates by layer for networks that are trained by it."""
     modern, share = network.modern, (book.values["train.batch_size"] / 128) ** 0.5
     why = "what transformers and ConvNeXts are trained by" if modern else "what ResNets and the paper have"
-    name = book.pick("optimiser", "optim.name", "adamw" if modern else "sgd", why)
+    name = book.pick("optim.name", "adamw" if modern else "sgd", why)
     frozen = book.values.get("model.learns") == "head"
     if name == "adamw":
         rate, decay = (1e-3, 0.05) if not network.pretrained or frozen else (2.5e-4, 0.05)
@@ -143,7 +143,7 @@ def choose_rates(facts: Facts, network: Network, book: Ledger) -> None:
         rate, decay = (0.05, 5e-4) if not network.pretrained else (0.1 if frozen else 0.01, 1e-4)
     start = "on a frozen trunk" if frozen else "from pretrained weights" if network.pretrained else "from scratch"
     why = f"{rate:g} at 128 images, {start}, by the root of the batch"
-    book.pick("rate", "optim.lr", float(f"{rate * share:.3g}"), why)
+    book.pick("optim.lr", float(f"{rate * share:.3g}"), why)
     book.set("optim.weight_decay", decay)
     book.set("optim.head_lr", 10.0 if network.pretrained and not frozen else 1.0)
 
@@ -152,7 +152,7 @@ def choose_validation(facts: Facts, base: Config, book: Ledger) -> None:
     share, why = 0.1, "of each class's training images, never its last two: what you tune is not chosen on the test set"
     if facts.images < SPARE and base.data.val_fraction == 0:
         share, why = 0.0, f"{facts.images:,} images are too few to spare some; do not tune on the test figures"
-    book.pick("validation", "data.val_fraction", max(share, base.data.val_fraction), why)
+    book.pick("data.val_fraction", max(share, base.data.val_fraction), why)
 
 
 def cautions(facts: Facts, config: Config) -> list[str]:

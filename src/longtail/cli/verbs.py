@@ -161,8 +161,8 @@ def run_inspect(args: list[str]) -> int:
     check_writable(json=given.json)
     found = inspect(given.data, given.quick)
     show(found, console())
-    if recipes.is_own(name):
-        print("", *expected(name, given.data), sep="\n")
+    if recipes.is_own(name) and (given.quick or found.read):
+        print("", *expected(name, args, given, not found.unreadable), sep="\n")
     if given.json:
         runs.write_json(given.json, found.to_dict())
         print(f"written to {given.json}")
