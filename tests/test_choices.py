@@ -277,3 +277,13 @@ def test_photographs_start_from_packaged_weights(tmp_path, capsys):
     began = make_body("tf_efficientnet_lite0", pretrained=True).conv_stem.weight
     ended = load_file(tmp_path / "out/seed0" / runs.MODEL)["trunk.body.conv_stem.weight"]
     assert 0 < (ended - began).norm() < 0.2 * began.norm()
+
+
+def test_photographs_without_weights_are_learnt_from_scratch(tmp_path, capsys, monkeypatch):
+    """Neither hub nor cache nor package: it is said, and goes on."""
+    monkeypatch.setattr("longtail.models.weights.found_in", lambda _: None)
+    root = folder(tmp_path / "images", (10, 5), (200, 300))
+    assert main(["train", str(root), *FAST, "--out", str(tmp_path / "out")]) == 0
+    assert "no pretrained weights can be had here" in capsys.readouterr().out
+    stored = runs.load_config(tmp_path / "out/seed0")
+    assert not stored.model.pretrained and stored.data.image_size == 64

@@ -42,7 +42,7 @@ class Facts:
 
 
 def look(data: DataConfig, device: str = "auto") -> Facts:
-    """At images and machine: at labels and some headers, so that it takes seconds."""
+    """At images and machine: at labels and some headers, and no pixel."""
     from longtail.engine.device import choose_device
     from longtail.models.weights import found_in
 
