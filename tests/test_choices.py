@@ -281,7 +281,7 @@ def test_photographs_start_from_packaged_weights(tmp_path, capsys):
 
 def test_photographs_without_weights_are_learnt_from_scratch(tmp_path, capsys, monkeypatch):
     """Neither hub nor cache nor package: it is said, and goes on."""
-    monkeypatch.setattr("longtail.models.weights.found_in", lambda _: None)
+    monkeypatch.setattr("longtail.choices.facts.found_in", lambda _: None)
     root = folder(tmp_path / "images", (10, 5), (200, 300))
     assert main(["train", str(root), *FAST, "--out", str(tmp_path / "out")]) == 0
     assert "no pretrained weights can be had here" in capsys.readouterr().out

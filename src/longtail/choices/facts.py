@@ -3,19 +3,20 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
+import torch
 
 from longtail.config import DataConfig
 from longtail.data.decode import BadImage, opened
 from longtail.data.pool import Pool
 from longtail.data.sources import long_tail, open_data
+from longtail.engine.device import choose_device
 from longtail.errors import UserError
+from longtail.models.weights import Place, found_in
 
 LOOKED_AT = 256  # files whose headers are read
 GREY = ("1", "L", "LA", "I;16", "I;16B", "I;16L")
-Place = Literal["package", "cache", "hub"]
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,6 @@ class Facts:
 
 def look(data: DataConfig, device: str = "auto") -> Facts:
     """At images and machine: at labels and some headers, and no pixel."""
-    from longtail.engine.device import choose_device
-    from longtail.models.weights import found_in
-
     found = open_data(replace(data, on_error="skip"))  # what cannot be read is told of when it is needed
     drawn, _ = long_tail(found, data)
     pool = found.train.subset(drawn)
@@ -59,7 +57,7 @@ def headers(pool: Pool) -> tuple[int, bool]:
     some = np.unique(np.linspace(0, len(pool.labels) - 1, LOOKED_AT).round().astype(np.int64))
     seen = [header for index in some.tolist() if (header := header_of(pool, index))]
     if not seen:
-        raise UserError(f"none of the first {len(some)} images looked at can be read: try `longtail data inspect`")
+        raise UserError(f"none of the {len(some)} images looked at can be read: try `longtail data inspect`")
     return round(float(np.median([side for side, _ in seen]))), all(mode in GREY for _, mode in seen)
 
 
@@ -72,8 +70,6 @@ def header_of(pool: Pool, index: int) -> tuple[int, str] | None:
 
 
 def memory_of(gpu: bool) -> int:
-    import torch
-
     if gpu:
         return torch.cuda.get_device_properties(0).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

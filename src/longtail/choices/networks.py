@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import timm
+
 from longtail.choices.facts import Facts
 from longtail.choices.ledger import Ledger
+from longtail.models.weights import normalisation
 
 SMALL = 48  # pixels: below, ImageNet's weights have learnt another world, and stems with strides see nothing
 PHOTOGRAPH = 96  # pixels: from here on networks for photographs, below those for small images
@@ -49,8 +52,6 @@ def choose_network(facts: Facts, book: Ledger) -> Network:
 
 
 def normalised(name: str, pretrained: bool) -> Literal["half", "imagenet"]:
-    from longtail.models.weights import normalisation
-
     return normalisation(name) if pretrained else "imagenet"
 
 
@@ -115,8 +116,6 @@ def seen(facts: Facts, name: str, pretrained: bool) -> tuple[int, str]:
 
 def fixed_side(name: str) -> int | None:
     """Of networks that are made for one size."""
-    import timm
-
     known = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
     return known.input_size[-1] if known and known.fixed_input_size else None
 

@@ -102,9 +102,10 @@ def run_compare(args: list[str]) -> None:
     config = recipes.one_budget(name, imbalance=scanned(args[1:], imbalance=float)["imbalance"])
     given, budget = parse(Compare, "compare", args, Compare(images=name, **sections_of(config, *SHARED))), None
     if recipes.is_own(name):
-        budget = budget_for(name, args, given)
-        shared = sections_of(budget("ce"), *SHARED) | {"train": replace(budget("ce").train, seeds=config.train.seeds)}
-        given = parse(Compare, "compare", args, Compare(images=name, **shared))
+        budget, seeds = budget_for(name, args, given), config.train.seeds
+        config = budget("ce")
+        config = replace(config, train=replace(config.train, seeds=seeds))
+        given = parse(Compare, "compare", args, Compare(images=name, **sections_of(config, *SHARED)))
 
     from longtail.comparison import compare, default_out
     from longtail.report.table import cost_table, to_rich
