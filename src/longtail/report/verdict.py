@@ -35,7 +35,7 @@ def worth(rows: Sequence[Row], metric: str, where: str) -> list[str]:
     lead = f"{abs(found.difference):.1f} ± {found.half_width:.1f} points"
     said = {
         "ahead": f"Yes: {where} it is {lead} ahead of the best of the others, {best.label}.",
-        "tied": f"Not shown: {where} it is tied with {best.label}, {lead} apart, which is simpler.",
+        "tied": f"Not shown: {where} it is tied with {best.label} ({lead} apart), which is simpler.",
         "behind": f"No: {where} it is {lead} behind {best.label}.",
     }
     return [f"Is PaCo worth it? {said[found.outcome or 'tied']}"]
