@@ -9,9 +9,11 @@ from PIL import Image
 
 from longtail import comparison, recipes, runs
 from longtail.cli import main
-from longtail.comparison import chosen, compare, configure
+from longtail.comparison import chosen, compare, configure, usual_budget
 from longtail.errors import RunError, UserError
+from longtail.report.table import Row
 from longtail.report.ties import compare_seeds, standings
+from longtail.report.verdict import worth
 
 
 def quiet(config):
@@ -115,6 +117,32 @@ def test_a_folder_by_the_command(tmp_path, capsys):
     found = json.loads((tmp_path / "out/table.json").read_text())
     assert {row["method"] for row in found} == {"BBN", "Cross-entropy"}
     assert all(row["config"]["model"]["name"] == "resnet8_cifar" for row in found)
+    assert "chosen for these images" in said and said.count("you chose") == 4  # size, network, batch, epochs
+    assert "report.html" in said and (tmp_path / "out/report.html").stat().st_size > 10_000
+
+
+def test_is_it_worth_it(tmp_path, capsys):
+    """Three methods by their stored figures: ahead, tied, behind, and too few seeds for a verdict."""
+    a, b, c = [60.0, 61.0, 62.0], [50.0, 51.2, 51.8], [40.0, 41.0, 42.3]
+
+    def asked(paco, others, seeds=3):
+        rows = [row(name, values[:seeds]) for name, values in {"paco": paco, "ce": c, **others}.items()]
+        (said,) = worth(rows, "few", "on rare classes")
+        return said
+
+    def row(method, values):
+        config = recipes.digits_lt(method)
+        found = [runs.Run(tmp_path, config, {"seed": s}, {"few": v}) for s, v in enumerate(values)]
+        return Row("digits", config.method.label, tuple(found))
+
+    won = asked(a, {"balanced-softmax": b})
+    assert "Yes: on rare classes it is 10.0" in won and "Balanced Softmax" in won
+    assert "No: on rare classes it is 10.0" in asked(b, {"balanced-softmax": a})
+    assert "Not shown: on rare classes it is tied with Balanced Softmax" in asked(
+        b, {"balanced-softmax": [50.1, 51.0, 51.9]}
+    )
+    assert "No verdict: it takes 3 common seeds, and there are 2" in asked(a, {}, seeds=2)
+    assert worth([row("ce", a)], "few", "") == [] == worth([row("paco", a)], "few", "")
 
 
 def test_all_is_every_method_and_none_is_an_error():
@@ -129,20 +157,19 @@ def test_all_is_every_method_and_none_is_an_error():
 
 @pytest.mark.parametrize("name", recipes.METHODS)
 def test_every_method_gets_the_same_budget_on_cifar(name):
-    config = configure("cifar100-lt", name, imbalance=100)
+    config = configure(usual_budget("cifar100-lt", 100)(name))
     usual = recipes.cifar100_lt("ce", 100, "equal")
     assert (config.optim, config.views, config.model) == (usual.optim, usual.views, usual.model)
     assert config.train == replace(usual.train, seeds=(0, 1, 2))
 
 
 def test_second_stages_keep_their_proportion():
-    long, short = (configure("cifar100-lt", "supcon", epochs=epochs) for epochs in (None, 40))
+    budget = usual_budget("cifar100-lt")
+    long, short = (configure(budget("supcon"), epochs=epochs) for epochs in (None, 40))
     assert (long.method.linear_epochs, short.method.linear_epochs) == (100, 10)
-    assert configure("cifar100-lt", "ride-3", epochs=4).method.router_epochs == 1
-    shorter = configure(
-        "cifar100-lt", "supcon", change=lambda c: replace(c, train=replace(c.train, epochs=40, seeds=(5,)))
-    )
-    assert shorter == configure("cifar100-lt", "supcon", seeds=(5,), epochs=40)
+    assert configure(budget("ride-3"), epochs=4).method.router_epochs == 1
+    shorter = configure(budget("supcon"), change=lambda c: replace(c, train=replace(c.train, epochs=40, seeds=(5,))))
+    assert shorter == configure(budget("supcon"), seeds=(5,), epochs=40)
 
 
 def test_an_interrupted_comparison_says_how_to_go_on(tmp_path, monkeypatch):

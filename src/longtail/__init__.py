@@ -27,7 +27,7 @@ _HOME = {
     "train": "engine.train",
     "watch": "report.server",
 }
-_MODULES = ("recipes", "losses", "metrics", "theory", "report")  # the last is a verb too, and can be called
+_MODULES = ("recipes", "losses", "metrics", "theory", "choices", "report")  # the last is a verb too, and can be called
 
 __all__ = ["Config", "UserError", "compare", "demo", "evaluate", "export", "figure", "inspect", "load", "predict"]
 __all__ += ["recipes", "report", "reproduce", "shard", "table", "theory", "train", "watch"]

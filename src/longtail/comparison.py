@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from longtail import recipes, runs
+from longtail.choices import choose, look
 from longtail.config import Config, DataConfig
 from longtail.data.sources import DataSet, load_once
 from longtail.engine.folder import check_folder
 from longtail.engine.train import train
 from longtail.errors import Interrupted, UserError
 from longtail.methods import make
+from longtail.report import document
 from longtail.report.plots import compared
 from longtail.report.table import Row, make_dots, make_rows, write_table
 
@@ -27,14 +29,17 @@ def compare(
     imbalance: float | None = None,
     epochs: int | None = None,
     change: Callable[[Config], Config] | None = None,
+    budget: Callable[[str], Config] | None = None,
 ) -> list[Row]:
     """Train `methods` ("all": every one) on a recipe's data or a folder of images; the rows of their table, best last.
 
-    The twin of `longtail compare`. Backbone, epochs, augmentation and seeds (0 1 2, if not said) are the same for all;
-    `change` may make them others. What OUT has is not trained again. Writes OUT/table.md, OUT/table.json and
-    OUT/comparison.png. A method that fails is named, and the others go on.
+    The twin of `longtail compare`. Backbone, epochs, augmentation and seeds (0 1 2, if not said) are the same for all: by
+    `budget` if given, the recipe's, or what is chosen for a folder; `change` may make them others. What OUT has is not trained
+    again. Writes OUT/table.md, OUT/table.json, OUT/comparison.png and OUT/report.html. A method that fails is named, and the
+    others go on.
     """
-    configs = {name: configure(data, name, seeds, imbalance, epochs, change) for name in chosen(methods)}
+    names, budget = chosen(methods), budget or usual_budget(data, imbalance)
+    configs = {name: configure(budget(name), seeds, epochs, change) for name in names}
     where = Path(out) if out else default_out(data, next(iter(configs.values())))
     for name, config in configs.items():
         for seed in config.train.seeds:
@@ -77,6 +82,7 @@ def tabulate(folders: Sequence[Path], configs: dict[str, Config], out: Path) -> 
     rows = make_rows([run for run in runs.finished(folders) if run.seed in seeds])
     write_table(rows, out)
     compared(make_dots(rows), out / "comparison.png")
+    document.write(document.page(rows), out / "report.html")
     return rows
 
 
@@ -94,21 +100,30 @@ def chosen(names: Sequence[str] | str) -> list[str]:
     return list(recipes.METHODS) if ALL in names else names
 
 
+def usual_budget(data: str | Path, imbalance: float | None = None) -> Callable[[str], Config]:
+    """The configuration of each method by its name: the recipe's one budget, or what is chosen for the user's images."""
+    if recipes.is_own(data):
+        facts = look(recipes.make(data, imbalance=imbalance).data)
+        return lambda method: with_seeds(choose(data, facts, method, imbalance=imbalance).config, (0, 1, 2))
+    return lambda method: recipes.one_budget(data, method, imbalance)
+
+
+def with_seeds(config: Config, seeds: Sequence[int]) -> Config:
+    return replace(config, train=replace(config.train, seeds=tuple(seeds)))
+
+
 def configure(
-    data: str | Path,
-    method: str,
+    usual: Config,
     seeds: Sequence[int] | None = None,
-    imbalance: float | None = None,
     epochs: int | None = None,
     change: Callable[[Config], Config] | None = None,
 ) -> Config:
-    """The recipe's one budget for all methods."""
-    usual = recipes.one_budget(data, method, imbalance)
+    """A method's configuration with what was asked for."""
     config = change(usual) if change else usual
     held_out = max(usual.data.val_fraction, config.data.val_fraction)  # by methods that choose something on it
     config = replace(config, data=replace(config.data, val_fraction=held_out))
     if seeds is not None:
-        config = replace(config, train=replace(config.train, seeds=tuple(seeds)))
+        config = with_seeds(config, seeds)
     return recipes.with_epochs(config, config.train.epochs if epochs is None else epochs, usual.train.epochs)
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +104,23 @@ def finished(paths: Iterable[Path | str] | Path | str) -> list[Run]:
     return [read(folder) for folder in done]
 
 
-def load_config(folder: Path) -> Config:
-    tree = read_json(folder / CONFIG)
+def load_config(path: Path) -> Config:
+    """Of a run folder, or of the file itself."""
+    file = path if path.is_file() else path / CONFIG
+    tree = read_json(file)
     try:
         return from_dict(Config, tree)
     except UserError as error:
-        raise UserError(f"{folder / CONFIG}: {error}") from error
+        raise UserError(f"{file}: {error}") from error
+
+
+def stored_config(path: Path) -> Config:
+    """Of a run, of the first of several below a folder, or of a file: to be trained anew, by however many processes."""
+    below = [path] if path.is_file() else find(path)
+    if not below:
+        raise UserError(f"no run below {path}: name a run folder, one that holds runs, or a {CONFIG}")
+    config = load_config(below[0])
+    return replace(config, train=replace(config.train, processes=1))
 
 
 def read_json(path: Path) -> Any:

@@ -14,6 +14,7 @@ from longtail.engine.run import Run
 from longtail.engine.train import train
 from longtail.errors import RunError
 from tests.conftest import tiny
+from tests.engine.test_finetune import all_state, tuned
 from tests.engine.test_torchrun import torchrun
 from tests.engine.test_train import load_once, log_of, run_until, state_of
 
@@ -196,3 +197,15 @@ def test_streamed_images_are_those_in_memory(method, tmp_path):
         states.append(state_of(run_until(config, tmp_path / f"{load}-{step}", device=torch.device("cuda"))))
     for other in states[1:]:
         assert all(torch.equal(states[0][name], other[name]) for name in states[0])
+
+
+@pytest.mark.parametrize("learns", ["all", "head"])
+def test_captured_adamw_with_rates_by_layer_is_the_eager_one(learns, tmp_path):
+    """Rates, averages and counts of steps live on the device; stopped and resumed too."""
+    config, cuda = tuned("paco", learns=learns, layer_decay=0.75, head_lr=3, clip=1.0), torch.device("cuda")
+    config = replace(config, train=replace(config.train, device="cuda", precision="fp32", step="eager"))
+    captured = replace(config, train=replace(config.train, step="captured"))
+    wanted = run_until(config, tmp_path / "eager", device=cuda)
+    run_until(captured, tmp_path / "captured", 8, device=cuda)
+    found = run_until(captured, tmp_path / "captured", device=cuda)
+    assert distance(all_state(wanted), all_state(found)) < 1e-5

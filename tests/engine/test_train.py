@@ -160,7 +160,7 @@ def test_pretrained_weights_are_fetched_once(tmp_path, monkeypatch):
     """A resumed or evaluated run has its own weights and asks for no others."""
     asked, create = [], backbones.timm.create_model
 
-    def spy(name, pretrained, **kwargs):
+    def spy(name, pretrained=False, **kwargs):
         asked.append(pretrained)
         net = create(name, pretrained=False, **kwargs)
         if pretrained:
@@ -168,6 +168,7 @@ def test_pretrained_weights_are_fetched_once(tmp_path, monkeypatch):
         return net
 
     monkeypatch.setattr(backbones.timm, "create_model", spy)
+    monkeypatch.setattr(backbones.weights, "found_in", lambda _: "hub")
     config = tiny("ce", epochs=1, batch_size=128)
     config = replace(config, model=replace(config.model, name="resnet18", pretrained=True))
     config = replace(config, data=replace(config.data, image_size=32), optim=replace(config.optim, lr=1e-9))

@@ -78,7 +78,8 @@ def test_low_precision_stays_inside_the_trunk():
     [
         ("resnet33_cifar", False, 32, "did you mean 'resnet"),
         ("resnet32_cifar", True, 32, "drop --model.pretrained"),
-        ("vit_tiny_patch16_224", False, 32, "set --data.image_size"),
+        ("vit_tiny_patch16_224", False, 8, "set --data.image_size"),
+        ("swin_tiny_patch4_window7_224", False, 8, "set --data.image_size"),
     ],
 )
 def test_bad_models_say_what_to_do(name, pretrained, size, says):

@@ -30,8 +30,10 @@ class Train:
     """Train a recipe, or a folder of images: one run per seed, each in OUT/seedN, evaluated when it ends."""
 
     recipe: Positional[str]
-    """A recipe (`longtail recipes` lists them), a folder of images or of shards, or a list of files (.txt .csv .tsv .json);
-    the defaults below are its own."""
+    """A recipe (`longtail recipes` lists them), whose defaults those below are; or your images, for which all else is chosen,
+    with reasons: a folder of images or of shards, or a list of files (.txt .csv .tsv .json)."""
+    again: Annotated[Path | None, arg(name="from", metavar="RUN")] = None
+    """Instead of a recipe, and first: train anew what a run folder or its config.json describes; flags change it."""
     method_name: Annotated[str | None, arg(name="method", metavar="NAME")] = None
     """A method (`longtail recipes` lists them)."""
     imbalance: float | None = None

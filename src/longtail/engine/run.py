@@ -32,6 +32,7 @@ from longtail.engine.schedule import learning_rate
 from longtail.errors import UserError
 from longtail.methods import Stage, Start
 from longtail.models import update
+from longtail.models.groups import refined
 from longtail.views import Views
 
 
@@ -130,16 +131,27 @@ class Run:
     def steps_left(self) -> range:
         return range(self.step, self.stage.epochs * self.steps_per_epoch)
 
-    def make_optimiser(self, o: OptimConfig) -> torch.optim.SGD:
-        """SGD over what learns in this stage; on CUDA its rate is on the device."""
-        groups = self.method.groups()
+    def make_optimiser(self, o: OptimConfig) -> torch.optim.Optimizer:
+        """Over what learns in this stage; on CUDA its rates are on the device, where a captured step finds them."""
+        groups = refined(self.method.groups(), self.method.net.trunk, o)
+        kind: Any = torch.optim.SGD
         options: dict[str, Any] = {"momentum": o.momentum, "nesterov": o.nesterov, "weight_decay": o.weight_decay}
+        if o.name == "adamw":
+            kind, options = torch.optim.AdamW, {"betas": o.betas, "weight_decay": o.weight_decay}
         if self.device.type != "cuda":
-            return torch.optim.SGD(groups, lr=o.lr, **options)
+            return kind(groups, lr=o.lr, **options)
         groups = [{"lr": torch.tensor(o.lr, device=self.device), **group} for group in groups]
-        if is_fused(self.method):
+        if o.name == "adamw":
+            options["capturable"] = True
+        elif is_fused(self.method):
             return update.SGD(groups, **options)
-        return torch.optim.SGD(groups, fused=True, **options)
+        return kind(groups, fused=True, **options)
+
+    def clip(self) -> None:
+        """Shorten the gradient of a step where it is longer than asked for."""
+        if self.stage.optim.clip:
+            learning = [p for group in self.optimiser.param_groups for p in group["params"]]
+            torch.nn.utils.clip_grad_norm_(learning, self.stage.optim.clip)
 
     def prepare(self, step: int) -> None:
         """The host's part of a step: its views and where they lie, and the rate, all functions of `step`."""

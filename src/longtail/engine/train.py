@@ -138,6 +138,7 @@ def advance(run: Run) -> None:
         beside.join()
     run.method.after_backward(beside)
     distributed.average(run.method)
+    run.clip()
     run.gradients.add(run.method, beside)
     run.optimiser.step()
     run.optimiser.zero_grad()

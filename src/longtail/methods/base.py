@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from longtail.config import Config, MethodConfig, OptimConfig, Sampler
 from longtail.data.samplers import class_shares
-from longtail.models.backbones import Trunk, make_body, wrap
+from longtail.models.backbones import Trunk, make_body, sized, wrap
 from longtail.models.beside import Beside
 from longtail.models.heads import Classifier, linear_head
 from longtail.models.parts import early_convolutions
@@ -98,10 +98,13 @@ class Method(nn.Module):
 
     @classmethod
     def trunk(cls, config: Config, pretrained: bool) -> Trunk:
-        net = make_body(config.model.name, pretrained)
-        fixed = early_convolutions(net, config.model.name) if config.model.learns == "last-block" else []
-        trunk = wrap(cls.body(net, config), config.model.name, config.data.image_size)
+        name, size, learns = config.model.name, config.data.image_size, config.model.learns
+        net = make_body(name, pretrained, **sized(name, size))
+        fixed = early_convolutions(net, name) if learns == "last-block" else []
+        trunk = wrap(cls.body(net, config), name, size)
         trunk.fix(fixed)
+        if learns == "head":
+            trunk.hold(net)
         return trunk
 
     @classmethod

@@ -8,10 +8,20 @@ from longtail.methods.base import Stage
 
 
 def second_stage(config: Config, name: str, rate_field: str, decay: float | None = None, **changes: Any) -> Stage:
-    """A stage at a rate that falls along a cosine from its first step on; the method's settings hold rate and length."""
+    """A stage at a rate that falls along a cosine from its first step on; the method's settings hold rate and length.
+
+    Such rates are SGD's, whatever the first stage was trained by.
+    """
     c, weight_decay = config.method, config.optim.weight_decay if decay is None else decay
     optim = replace(
-        config.optim, lr=getattr(c, rate_field), schedule="cosine", warmup_epochs=0, weight_decay=weight_decay
+        config.optim,
+        name="sgd",
+        lr=getattr(c, rate_field),
+        head_lr=1,
+        layer_decay=1,
+        schedule="cosine",
+        warmup_epochs=0,
+        weight_decay=weight_decay,
     )
     return Stage(name, c.second_epochs, optim, rate=f"--method.{rate_field}", **changes)
 

@@ -16,6 +16,7 @@ from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
 
 from longtail.errors import UserError, unknown
+from longtail.models import weights
 
 
 class Block(nn.Module):
@@ -64,6 +65,10 @@ class CifarResNet(nn.Module):
 
     def get_classifier(self) -> nn.Module:
         return self.fc
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, str]:
+        """The order of its layers, as timm asks for it: the stem, then block by block."""
+        return {"stem": r"^conv1|^bn1", "blocks": r"^stages\.(\d+)" if coarse else r"^stages\.(\d+)\.(\d+)"}
 
     def forward_features(self, x: Tensor) -> Tensor:
         x = F.relu(self.bn1(self.conv1(x)))
@@ -151,11 +156,23 @@ class Trunk(nn.Module):
         self.precision = torch.float32
         self.fused = False  # train a CIFAR ResNet by our own kernels
         self.fixed: list[str] = []  # parameters that never learn, by name
+        self.still: list[nn.Module] = []  # parts of the inside that are as in test mode, always
 
     def fix(self, parameters: Iterable[Tensor]) -> None:
         """From now on these never learn."""
         chosen = {id(p) for p in parameters}
         self.fixed = [name for name, p in self.named_parameters() if id(p) in chosen]
+
+    def hold(self, part: nn.Module) -> None:
+        """From now on this part of the inside stays as it is: no parameter learns, and batch norm keeps its averages."""
+        self.fix(part.parameters())
+        self.still = [part]
+
+    def train(self, mode: bool = True) -> "Trunk":
+        super().train(mode)
+        for part in self.still:
+            part.eval()
+        return self
 
     def requires_grad_(self, requires_grad: bool = True) -> "Trunk":
         super().requires_grad_(requires_grad)
@@ -199,20 +216,25 @@ def kernels_take(net: nn.Module, x: Tensor) -> bool:
 
 def make_trunk(name: str, pretrained: bool = False, image_size: int = 32) -> Trunk:
     """The trunk of a timm model."""
-    return wrap(make_body(name, pretrained), name, image_size)
+    return wrap(make_body(name, pretrained, **sized(name, image_size)), name, image_size)
+
+
+def sized(name: str, image_size: int) -> dict[str, int]:
+    """What timm wants to be told of the images by networks that are made for one size (a ViT's positions); of others nothing.
+
+    Pretrained positions are resampled.
+    """
+    known = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
+    return {"img_size": image_size} if known and known.fixed_input_size else {}
 
 
 def make_body(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
     """A headless network by its timm name."""
     if not timm.is_model(name):
         raise unknown("model", name, timm.list_models())
-    if pretrained and name.endswith("_cifar"):
-        raise UserError(
-            f"there are no pretrained weights for {name}: drop --model.pretrained or name a timm model that has"
-        )
     try:
-        return timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
-    except (OSError, RuntimeError) as error:
+        return weights.pretrained(name, **options) if pretrained else timm.create_model(name, num_classes=0, **options)
+    except (OSError, RuntimeError, AssertionError, ValueError, ArithmeticError) as error:
         raise UserError(f"cannot make {name!r} (pretrained={pretrained}): {str(error).splitlines()[0]}") from error
 
 
@@ -221,7 +243,7 @@ def wrap(body: nn.Module, name: str, image_size: int) -> Trunk:
     try:
         with torch.no_grad():
             width = body.eval()(torch.zeros(1, 3, image_size, image_size)).shape[-1]
-    except (RuntimeError, AssertionError, ValueError) as error:
+    except (RuntimeError, AssertionError, ValueError, ArithmeticError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{name!r} takes no images of {image_size} pixels ({reason}): set --data.image_size") from error
     return Trunk(body.train(), width)

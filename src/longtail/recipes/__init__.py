@@ -144,9 +144,12 @@ def _where(path: Path) -> dict[str, Any]:
     return {"name": "shards" if shards else "folder", "root": path}
 
 
-def _is_source(path: Path) -> bool:
+def is_own(name: str | Path) -> bool:
+    """Whether it is the path of a user's images, and no recipe's name."""
+    path = Path(name)
     try:
-        return path.is_dir() or (path.is_file() and path.suffix.lower() in LISTS)
+        there = path.is_dir() or (path.is_file() and path.suffix.lower() in LISTS)
+        return there and str(name) not in RECIPES
     except OSError:  # no path at all
         return False
 
@@ -194,7 +197,7 @@ def make(name: str | Path, **choices: Any) -> Config:
             raise UserError(f"{name} has no choice of --{choice}: it is set by {instead}")
     if recipe:
         return recipe.build(**given)
-    if _is_source(Path(name)):
+    if is_own(name):
         return folder(Path(name), **given)
     error = unknown("recipe", name, RECIPES)
     raise UserError(f"{error} (nor is it a folder of images, or a list of them: {' '.join(LISTS)})")

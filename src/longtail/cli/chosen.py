@@ -1,0 +1,115 @@
+"""From arguments to a configuration: a recipe's own, a stored run's, or for a path what is chosen, with the reasons printed."""
+
+import functools
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from longtail import recipes, runs
+from longtail.cli.arguments import Compare, Inspect, Train, name_first, parse, scanned
+from longtail.config import Config
+from longtail.errors import UserError
+from longtail.progress import speaks
+
+SHARED = ("data", "views", "model", "optim", "train", "log")  # sections that all methods have alike
+EVERY = ("method", *SHARED)
+
+
+def train_arguments(args: list[str]) -> tuple[str, Train, Config]:
+    """What is trained, as the user calls it; all that was said; and the configuration that it comes to."""
+    if args[:1] == ["--from"]:
+        return stored_arguments(args)
+    name = name_first("train", args)
+    config = chosen_recipe(name, args[1:])
+    given = parse(Train, "train", args, Train(recipe=name, **sections_of(config, *EVERY)))
+    if given.again:
+        raise UserError(f"--from {given.again}: it comes first, instead of {name}")
+    if recipes.is_own(name) and given.setting is None:
+        config = chosen_for(name, args, given)
+        given = parse(Train, "train", args, Train(recipe=name, **sections_of(config, *EVERY)))
+    return name, given, replace(config, **sections_of(given, *EVERY))
+
+
+def stored_arguments(args: list[str]) -> tuple[str, Train, Config]:
+    """A run once more, with the flags that follow."""
+    if len(args) < 2:
+        raise UserError(
+            "--from names a run folder or a config.json, as in `longtail train --from runs/x --optim.lr 0.01`"
+        )
+    config, name = runs.stored_config(Path(args[1])), f"{Path(args[1]).resolve().stem}-again"
+    given = parse(Train, "train", [name, *args[2:]], Train(recipe=name, **sections_of(config, *EVERY)))
+    for flag in ("method_name", "imbalance", "setting", "network", "augment", "strategy"):
+        if getattr(given, flag) is not None:
+            flag = flag.removesuffix("_name")
+            raise UserError(
+                f"--{flag} chooses a recipe, and --from has one: use flags of sections, such as --method.alpha"
+            )
+    out = given.out or Path("runs") / name
+    return name, replace(given, out=out), replace(config, **sections_of(given, *EVERY))
+
+
+def chosen_recipe(name: str, args: list[str]) -> Config:
+    """The recipe with its own arguments; section flags are applied after it, so that nothing derived from these is stale."""
+    choices = scanned(args, method=str, imbalance=float, setting=str, network=str, augment=str, strategy=int)
+    strategy = choices.pop("strategy")
+    config = recipes.make(name, **choices)
+    return config if strategy is None else recipes.with_strategy(config, strategy)
+
+
+def chosen_for(name: str, args: list[str], given: Train) -> Config:
+    """For the user's images; one that is resumed goes on as it was chosen when it began."""
+    if given.resume and given.out and given.out.exists() and (begun := runs.find(given.out)):
+        return runs.load_config(begun[0])
+
+    from longtail.choices import choose, look
+
+    values = given_values(args, given)
+    chosen = choose(name, look(given.data, given.train.device), given.method_name, values, given.imbalance)
+    say(chosen.lines())
+    config = chosen.config
+    return config if given.strategy is None else recipes.with_strategy(config, given.strategy)
+
+
+def budget_for(name: str, args: list[str], given: Compare) -> Callable[[str], Config]:
+    """The same choices for every method that is compared."""
+    from longtail.choices import choose, look
+
+    facts, values = look(given.data, given.train.device), given_values(args, given)
+    if given.epochs is not None:
+        values["train.epochs"] = given.epochs
+    chosen = choose(name, facts, "paco", values, given.imbalance)
+    say(chosen.lines(without="--method"))
+    return lambda method: choose(name, facts, method, values, given.imbalance).config
+
+
+def given_values(args: list[str], given: Any) -> dict[str, Any]:
+    """The flags of sections among the arguments, each with its value as it was understood."""
+    flags = [arg[2:].split("=")[0].replace("-", "_") for arg in args if arg.startswith("--")]
+    switched = [flag.replace(".no_", ".") for flag in flags if "." in flag]
+    return {flag: functools.reduce(getattr, flag.split("."), given) for flag in switched}
+
+
+def expected(name: str, args: list[str], given: Inspect, all_read: bool) -> list[str]:
+    """What `longtail train` would choose for these images, and how to begin."""
+    from longtail.choices import choose, look
+
+    values = given_values(args, given)
+    words = [f"--{flag} {' '.join(map(str, v)) if isinstance(v, tuple) else v}" for flag, v in values.items()]
+    images = " ".join([shlex.quote(name), *words, *([] if all_read else ["--data.on_error skip"])])
+    return [
+        *choose(name, look(given.data)).lines(),
+        "next:",
+        f"  longtail train {images}      PaCo with these choices",
+        f"  longtail compare {images}    is it worth it? cross-entropy, Balanced Softmax and PaCo, three seeds each",
+    ]
+
+
+def say(lines: list[str]) -> None:
+    if speaks():
+        print(*lines, sep="\n", flush=True)
+
+
+def sections_of(config: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in names}

