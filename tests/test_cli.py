@@ -5,7 +5,6 @@ import os
 import pickle
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 from PIL import Image
 
 from longtail import recipes
-from longtail.cli import main
+from longtail.cli import main, manual
 
 FAST = ["--train.epochs", "1", "--train.device", "cpu", "--log.progress", "none"]
 
@@ -184,17 +183,12 @@ def test_section_flags_come_after_the_recipe(tmp_path, capsys):
     assert config["views"]["query"]["policy"] == config["views"]["key"]["policy"] == "sim"
 
 
-def test_help_is_fast_and_without_torch():
-    """The verbs' help and the recipes need no torch; a second is generous for what takes a third of one."""
+def test_help_needs_no_torch():
+    """Nor do the recipes: an import of torch takes longer than all the rest."""
     code = "import sys; from longtail.cli import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
-    for args in (["--help"], ["recipes"], ["--version"]):
-        subprocess.run([sys.executable, "-c", code, *args], check=True, capture_output=True)
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        shown = subprocess.run([sys.executable, "-m", "longtail", "--help"], check=True, capture_output=True, text=True)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 1 and "demo" in shown.stdout
+    for args in (["--help"], ["recipes"], ["--version"], ["docs", "data"]):
+        shown = subprocess.run([sys.executable, "-c", code, *args], check=True, capture_output=True, text=True)
+        assert shown.stdout
 
 
 def test_runs_of_methods_that_share_a_class_do_not_share_a_folder(monkeypatch):
@@ -222,3 +216,37 @@ def test_the_module_runs_as_a_script():
         [sys.executable, "-m", "longtail", "nonsense"], capture_output=True, text=True, env=os.environ
     )
     assert result.returncode == 2 and "Traceback" not in result.stderr
+
+
+def test_an_error_names_the_page_that_helps(capsys, tmp_path):
+    for args, page in {
+        "train nowhere": "data",
+        "train cifar100-lt --optim.lr -1": "commands",
+        f"report {tmp_path}": "start",
+        "theory --counts 3 0": "theory",
+        "reproduce nothing": "reproduce",
+        f"predict {tmp_path} nothing": "use",
+    }.items():
+        assert main(args.split()) == 2
+        assert capsys.readouterr().err.endswith(f"(more: longtail docs {page})\n"), args
+        assert manual.pages()[page].exists()
+
+
+def test_every_page_that_helps_is_there():
+    assert set(filter(None, manual.HELPS.values())) <= manual.pages().keys()
+
+
+def test_the_pages_can_be_read_in_the_terminal(capsys):
+    assert main(["docs"]) == 0
+    listed = capsys.readouterr().out
+    assert "  data       Your own images\n" in listed and len(listed.splitlines()) == len(manual.pages())
+    assert main(["docs", "data"]) == 0
+    assert capsys.readouterr().out == manual.pages()["data"].read_text()
+    assert "unknown page 'dta': did you mean 'data'?" in (main(["docs", "dta"]) and capsys.readouterr().err)
+
+
+def test_on_a_terminal_a_page_is_laid_out(capsys, monkeypatch):
+    monkeypatch.setattr(manual.sys.stdout, "isatty", lambda: True, raising=False)
+    manual.show("figures")
+    shown = capsys.readouterr().out
+    assert "picture: " in shown and "![" not in shown and "```" not in shown

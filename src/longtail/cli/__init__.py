@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from longtail import __version__
-from longtail.cli import arguments, used, verbs
+from longtail.cli import arguments, manual, used, verbs
 from longtail.errors import Alone, UserError, unknown, visible
 from longtail.progress import speaks
 
@@ -25,6 +25,7 @@ VERBS: dict[str, tuple[type, Callable[[list[str]], int | None]]] = {
     "theory": (arguments.Theory, verbs.run_theory),
     "predict": (used.Predict, used.run_predict),
     "export": (used.Export, used.run_export),
+    "docs": (arguments.Docs, verbs.run_docs),
 }
 
 
@@ -38,7 +39,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return dispatch(args)
     except UserError as error:
         if speaks() or isinstance(error, Alone):
-            print("longtail: " + visible(" ".join(str(error).split())), file=sys.stderr)
+            print("longtail: " + visible(" ".join(str(error).split())) + manual.helpful(error), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("longtail: interrupted", file=sys.stderr)
