@@ -6,7 +6,7 @@ import torch
 from longtail import kernels
 from longtail.config import ViewConfig, ViewsConfig
 from longtail.kernels import expression
-from longtail.views import Views, crops, fused, ops, policies
+from longtail.views import Views, crops, fused, ops, policies, tones
 from longtail.views.ops import Op
 from tests.emulator import ORDERS, Emulated, emulate
 
@@ -130,7 +130,7 @@ def test_tones_are_the_operations_up_to_rounding(side, device):
     x, rng = pictures(24, device, side), torch.Generator(device).manual_seed(3)
     factor = 0.6 + 0.8 * torch.rand(24, 3, generator=rng, device=device)
     order = torch.rand(24, 3, generator=rng, device=device).argsort(1)
-    wanted = ops.to_uint8(255 * ops.tone_jitter(ops.to_float(x), factor, order)).int()
+    wanted = ops.to_uint8(255 * tones.tone_jitter(ops.to_float(x), factor, order)).int()
     far = (fused.apply_tone(x, factor, order).int() - wanted).abs()
     assert far.max() <= 1 and (far > 0).float().mean() < 1e-3
 

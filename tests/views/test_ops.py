@@ -14,7 +14,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.autoaugment import _apply_op
 
-from longtail.views import ops
+from longtail.views import levels, ops, tones
 from longtail.views.ops import Op
 
 FILL = 77  # a level that is not at an end of the range
@@ -236,14 +236,14 @@ PHOTOMETRY: dict[Op, tuple[Callable[[Image.Image, float], Image.Image], Tensor]]
     Op.INVERT: (lambda image, v: ImageOps.invert(image), NONE),
 }
 LUTS: dict[Op, Callable[..., Tensor]] = {
-    Op.BRIGHTNESS: ops.brightness_lut,
-    Op.CONTRAST: ops.contrast_lut,
-    Op.POSTERIZE: ops.posterize_lut,
-    Op.SOLARIZE: ops.solarize_lut,
-    Op.SOLARIZE_ADD: ops.solarize_add_lut,
-    Op.AUTOCONTRAST: ops.autocontrast_lut,
-    Op.EQUALIZE: ops.equalize_lut,
-    Op.INVERT: ops.invert_lut,
+    Op.BRIGHTNESS: levels.brightness_lut,
+    Op.CONTRAST: levels.contrast_lut,
+    Op.POSTERIZE: levels.posterize_lut,
+    Op.SOLARIZE: levels.solarize_lut,
+    Op.SOLARIZE_ADD: levels.solarize_add_lut,
+    Op.AUTOCONTRAST: levels.autocontrast_lut,
+    Op.EQUALIZE: levels.equalize_lut,
+    Op.INVERT: levels.invert_lut,
 }
 
 
@@ -278,12 +278,12 @@ def test_tables_are_exactly_pils(op: Op) -> None:
     bare = op in (Op.AUTOCONTRAST, Op.EQUALIZE, Op.INVERT)
     lut = LUTS[op](x) if bare else LUTS[op](x, value)
     assert lut.dtype == torch.uint8 and lut.shape[2] == 256
-    assert torch.equal(ops.apply_lut(x, lut), by_pil(x, function, value))
+    assert torch.equal(levels.apply_lut(x, lut), by_pil(x, function, value))
 
 
 @pytest.mark.parametrize("op", [Op.COLOUR, Op.SHARPNESS])
 def test_blends_are_exactly_pils(op: Op) -> None:
-    x, function = hard_images(32, 32), {Op.COLOUR: ops.saturation, Op.SHARPNESS: ops.sharpness}[op]
+    x, function = hard_images(32, 32), {Op.COLOUR: levels.saturation, Op.SHARPNESS: levels.sharpness}[op]
     assert torch.equal(function(x, FACTORS), by_pil(x, PHOTOMETRY[op][0], FACTORS))
 
 
@@ -362,31 +362,31 @@ def jitters(n: int) -> tuple[Tensor, ...]:
 def test_colour_jitter_in_all_orders(shape: tuple[int, int]) -> None:
     x, params = hard_images(*shape) / 255, jitters(24)
     oracle = by_torchvision(x, jitter_oracle, *params)
-    assert gap(ops.colour_jitter(x, *params), oracle).max() < 1e-4
+    assert gap(tones.colour_jitter(x, *params), oracle).max() < 1e-4
     backwards = (*params[:4], params[4].flip(1))
-    assert gap(ops.colour_jitter(x, *backwards), oracle).max() > 0.02
+    assert gap(tones.colour_jitter(x, *backwards), oracle).max() > 0.02
 
 
 def test_colour_jitter_is_near_pils() -> None:
     x, params = patches(32, 32), jitters(24)
-    ours = 255 * ops.colour_jitter(x / 255, *params)
+    ours = 255 * tones.colour_jitter(x / 255, *params)
     oracle = by_pil(x, jitter_oracle, *params)
     assert gap(ours, oracle).mean() < 2 < gap(x, oracle).mean()  # grey levels; PIL cuts to whole levels at each step
 
 
 def test_shift_hue() -> None:
     x, hue = hard_images(32, 32) / 255, torch.linspace(-0.5, 0.5, 24)
-    assert gap(ops.shift_hue(x, hue), by_torchvision(x, TF.adjust_hue, hue)).max() < 1e-4
+    assert gap(tones.shift_hue(x, hue), by_torchvision(x, TF.adjust_hue, hue)).max() < 1e-4
     grey = x[:, :1].expand_as(x)
-    assert torch.equal(ops.shift_hue(grey, hue), grey)
+    assert torch.equal(tones.shift_hue(grey, hue), grey)
 
 
 def test_greyscale() -> None:
     x = patches(32, 32)
-    ours = ops.greyscale(x / 255)
+    ours = tones.greyscale(x / 255)
     assert gap(ours, TF.rgb_to_grayscale(x / 255, 3)).max() < 1e-6
     assert gap(255 * ours, by_pil(x, lambda image: image.convert("L").convert("RGB"))).max() < 1
-    assert torch.equal(ops.grey_levels(x).expand_as(x), by_pil(x, lambda i: i.convert("L").convert("RGB")).int())
+    assert torch.equal(levels.grey_levels(x).expand_as(x), by_pil(x, lambda i: i.convert("L").convert("RGB")).int())
 
 
 @pytest.mark.parametrize("side", [1, 7, 16, 100])

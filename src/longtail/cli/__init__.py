@@ -25,7 +25,7 @@ VERBS: dict[str, tuple[type, Callable[[list[str]], int | None]]] = {
     "theory": (arguments.Theory, verbs.run_theory),
     "predict": (used.Predict, used.run_predict),
     "export": (used.Export, used.run_export),
-    "docs": (arguments.Docs, verbs.run_docs),
+    "docs": (manual.Docs, manual.run_docs),
 }
 
 

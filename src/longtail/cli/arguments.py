@@ -242,14 +242,6 @@ class Recipes:
     """One of them: what it is, and the lines that the paper prints for it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Docs:
-    """Read the documentation in the terminal."""
-
-    page: Positional[str | None] = None
-    """One of its pages; without it, what pages there are."""
-
-
 def name_first(verb: str, args: list[str]) -> str:
     """What is trained comes first, as the other arguments' defaults are its own."""
     if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help")):

@@ -2,9 +2,13 @@
 
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from tyro.conf import Positional
+
+from longtail.cli.arguments import parse
 from longtail.errors import Interrupted, UserError, unknown
 
 # Where an error is raised says what it is about; the longest name that fits counts.
@@ -31,6 +35,18 @@ HELPS = {
     "longtail.theory": "theory",
     "longtail.views": "data",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Docs:
+    """Read the documentation in the terminal."""
+
+    page: Positional[str | None] = None
+    """One of its pages; without it, what pages there are."""
+
+
+def run_docs(args: list[str]) -> None:
+    show(parse(Docs, "docs", args).page)
 
 
 def folder() -> Path:

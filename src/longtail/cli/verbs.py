@@ -10,11 +10,9 @@ from typing import Any
 from rich.console import Console
 
 from longtail import recipes
-from longtail.cli import manual
 from longtail.cli.arguments import (
     Compare,
     Demo,
-    Docs,
     Eval,
     FigureArgs,
     Inspect,
@@ -242,10 +240,6 @@ def run_shard(args: list[str]) -> None:
     for line in (*packed.notes, *(f"left out: {image.id} ({image.why})" for image in packed.skipped)):
         print(line, file=sys.stderr)
     print(f"{packed.images:,} images written to {given.out}")
-
-
-def run_docs(args: list[str]) -> None:
-    manual.show(parse(Docs, "docs", args).page)
 
 
 def run_recipes(args: list[str]) -> None:

@@ -61,7 +61,7 @@ def apply_sim(
 
 
 def apply_tone(x: Tensor, factor_N3: Tensor, order_N3: Tensor) -> Tensor:
-    """`ops.tone_jitter` of uint8 images, rounded to uint8."""
+    """`tones.tone_jitter` of uint8 images, rounded to uint8."""
     x, side = x.contiguous(), x.shape[3]
     out = torch.empty_like(x)
     launch = source().kernel(kernels.expression("apply_tone", side))

@@ -14,6 +14,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longtail.views.levels import (
+    along,
+    apply_lut,
+    autocontrast_lut,
+    blend,
+    brightness_lut,
+    choose,
+    contrast_lut,
+    equalize_lut,
+    every_level,
+    grey_levels,
+    invert_lut,
+    posterize_lut,
+    smooth,
+    solarize_add_lut,
+    solarize_lut,
+)
+
 
 class Op(IntEnum):
     """The operations of `apply_op`, each with the meaning of its value."""
@@ -36,24 +54,14 @@ class Op(IntEnum):
     INVERT = auto()
 
 
-def choose(mask_N: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """The samples of x where the mask holds, else those of y."""
-    return torch.where(_along(mask_N, x), x, y)
-
-
-def _along(value_N: Tensor, x: Tensor) -> Tensor:
-    """A value per sample, shaped to broadcast over the dimensions of x."""
-    return value_N.view(-1, *[1] * (x.ndim - 1))
-
-
 def _select(op_N: Tensor, default: Tensor, results: Mapping[Op, Tensor]) -> Tensor:
     """Per sample the result of the operation that it chose, else the default."""
     unchosen_N = torch.ones_like(op_N, dtype=torch.bool)
     total = torch.zeros_like(default)
     for op, result in results.items():  # masked sums: on the CPU several times as fast as a `where` each
-        total = total + result * _along(op_N == op, result)
+        total = total + result * along(op_N == op, result)
         unchosen_N = unchosen_N & (op_N != op)
-    return total + default * _along(unchosen_N, default)
+    return total + default * along(unchosen_N, default)
 
 
 def to_uint8(x: Tensor) -> Tensor:
@@ -184,111 +192,6 @@ def _identity(like_N: Tensor) -> Tensor:
     return torch.eye(2, 3, device=like_N.device).repeat(len(like_N), 1, 1)
 
 
-# Grey levels: tables of 256 entries, (N or 1, C or 1, 256) uint8, in PIL's integer arithmetic.
-
-
-def apply_lut(x: Tensor, lut: Tensor) -> Tensor:
-    """Every pixel looked up in the table of its sample and channel."""
-    table = lut.expand(x.shape[0], x.shape[1], 256)
-    return table.gather(2, x.flatten(2).long()).view_as(x)
-
-
-def _levels(x: Tensor) -> Tensor:
-    return torch.arange(256, device=x.device, dtype=torch.uint8).view(1, 1, 256)
-
-
-def invert_lut(x: Tensor) -> Tensor:
-    return 255 - _levels(x)
-
-
-def posterize_lut(x: Tensor, bits_N: Tensor) -> Tensor:
-    """The `bits` leading bits of each level."""
-    dropped = 8 - _along(bits_N.int(), _levels(x))
-    return (_levels(x) >> dropped << dropped).to(torch.uint8)
-
-
-def solarize_lut(x: Tensor, threshold_N: Tensor) -> Tensor:
-    """Levels from the threshold up inverted."""
-    level = _levels(x)
-    return torch.where(level < _along(threshold_N, level), level, 255 - level)
-
-
-def solarize_add_lut(x: Tensor, added_N: Tensor) -> Tensor:
-    """Levels below 128 raised."""
-    level = _levels(x)
-    raised = (level.int() + _along(added_N.int(), level)).clamp(0, 255).to(torch.uint8)
-    return torch.where(level < 128, raised, level)
-
-
-def brightness_lut(x: Tensor, factor_N: Tensor) -> Tensor:
-    """Blended with black."""
-    return blend(torch.zeros_like(_levels(x)), _levels(x), factor_N)
-
-
-def contrast_lut(x: Tensor, factor_N: Tensor) -> Tensor:
-    """Blended with the rounded mean of the grey image."""
-    pixels = x.shape[2] * x.shape[3]
-    mean = (2 * grey_levels(x).sum((2, 3)) + pixels) // (2 * pixels)
-    return blend(mean[..., None], _levels(x), factor_N)
-
-
-def autocontrast_lut(x: Tensor) -> Tensor:
-    """Each channel stretched to [0, 255]; a constant one stays."""
-    low, high = x.amin((2, 3)).double()[..., None], x.amax((2, 3)).double()[..., None]
-    # In double precision and in this order, as PIL, so that the truncation falls on the same side; a tensor over a
-    # tensor, as torch would make `255 / span` a reciprocal and a product, one bit off.
-    scale = torch.full_like(low, 255) / (high - low).clamp(min=1)
-    stretched = (_levels(x) * scale + -low * scale).clamp(0, 255).to(torch.uint8)
-    return torch.where(high > low, stretched, _levels(x))
-
-
-def equalize_lut(x: Tensor) -> Tensor:
-    """Each channel's histogram flattened; a channel with too few different pixels stays."""
-    value = x.flatten(2).long()
-    count = torch.zeros(*x.shape[:2], 256, dtype=torch.long, device=x.device)
-    count.scatter_add_(2, value, value.new_ones(1, 1, 1).expand_as(value))
-    brightest = count.gather(2, value.amax(2, keepdim=True))
-    step = (value.shape[2] - brightest) // 255  # pixels per output level
-    darker = count.cumsum(2) - count
-    flat = ((step // 2 + darker) // step.clamp(min=1)).clamp(max=255).to(torch.uint8)
-    return torch.where(step > 0, flat, _levels(x))
-
-
-# Blends.
-
-
-def blend(degenerate: Tensor, x: Tensor, factor_N: Tensor) -> Tensor:
-    """PIL's blend of grey levels, extrapolating beyond factor 1: single precision, clipped, truncated to uint8."""
-    start = degenerate.float()
-    return (start + _along(factor_N, x) * (x - start)).clamp(0, 255).to(torch.uint8)
-
-
-def saturation(x: Tensor, factor_N: Tensor) -> Tensor:
-    """Blended with the grey image."""
-    return blend(grey_levels(x), x, factor_N)
-
-
-def sharpness(x: Tensor, factor_N: Tensor) -> Tensor:
-    """Blended with the smoothed image."""
-    return blend(smooth(x), x, factor_N)
-
-
-def grey_levels(x: Tensor) -> Tensor:
-    """(N, 1, H, W) PIL's 16-bit fixed-point luminance, as integers."""
-    red, green, blue = x.int().unbind(1)
-    return (19595 * red + 38470 * green + 7471 * blue + 0x8000 >> 16)[:, None]
-
-
-def smooth(x: Tensor) -> Tensor:
-    """PIL's SMOOTH, rounded levels as floats: a 3 x 3 mean of weight 5 at the centre; the border pixels stay."""
-    x = x.float()
-    rows = x[:, :, :-2] + x[:, :, 1:-1] + x[:, :, 2:]
-    box = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
-    smoothed = x.clone()
-    smoothed[:, :, 1:-1, 1:-1] = ((box + 4 * x[:, :, 1:-1, 1:-1]) / 13).round()
-    return smoothed
-
-
 def apply_op(x: Tensor, op_N: Tensor, value_N: Tensor, fill: int, bilinear: bool = False) -> Tensor:
     """The operation that each sample chose, with its value: one fetch, one table and one blend for the whole batch."""
     x = affine(x, _op_matrix(x, op_N, value_N), fill, bilinear)
@@ -321,70 +224,10 @@ def _op_lut(x: Tensor, op_N: Tensor, value_N: Tensor) -> Tensor:
         Op.EQUALIZE: equalize_lut(x),
         Op.INVERT: invert_lut(x),
     }
-    return _select(op_N, _levels(x), tables)
+    return _select(op_N, every_level(x), tables)
 
 
-# Float images in [0, 1].
-
-
-def greyscale(x: Tensor) -> Tensor:
-    """The luminance in all three channels."""
-    return _luminance(x).expand_as(x)
-
-
-def _luminance(x: Tensor) -> Tensor:
-    red, green, blue = x.unbind(1)
-    return (0.2989 * red + 0.587 * green + 0.114 * blue)[:, None]
-
-
-def colour_jitter(
-    x: Tensor, brightness_N: Tensor, contrast_N: Tensor, saturation_N: Tensor, hue_N: Tensor, order_N4: Tensor
-) -> Tensor:
-    """torchvision's ColorJitter: factors, a turn of the hue circle, and in row i of order_N4 the order for sample i.
-
-    The order is a permutation of 0 brightness, 1 contrast, 2 saturation, 3 hue.
-    """
-    factor_N4 = torch.stack((brightness_N, contrast_N, saturation_N, torch.ones_like(hue_N)), 1).gather(1, order_N4)
-    # Hue is dear and comes once in each order: blend before its turn, shift it for all, blend after its turn.
-    turn = order_N4.argmax(1, keepdim=True)
-    step = torch.arange(4, device=x.device)
-    early, late = (torch.where(when, factor_N4, 1.0) for when in (step < turn, step > turn))
-    for k in (0, 1, 2):
-        x = _tone(x, order_N4[:, k], early[:, k])
-    x = shift_hue(x, hue_N)
-    for k in (1, 2, 3):
-        x = _tone(x, order_N4[:, k], late[:, k])
-    return x
-
-
-def tone_jitter(x: Tensor, factor_N3: Tensor, order_N3: Tensor) -> Tensor:
-    """The same without hue: factors of brightness, contrast and saturation, in the order that each sample has."""
-    for k in range(3):
-        kind_N = order_N3[:, k]
-        x = _tone(x, kind_N, factor_N3.gather(1, kind_N[:, None])[:, 0])
-    return x
-
-
-def _tone(x: Tensor, kind_N: Tensor, factor_N: Tensor) -> Tensor:
-    """Each sample's blend with black (0), its mean grey (1) or its grey image (2)."""
-    grey = _luminance(x)
-    mean = grey.mean((2, 3), keepdim=True) * _along(kind_N == 1, grey)
-    other = choose(kind_N == 2, grey, mean)
-    factor = _along(factor_N, x)
-    return (factor * x + (1 - factor) * other).clamp(0, 1)
-
-
-def shift_hue(x: Tensor, hue_N: Tensor) -> Tensor:
-    """The hue turned by hue_N of the circle, value and saturation kept."""
-    red, green, blue = x.unbind(1)
-    value = x.amax(1)
-    chroma = value - x.amin(1)
-    unit = torch.where(chroma > 0, chroma, 1.0)  # a grey pixel has hue 0
-    on_green_or_blue = torch.where(value == green, 2 + (blue - red) / unit, 4 + (red - green) / unit)
-    sixths = torch.where(value == red, (green - blue) / unit, on_green_or_blue) + 6 * _along(hue_N, value)
-    # Around the circle a channel is full, falls, is empty and rises; the three are a third of it apart.
-    phase = (sixths[:, None] + torch.arange(5, 0, -2, device=x.device).view(3, 1, 1)) % 6
-    return value[:, None] - chroma[:, None] * (2 - (phase - 2).abs()).clamp(0, 1)
+# Squares and statistics.
 
 
 def cutout(x: Tensor, centre_y_N: Tensor, centre_x_N: Tensor, side: int) -> Tensor:

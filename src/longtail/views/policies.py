@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from longtail.config import ViewConfig
-from longtail.views import fused, ops
+from longtail.views import fused, levels, ops, tones
 from longtail.views.chance import happens, sign, uniform, whole
 from longtail.views.ops import Op
 
@@ -158,7 +158,7 @@ class SimDraw(NamedTuple):
     jittered: Tensor  # (N,) bool
     factor: Tensor  # (N, 3) of brightness, contrast and saturation
     hue: Tensor  # (N,) turns
-    order: Tensor  # (N, 4) permutations, as ops.colour_jitter has them
+    order: Tensor  # (N, 4) permutations, as tones.colour_jitter has them
     grey: Tensor  # (N,) bool
     sigma: Tensor  # (N,) pixels, 0: no blur
 
@@ -178,9 +178,9 @@ def apply_sim(x: Tensor, draw: SimDraw, jitters: bool = True) -> Tensor:
     """Floats in [0, 1] to the same."""
     if jitters:
         brightness, contrast, saturation = draw.factor.unbind(1)
-        jittered = ops.colour_jitter(x, brightness, contrast, saturation, draw.hue, draw.order)
-        x = ops.choose(draw.jittered, jittered, x)
-    x = ops.choose(draw.grey, ops.greyscale(x), x)
+        jittered = tones.colour_jitter(x, brightness, contrast, saturation, draw.hue, draw.order)
+        x = levels.choose(draw.jittered, jittered, x)
+    x = levels.choose(draw.grey, tones.greyscale(x), x)
     return ops.gaussian_blur(x, draw.sigma)
 
 
@@ -227,7 +227,7 @@ def jitter(x: Tensor, amount: float, rng: torch.Generator, kernels: bool) -> Ten
     order_N3 = uniform((len(x), 3), 0, 1, rng).argsort(1)
     if kernels and fused.knows(x):
         return fused.apply_tone(x, factor_N3, order_N3)
-    return ops.to_uint8(255 * ops.tone_jitter(ops.to_float(x), factor_N3, order_N3))
+    return ops.to_uint8(255 * tones.tone_jitter(ops.to_float(x), factor_N3, order_N3))
 
 
 def cut(x: Tensor, side: int, rng: torch.Generator) -> Tensor:
