@@ -75,7 +75,7 @@ PLAIN = re.compile(r"longtail [^|;$&<>]*(#.*)?")  # what needs no shell
 
 def shortened(words: list[str]) -> list[str]:
     """The words after `longtail`, with other values for what makes it long."""
-    verb, rest = words[0], words[1:]
+    verb, rest = words[0], [word for word in words[1:] if word != "--model.pretrained"]  # which would be fetched
     extra = shlex.split(SHORT.get(verb, ""))
     for flag in (word for word in extra if word.startswith("--")):
         if flag in rest:
@@ -129,7 +129,7 @@ def test_commands_run(page, place, monkeypatch, capsys):
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'src'}")
     monkeypatch.setenv("WANDB_MODE", "offline")
     shutil.rmtree(place / "runs", ignore_errors=True)
-    if page != "README.md":  # which trains it
+    if "--out runs/x" not in (ROOT / page).read_text():  # else it trains that itself
         for name in ("x", "y"):
             assert main(shortened(["train", "PATH/TO/IMAGES", "--out", f"runs/{name}"])) == 0
     for script in scripts(ROOT / page):

@@ -19,6 +19,7 @@ HELPS = {
     "longtail.config": "commands",
     "longtail.config.section": "",  # which checks for others
     "longtail.data": "data",
+    "longtail.engine": "start",
     "longtail.engine.advice": "data",
     "longtail.engine.distributed": "many",
     "longtail.engine.listeners": "figures",
