@@ -66,7 +66,7 @@ SMALL = "--model.name resnet8_cifar --data.image_size 32 --train.device cpu"
 SHORT = {
     "train": f"--train.epochs 1 --train.batch_size 16 --train.seeds 0 --log.gradients --data.val_fraction 0.2 {SMALL}",
     "compare": f"--methods ce supcon ride-2 --epochs 1 --seeds 0 {SMALL}",
-    "reproduce": "--epochs 1 --seeds 0 --imbalance 100 --methods ce",
+    "reproduce": "--epochs 1 --seeds 0 --imbalance 100 --methods ce --results found",
     "demo": "--seeds 0",
     "watch": "--port 0",
 }

@@ -394,7 +394,7 @@ def test_so_many_batches_are_in_memory_at_a_time(monkeypatch):
     for batch in range(8):
         loader.seek(0, batch)
     loader.close()
-    assert max(alive) + 1 == stream.HELD  # one more lies where steps look for it
+    assert AHEAD + 1 < max(alive) + 1 <= stream.HELD  # one more lies where steps look for it
 
 
 def test_canvases_that_memory_would_not_hold_are_refused_beforehand(monkeypatch):

@@ -20,7 +20,7 @@ from longtail.data.pool import IntArray, OnDisk
 from longtail.errors import UserError
 
 AHEAD = 4  # batches that are read before they are asked for
-HELD = AHEAD + 4  # batches in memory: those, the one asked for, two on their way to the device, one that is worked on
+HELD = AHEAD + 4  # batches in memory at most: those, the one asked for, up to two being copied, one that is worked on
 AT_ONCE = 8  # images that a thread reads before it looks for other work
 
 Decoder = Callable[[list[Tensor]], list[Tensor]]
