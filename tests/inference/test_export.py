@@ -21,7 +21,7 @@ from longtail.inference import formats
 from longtail.inference.deployed import Deployed
 from longtail.inference.export import Exported
 from longtail.inference.formats import FORMATS, eager
-from longtail.inference.model import Model
+from longtail.inference.model import UNCALIBRATED, Model
 from longtail.inference.preprocessing import Preprocessing
 from longtail.views import Views
 from tests.conftest import tiny
@@ -110,6 +110,12 @@ def test_the_verb(run, tmp_path, capsys):
     text = capsys.readouterr().out
     assert "batch 1:" in text and "batch 7:" in text and "logits differ by" in text and f"{out} and {out}.md" in text
     assert longtail.load(out).prior.name == "uniform"
+
+
+def test_a_network_without_a_temperature_is_exported_and_its_card_says_so(tmp_path):
+    model = replace(untrained("paco"), temperature=None)
+    card = longtail.export(model, "safetensors", tmp_path / "x.safetensors").card.read_text()
+    assert UNCALIBRATED in card and longtail.load(tmp_path / "x.safetensors").temperature is None
 
 
 def test_what_an_onnx_file_says_of_itself(run, exported):
