@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -18,6 +19,7 @@ from longtail.models.beside import Beside
 from longtail.models.momentum import EMPTY
 from longtail.nn import LabelledQueue, MomentumNetwork, PaCoLoss
 from tests.conftest import tiny
+from tests.processes import together
 
 COUNTS = [50, 20, 10, 5, 3, 2, 2, 1, 1, 1]
 B, WIDTH, D = 12, 64, 32
@@ -188,6 +190,42 @@ def test_key_network_and_queue_serve_by_themselves():
     queue = LabelledQueue(4, 2)
     queue.push(key(x), torch.arange(5))
     assert queue.labels_K.tolist() == [1, 2, 3, 4]
+
+
+# Several processes
+
+
+class Together(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Linear(6, WIDTH)
+        self.criterion = PaCoLoss(WIDTH, COUNTS, **SETTINGS, contrast="global")
+        self.query = nn.Sequential(self.net, self.criterion.G)
+        self.key = MomentumNetwork(self.query, 0.9)
+
+    def forward(self, one, other, y):
+        return self.criterion(self.net(one), self.key(other), y)
+
+
+def trained_in_parallel() -> dict[str, torch.Tensor]:
+    """In one of two processes: three steps on images of its own, by torch's own data-parallel training."""
+    module, g = Together(), torch.Generator().manual_seed(dist.get_rank())
+    parallel = nn.parallel.DistributedDataParallel(module)
+    optimiser = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1)
+    for _ in range(3):
+        parallel(*torch.randn(2, 4, 6, generator=g), torch.randint(10, (4,), generator=g)).backward()
+        optimiser.step(), optimiser.zero_grad(), module.key.follow(module.query)
+    return {name: t for name, t in module.state_dict().items() if "running" not in name}
+
+
+def test_data_parallel_processes_have_one_network_and_one_queue(tmp_path):
+    one, two = together(2, tmp_path, trained_in_parallel)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert (one["criterion.queue.labels_K"] >= 0).sum() == 2 * 3 * 4
+    before = Together().state_dict()
+    assert not any(torch.equal(one[name], before[name]) for name in ("net.weight", "criterion.centres.weight"))
+    assert not torch.equal(one["key.net.0.weight"], before["key.net.0.weight"])
 
 
 # What it refuses
