@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+CODE := src tests benchmarks examples
 
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo -n)
@@ -26,14 +27,14 @@ chromium:
 	} || echo "Chromium cannot be fetched here: tests that open pages will be skipped"
 
 check: $(INSTALLED)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(INSTALLED)
-	$(BIN)/ruff check --fix src tests benchmarks
-	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
 
 docs: $(INSTALLED)
 	$(BIN)/python -m longtail.cli.reference docs/commands.md

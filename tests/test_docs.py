@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import longtail
 from longtail import recipes
 from longtail.cli import VERBS, main, reference
 from longtail.config import methods as config_methods
@@ -188,6 +189,13 @@ def test_every_method_stands_in_the_docs():
     assert [
         name for name in recipes.METHODS if f"`{name}`" not in text and f"`{name.split('-')[0]}-*`" not in text
     ] == []
+
+
+def test_every_public_name_stands_in_the_python_page_and_exists():
+    text = (ROOT / "docs/python.md").read_text()
+    assert [name for name in longtail.__all__ if not re.search(rf"`(longtail\.)?{name}[`(]", text)] == []
+    assert [name for name in longtail.__all__ if not hasattr(longtail, name)] == []
+    assert [name for name in longtail.nn.__all__ if name not in text] == []
 
 
 def test_links_lead_somewhere():

@@ -7,6 +7,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Config": "config",
+    "PaCoLoss": "nn",
     "UserError": "errors",
     "balanced_softmax_loss": "losses",
     "compare": "comparison",
@@ -27,11 +28,19 @@ _HOME = {
     "train": "engine.train",
     "watch": "report.server",
 }
-_MODULES = ("recipes", "losses", "metrics", "theory", "choices", "report")  # the last is a verb too, and can be called
+_MODULES = (
+    "choices",
+    "losses",
+    "metrics",
+    "nn",
+    "recipes",
+    "report",
+    "theory",
+)  # report is a verb too, and can be called
 
-__all__ = ["Config", "UserError", "compare", "demo", "evaluate", "export", "figure", "inspect", "load", "predict"]
-__all__ += ["recipes", "report", "reproduce", "shard", "table", "theory", "train", "watch"]
-__all__ += ["balanced_softmax_loss", "cross_entropy_loss", "paco_loss", "paco_terms", "supcon_loss"]
+__all__ = ["Config", "PaCoLoss", "UserError", "compare", "demo", "evaluate", "export", "figure", "inspect", "load"]
+__all__ += ["losses", "metrics", "nn", "paco_loss", "predict", "recipes", "report", "reproduce", "shard", "table"]
+__all__ += ["theory", "train", "watch"]
 
 
 def __getattr__(name: str) -> Any:

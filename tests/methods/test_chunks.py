@@ -75,7 +75,7 @@ def test_chunks_come_by_themselves_where_pairs_are_many(name, monkeypatch):
 
     method = make(name, 0)
     wanted = copy.deepcopy(method).loss(batch())["loss"]
-    monkeypatch.setattr(method, "classify", logits)
+    monkeypatch.setattr(method.net.head, "forward", logits)
     with pytest.raises(AssertionError, match="at once"):
         method.loss(batch())
     monkeypatch.setattr(chunked, "PLAIN", 12 * 9)  # below 12 anchors and 10 classes

@@ -85,8 +85,7 @@ class Method(nn.Module):
         self.net, self.config, self.counts_C = net, config.method, counts_C
         self.stages = self.make_stages(config)
         self.stage = self.stages[0]
-        # log q(y), the class frequencies of the training data; derived from them, so not part of a checkpoint
-        self.register_buffer("log_prior_C", (counts_C.double() / counts_C.sum()).log().float(), persistent=False)
+        self.register_buffer("log_prior_C", log_frequencies(counts_C), persistent=False)  # derived: in no checkpoint
 
     # The network
 
@@ -222,6 +221,11 @@ class Method(nn.Module):
 def compiled(work: Callable[..., Any]) -> Callable[..., Any]:
     """For matrices of some hundred rows: a row is one thread block's, not several's with a second kernel to join them."""
     return torch.compile(work, dynamic=False, options={"split_reductions": False})
+
+
+def log_frequencies(counts_C: Tensor) -> Tensor:
+    """log q(y), from the images of each class."""
+    return (counts_C.double() / counts_C.sum()).log().float()
 
 
 def largest(logits: Tensor) -> Tensor:

@@ -36,6 +36,20 @@ class Met(NamedTuple):
     y_M: Tensor
     first: int
 
+    def with_anchors(self, q_BD: Tensor) -> Meeting:
+        itself_BM = torch.eye(self.first + len(q_BD), len(self.z_MD), dtype=torch.bool, device=self.y_M.device)
+        return Meeting(q_BD @ self.z_MD.T, self.y_M, itself_BM[self.first :] | (self.y_M == EMPTY))
+
+
+def meet(q_BD: Tensor, k_BD: Tensor, y_B: Tensor, queue: LabelledQueue, contrast: str) -> Met:
+    """Who stands in A(i), and the anchor itself. `k_BD` has as many rows as there are keys of this step: none, where queries
+    alone meet."""
+    samples, labels, first = [q_BD, k_BD], [y_B, y_B[: len(k_BD)]], 0
+    if contrast == "global":
+        first = place()[0] * (len(q_BD) + len(k_BD))
+        samples, labels = [gather_with_gradient(torch.cat(samples))], [gather(torch.cat(labels))]
+    return Met(torch.cat([*samples, queue.keys_KD]), torch.cat([*labels, queue.labels_K]), first)
+
 
 class Contrast(Method):
     """Samples projected by G, and a queue of past ones."""
@@ -59,18 +73,10 @@ class Contrast(Method):
         raise NotImplementedError
 
     def samples(self, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> Met:
-        """`k_BD` has as many rows as there are keys of this step: none, where queries alone meet."""
-        samples, labels, first = [q_BD, k_BD], [y_B, y_B[: len(k_BD)]], 0
-        if self.config.contrast == "global":
-            first = place()[0] * (len(q_BD) + len(k_BD))
-            samples, labels = [gather_with_gradient(torch.cat(samples))], [gather(torch.cat(labels))]
-        z_MD, y_M = torch.cat([*samples, self.queue.keys_KD]), torch.cat([*labels, self.queue.labels_K])
-        return Met(z_MD, y_M, first)
+        return meet(q_BD, k_BD, y_B, self.queue, self.config.contrast)
 
     def contrast(self, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> Meeting:
-        z_MD, y_M, first = self.samples(q_BD, k_BD, y_B)
-        itself_BM = torch.eye(first + len(q_BD), len(z_MD), dtype=torch.bool, device=y_M.device)[first:]
-        return Meeting(q_BD @ z_MD.T, y_M, itself_BM | (y_M == EMPTY))
+        return self.samples(q_BD, k_BD, y_B).with_anchors(q_BD)
 
     def compile(self, *_: Any, **__: Any) -> None:
         super().compile()

@@ -1,15 +1,32 @@
 """PaCo: the query trunk feeds the class centres (the classifier's rows, through F = identity) and the projection G at once."""
 
+from typing import NamedTuple
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from longtail import config as cfg
 from longtail import theory
 from longtail.data.samplers import class_shares
 from longtail.losses import AnchorTerms, Samples, chunk_for, chunked_terms, paco_terms
 from longtail.methods.base import Batch, magnitudes, reweighted, share_right
-from longtail.methods.contrast import Contrast, MomentumContrast
+from longtail.methods.contrast import Contrast, Met, MomentumContrast
 from longtail.models.heads import Classifier
+
+
+class Numbers(NamedTuple):
+    """What the loss takes beside anchors and partners, in the order in which it takes it."""
+
+    log_prior_C: Tensor | None
+    alpha: float
+    tau: float
+    centre_tau: float
+    smoothing: float
+
+    @staticmethod
+    def of(config: cfg.PaCo | cfg.GPaCo, alpha: float, log_prior_C: Tensor) -> "Numbers":
+        prior_C = log_prior_C if config.rebalance else None
+        return Numbers(prior_C, alpha, config.tau, config.centre_tau, config.smoothing)
 
 
 class Centred(Contrast):
@@ -31,38 +48,15 @@ class Centred(Contrast):
         return {"alpha": self.alpha} if self.config.alpha == "auto" else {}
 
     def after_projections(self, x_BF: Tensor, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> dict[str, Tensor]:
-        c, partners = self.config, len(self.linear.weight) + len(q_BD) + len(k_BD) + self.queue.length
-        chunk = chunk_for(c.chunk, len(y_B), partners)
-        given = x_BF, q_BD, k_BD, y_B
-        terms = self.in_chunks(*given, chunk) if chunk else self.at_once(*given)
-        return {
-            "loss": terms.loss_B.mean(),
-            "accuracy": share_right(terms.guess_B, y_B),
-            "P_sup": terms.P_sup_B.detach().mean(),
-            "centre_logit": terms.centre_B.amax() / c.centre_tau,
-            "contrast_logit": terms.contrast_B.amax() / c.tau,
-        }
+        met = self.samples(q_BD, k_BD, y_B)
+        return loss_terms(x_BF, q_BD, y_B, met, self.linear, self.numbers(), self.config.chunk)
 
-    def at_once(self, x_BF: Tensor, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> AnchorTerms:
-        contrast_BM, y_M, drop_BM = self.contrast(q_BD, k_BD, y_B)
-        centre_BC = self.classify(x_BF)
-        terms = paco_terms(centre_BC, contrast_BM, y_B, y_M, drop_BM, *self.numbers())
-        return AnchorTerms(*terms, centre_BC.detach().argmax(1), magnitudes(centre_BC), magnitudes(contrast_BM))
-
-    def in_chunks(self, x_BF: Tensor, q_BD: Tensor, k_BD: Tensor, y_B: Tensor, chunk: int) -> AnchorTerms:
-        """The same for very many classes."""
-        z_MD, y_M, first = self.samples(q_BD, k_BD, y_B)
-        samples = Samples(q_BD, z_MD, y_M, first + torch.arange(len(q_BD), device=y_B.device))
-        return chunked_terms(x_BF, self.linear.weight, self.linear.bias, y_B, samples, *self.numbers(), chunk=chunk)
+    def numbers(self) -> Numbers:
+        return Numbers.of(self.config, self.alpha, self.log_prior_C)
 
     def prior(self) -> Tensor:
         drawn_C = super().prior()
         return reweighted(drawn_C, (-self.log_prior_C.double()).exp()) if self.config.rebalance else drawn_C
-
-    def numbers(self) -> tuple[Tensor | None, float, float, float, float]:
-        """What the loss takes beside anchors and partners."""
-        c = self.config
-        return self.log_prior_C if c.rebalance else None, self.alpha, c.tau, c.centre_tau, c.smoothing
 
 
 class PaCo(Centred, MomentumContrast, settings=cfg.PaCo):
@@ -81,3 +75,35 @@ class GPaCo(Centred, settings=cfg.GPaCo):
         q_BD = self.project(self.G, x_BF)
         self.fresh.append((q_BD[len(batch.y_B) :].detach(), batch.y_B))
         return self.after_projections(x_BF, q_BD, q_BD[:0], batch.y_B.repeat(2))
+
+
+def loss_terms(
+    x_BF: Tensor, q_BD: Tensor, y_B: Tensor, met: Met, centres: nn.Linear, numbers: Numbers, chunk: int
+) -> dict[str, Tensor]:
+    """Anchors, by their features and queries, against centres and samples: the loss, and what the log has beside it."""
+    chunk = chunk_for(chunk, len(y_B), len(centres.weight) + len(met.y_M))
+    given = x_BF, q_BD, y_B, met, centres, numbers
+    terms = in_chunks(*given, chunk) if chunk else at_once(*given)
+    return {
+        "loss": terms.loss_B.mean(),
+        "accuracy": share_right(terms.guess_B, y_B),
+        "P_sup": terms.P_sup_B.detach().mean(),
+        "centre_logit": terms.centre_B.amax() / numbers.centre_tau,
+        "contrast_logit": terms.contrast_B.amax() / numbers.tau,
+    }
+
+
+def at_once(x_BF: Tensor, q_BD: Tensor, y_B: Tensor, met: Met, centres: nn.Linear, numbers: Numbers) -> AnchorTerms:
+    contrast_BM, y_M, drop_BM = met.with_anchors(q_BD)
+    centre_BC = centres(x_BF)
+    terms = paco_terms(centre_BC, contrast_BM, y_B, y_M, drop_BM, *numbers)
+    return AnchorTerms(*terms, centre_BC.detach().argmax(1), magnitudes(centre_BC), magnitudes(contrast_BM))
+
+
+def in_chunks(
+    x_BF: Tensor, q_BD: Tensor, y_B: Tensor, met: Met, centres: nn.Linear, numbers: Numbers, chunk: int
+) -> AnchorTerms:
+    """The same for very many classes."""
+    itself_B = met.first + torch.arange(len(q_BD), device=y_B.device)
+    samples = Samples(q_BD, met.z_MD, met.y_M, itself_B)
+    return chunked_terms(x_BF, centres.weight, centres.bias, y_B, samples, *numbers, chunk=chunk)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+from longtail.config.section import require
 from longtail.data.samplers import place
 from longtail.models.collective import gather
 from longtail.models.update import Pieces, follow
@@ -24,8 +25,9 @@ class MomentumNetwork(nn.Module):
     query's as the parameters do.
     """
 
-    def __init__(self, query: nn.Module, momentum: float, norm: str = "batch") -> None:
+    def __init__(self, query: nn.Module, momentum: float = 0.999, norm: str = "batch") -> None:
         super().__init__()
+        require(0 <= momentum <= 1, "momentum", momentum, "between 0 and 1: try 0.999")
         self.momentum, self.norm = momentum, norm
         self.pieces: Pieces | None = None  # where our kernel moves it
         self.net = copy.deepcopy(query).requires_grad_(False)
@@ -34,6 +36,10 @@ class MomentumNetwork(nn.Module):
         super().train(mode)
         self.net.train(mode and self.norm != "ema")
         return self
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
 
     @torch.no_grad()
     def follow(self, query: nn.Module) -> None:

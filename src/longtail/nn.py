@@ -1,0 +1,140 @@
+"""The paper's parts as modules for training loops of your own; the methods of this package are made of the same.
+
+    net = …                                               # yours: from images to features of some width
+    criterion = PaCoLoss(width, class_counts)             # class centres, projection G, queue
+    query = nn.Sequential(net, criterion.G)
+    key = MomentumNetwork(query)                          # follows net and G slowly
+    …
+    loss = criterion(net(view), key(other_view), y)       # two views of the same images
+    loss.backward(); optimiser.step(); key.follow(query)
+
+B images, C classes, F features, D projected width.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from longtail import config as cfg
+from longtail import theory
+from longtail.errors import UserError
+from longtail.methods.base import log_frequencies
+from longtail.methods.contrast import meet
+from longtail.methods.paco import Numbers, loss_terms
+from longtail.models.heads import linear_head, projection
+from longtail.models.momentum import LabelledQueue, MomentumNetwork
+
+__all__ = ["LabelledQueue", "MomentumNetwork", "PaCoLoss"]
+
+
+class PaCoLoss(nn.Module):
+    """Eq. 8, with what learns or is remembered beside the network: class centres, projection G, labelled queue.
+
+    `width` is that of the network's features, `class_counts` has the training images of each class. `centres` is the network's
+    own linear classifier, if it has one; else one is made. The numbers are those of `longtail train --method.…`; alpha "auto"
+    needs to know the `batch`, the images of a step.
+
+    Called in training, it puts the keys away for the next steps, much as batch norm keeps its averages; after `eval()` it does
+    not. It works in float32, whatever autocast says. Under torch.distributed the queue has the keys of all processes.
+    """
+
+    log_prior_C: Tensor
+
+    def __init__(
+        self,
+        width: int,
+        class_counts: Sequence[int] | Tensor,
+        *,
+        alpha: float | Literal["auto"] = 0.05,
+        batch: int | None = None,
+        tau: float = 0.2,
+        centre_tau: float = 1.0,
+        rebalance: bool = True,
+        smoothing: float = 0.0,
+        queue: int = 8192,
+        projection_dim: int = 128,
+        projection_hidden: int = 0,
+        projection_norm: bool = True,
+        contrast: Literal["local", "global"] = "local",
+        chunk: int = 0,
+        centres: nn.Linear | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = c = cfg.PaCo(
+            alpha=alpha,
+            tau=tau,
+            centre_tau=centre_tau,
+            rebalance=rebalance,
+            smoothing=smoothing,
+            queue=queue,
+            projection_dim=projection_dim,
+            projection_hidden=projection_hidden,
+            projection_norm=projection_norm,
+            contrast=contrast,
+            chunk=chunk,
+        )
+        counts_C = checked_counts(class_counts)
+        self.alpha = chosen_alpha(c, counts_C, batch)
+        self.centres = linear_head(width, len(counts_C)) if centres is None else centres
+        check_centres(self.centres, width, len(counts_C))
+        self.G = projection(width, c.projection_hidden or width, c.projection_dim, c.projection_norm)
+        self.queue = LabelledQueue(c.queue, c.projection_dim)
+        self.register_buffer("log_prior_C", log_frequencies(counts_C), persistent=False)
+
+    def forward(self, features_BF: Tensor, keys_BD: Tensor, y_B: Tensor) -> Tensor:
+        """The mean loss of B images: features of one view by the network, and keys, which are G(features), of the other view
+        by the key network."""
+        return self.terms(features_BF, keys_BD, y_B)["loss"]
+
+    def terms(self, features_BF: Tensor, keys_BD: Tensor, y_B: Tensor) -> dict[str, Tensor]:
+        """The "loss", and what is worth logging beside it: "accuracy" in percent, "P_sup", the largest logits."""
+        self._check_shapes(features_BF, keys_BD, y_B)
+        with torch.autocast(y_B.device.type, enabled=False):
+            x_BF, dtype = features_BF.to(self.centres.weight.dtype), self.queue.keys_KD.dtype
+            q_BD, k_BD = F.normalize(self.G(x_BF)), F.normalize(keys_BD.detach().to(dtype))
+            met = meet(q_BD, k_BD, y_B, self.queue, self.config.contrast)
+            numbers = Numbers.of(self.config, self.alpha, self.log_prior_C)
+            terms = loss_terms(x_BF, q_BD, y_B, met, self.centres, numbers, self.config.chunk)
+        if self.training:
+            self.queue.push(k_BD, y_B)
+        return terms
+
+    def classify(self, features_BF: Tensor) -> Tensor:
+        """The logits that deploy: the prior is a part of the loss alone, so that classes count alike."""
+        return self.centres(features_BF)
+
+    def extra_repr(self) -> str:
+        return f"alpha={self.alpha}, tau={self.config.tau}, rebalance={self.config.rebalance}"
+
+    def _check_shapes(self, features_BF: Tensor, keys_BD: Tensor, y_B: Tensor) -> None:
+        B, F, D = len(y_B), self.centres.in_features, self.config.projection_dim
+        found: dict[str, Any] = {"features": features_BF, "keys": keys_BD, "labels": y_B}
+        wanted = {"features": (B, F), "keys": (B, D), "labels": (B,)}
+        for name, shape in wanted.items():
+            if tuple(found[name].shape) != shape:
+                hint = ": the key network is made of network and G, nn.Sequential(net, criterion.G)" * (name == "keys")
+                raise UserError(f"{name} of shape {tuple(found[name].shape)}: it must be {shape}{hint}")
+
+
+def checked_counts(class_counts: Sequence[int] | Tensor) -> Tensor:
+    counts_C = torch.as_tensor(class_counts).cpu()
+    if counts_C.ndim != 1 or len(counts_C) < 2 or bool((counts_C < 0).any()) or not counts_C.any():
+        raise UserError(f"class_counts {class_counts}: it must have the training images of two classes or more")
+    return counts_C
+
+
+def chosen_alpha(config: cfg.PaCo, counts_C: Tensor, batch: int | None) -> float:
+    if config.alpha != "auto":
+        return config.alpha
+    if batch is None:
+        raise UserError('alpha="auto" follows from the images of a step too: give them, as in batch=128')
+    return theory.auto_alpha(counts_C.numpy(), config.queue, batch)
+
+
+def check_centres(centres: nn.Linear, width: int, classes: int) -> None:
+    if (centres.in_features, centres.out_features) != (width, classes):
+        has = f"{centres.in_features} features and {centres.out_features} classes"
+        raise UserError(f"centres has {has}: for a width of {width} and {classes} counts it must have as many")

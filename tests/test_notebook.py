@@ -1,0 +1,76 @@
+"""The notebook as it is stored, for whoever reads it on a page, and as it runs from top to bottom."""
+
+import ast
+import os
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from longtail import recipes, theory
+from longtail.data import load
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "notebooks/paco.ipynb"
+ALPHA, QUEUE, BATCH = 0.05, 256, 64
+
+
+def stored():
+    return nbformat.read(PAGE, as_version=4)
+
+
+def code(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def remembered(notebook) -> dict:
+    """What its last cell shows."""
+    return ast.literal_eval(code(notebook)[-1].outputs[0].data["text/plain"])
+
+
+def check(found: dict) -> None:
+    """Theory by the closed forms; training by what the text says of it."""
+    n = load(recipes.digits_lt(imbalance=40).data).train.counts
+    K = theory.positives(n, QUEUE, BATCH)
+    assert found["tail over head, SupCon"] == round(K.max() / K.min(), 2)
+    assert found["tail over head, PaCo"] == round(float(theory.range_of(ALPHA, K)), 2)
+    assert found["best P_sup"] == round(float(n @ theory.centre(ALPHA, K) / n.sum()), 3)
+    assert abs(found["P_sup in the end"] - found["best P_sup"]) < 0.05
+    few = found["percent of rare digits recognised"]
+    assert few["PaCo"] > few["SupCon"] + 5 and few["PaCo, no rebalance"] > few["SupCon"] and few["PaCo"] > 80
+
+
+def test_it_is_stored_as_it_ran_with_its_plots():
+    notebook = stored()
+    nbformat.validate(notebook)
+    assert [cell.execution_count for cell in code(notebook)] == list(range(1, len(code(notebook)) + 1))
+    outputs = [output for cell in code(notebook) for output in cell.outputs]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 5
+    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+    assert PAGE.stat().st_size < 500_000
+    check(remembered(notebook))
+
+
+def test_it_shows_no_path_of_the_machine_it_ran_on():
+    said = "".join(output.get("text", "") for cell in code(stored()) for output in cell.outputs)
+    assert said and not re.search(r"(^|\s)/\w+/", said)
+
+
+def test_its_links_lead_somewhere():
+    text = "".join(cell.source for cell in stored().cells if cell.cell_type == "markdown")
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert links and all((PAGE.parent / link).exists() for link in links)
+
+
+@pytest.mark.long
+def test_it_runs_from_top_to_bottom(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
+    notebook = stored()
+    for cell in code(notebook):
+        cell.outputs, cell.execution_count = [], None
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    check(remembered(notebook))
+    theories = [key for key in remembered(notebook) if key.startswith(("tail", "best"))]
+    assert [remembered(notebook)[key] for key in theories] == [remembered(stored())[key] for key in theories]
