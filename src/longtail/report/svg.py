@@ -11,7 +11,7 @@ from typing import NamedTuple
 from longtail.report.html import Element, el
 
 WIDE, TALL = 440, 290
-LEFT, RIGHT, TOP, BOTTOM = 54, 12, 12, 42  # margins for ticks and labels
+LEFT, RIGHT, TOP, BOTTOM = 60, 12, 12, 42  # margins for ticks and labels
 COLOURS = 7  # that the style sheet has, as classes c0 to c6
 MARKERS = (
     "m-{r} 0a{r} {r} 0 1 0 {d} 0a{r} {r} 0 1 0-{d} 0z",  # circle
