@@ -201,7 +201,7 @@ def run_inspect(args: list[str]) -> int:
 def check_writable(**files: Path | None) -> None:
     """Before the work is done whose result goes there."""
     for flag, file in files.items():
-        if file and (file.is_dir() or not os.access(file.absolute().parent, os.W_OK)):
+        if file and (os.path.isdir(file) or not os.access(file.absolute().parent, os.W_OK)):
             raise UserError(f"--{flag} {file}: name a file in a folder that is there and can be written")
 
 

@@ -216,25 +216,18 @@ def _numbers(listed: Listed, classes: Classes) -> IntArray:
 
 def _pool(path: Path, listed: Listed, classes: Classes, root: Path | None, size: int, skip: bool) -> Pool:
     base = root or path.parent
-    if not base.is_dir():
+    if not os.path.isdir(base):
         raise UserError(f"--data.root {base} is not a folder: name the one that the paths of {path} begin in")
     ids = [_below(base, line, given=root is not None) for line in listed.lines]
     pool = file_pool(base, ids, _numbers(listed, classes), classes.names, size, skip)
     assert pool.sizes is not None
-    missing = [ids[i] for i in np.where(pool.sizes == 0)[0] if not _exists(base / ids[i])]
+    missing = [ids[i] for i in np.where(pool.sizes == 0)[0] if not os.path.exists(base / ids[i])]
     if missing and not skip:
         fix = "set --data.root to where the paths begin, or leave them out with --data.on_error skip"
         raise UserError(
             f"{len(missing):,} of the {len(ids):,} files of {path} are not in {base} ({some(missing)}): {fix}"
         )
     return pool
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # a name too long, a folder without permission
-        return False
 
 
 def _below(base: Path, line: Line, given: bool) -> str:

@@ -50,7 +50,7 @@ def shard(data: DataConfig, out: Path | str, megabytes: int = 256) -> Packed:
 
 
 def check_place(data: DataConfig, out: Path) -> None:
-    if out.exists():
+    if os.path.lexists(out):
         raise UserError(f"{out} is there already: choose another --out, or remove it")
     if data.name == "folder" and data.root and out.resolve().is_relative_to(data.root.resolve()):
         raise UserError(f"{out} lies in the image folder, where it would look like a class: choose another --out")

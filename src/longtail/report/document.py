@@ -3,6 +3,7 @@
 import base64
 import functools
 import hashlib
+import os
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
@@ -34,7 +35,7 @@ def report(paths: Iterable[Path | str] | Path | str, out: Path | str = "report.h
 
 
 def write(whole: Element, out: Path) -> Path:
-    if out.is_dir():
+    if os.path.isdir(out):
         raise UserError(f"-o {out} is a folder: name the file, as in {out / 'report.html'}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

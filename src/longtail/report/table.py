@@ -88,8 +88,8 @@ class Row:
             "method": self.label,
             "config": self.runs[0].config.identity(),
             "seeds": [r.seed for r in self.runs],
-            "commits": sorted({str(r.environment["commit"]) for r in self.runs}),
-            "devices": sorted({r.environment["device"] for r in self.runs}),
+            "commits": sorted({str(r.environment.get("commit")) for r in self.runs}),
+            "devices": sorted({str(r.environment.get("device")) for r in self.runs}),
             "folders": [str(r.folder) for r in self.runs],
             "metrics": {m: {"mean": mean, "std": std, "values": self.values(m)} for m, (mean, std) in stats.items()},
         }
@@ -273,7 +273,7 @@ def table(paths: Iterable[Path | str] | Path | str, out: Path | str | None = Non
 def write_table(rows: Sequence[Row], out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "table.md").write_text(to_markdown(rows), encoding="utf-8")
+        runs.write_text(out / "table.md", to_markdown(rows))
         runs.write_json(out / "table.json", [row.to_dict() for row in rows])
     except OSError as error:
         raise UserError(f"cannot write the table to {out} ({error.strerror}): choose another --out") from error
