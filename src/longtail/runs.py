@@ -7,6 +7,7 @@ model.safetensors  predictions.npz  features.npz  examples/  calibration.json  a
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -144,9 +145,16 @@ def load_config(folder: Path) -> Config:
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"cannot read {path} ({error}): {ASK}") from error
+
+
+def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> str:
+    """Of a file or a pipe that somebody has named; what has no end, such as /dev/zero, would fill the memory."""
+    if path.is_char_device():
+        raise OSError(errno.EINVAL, "it is a device")
+    return path.read_text(encoding, errors)
 
 
 def write_json(path: Path, tree: Any) -> None:

@@ -1,6 +1,6 @@
 """The shape that JSON of others must have: checked once where it is read, so that whoever uses it need not ask again.
 
-A shape is written as the value itself would be: `{"seed": count, "notes": [text]}`. What is `maybe` something may be absent, and
+A shape is written as the value itself would be: `{"seed": count, "notes": [text]}`. What is `maybe` something may be absent;
 keys that are not named may hold anything.
 """
 

@@ -106,11 +106,10 @@ def firsts(verb: str) -> st.SearchStrategy[list[str]]:
     """What stands after the verb."""
     if verb in ("demo", "theory"):
         return st.just([])
-    good = {"train": ["digits-lt"], "compare": ["digits-lt"], "reproduce": [*["methods", "ablations", "cifar100-lt"]]}
+    good = {verb: ["digits-lt"] for verb in ("train", "compare", "data inspect", "data shard")}
     good |= {
+        "reproduce": ["methods", "ablations", "cifar100-lt"],
         "figure": ["latency", "gradient", "framework", "extra"],
-        "data inspect": ["digits-lt"],
-        "data shard": ["digits-lt"],
     }
     likely = st.one_of(st.sampled_from(good.get(verb, ["ZOO/network", "ZOO/runs"])), paths(), names())
     return st.lists(likely, min_size=1, max_size=1 if verb in good and verb != "figure" else 3)

@@ -64,8 +64,8 @@ def links(root: Path) -> None:
     (root / "empty").mkdir()
     (root / "circle").mkdir()
     (root / "circle/again").symlink_to(root / "circle")
-    for device in ("full", "null"):  # by a link: a command that replaced the device itself would harm the machine
-        (root / device).symlink_to(f"/dev/{device}")
+    for name in ("full", "full.svg", "null"):  # a command that replaced the device itself would harm the machine
+        (root / name).symlink_to(f"/dev/{name.split('.')[0]}")
 
 
 def files(root: Path) -> None:

@@ -1,8 +1,9 @@
 """What each verb does: it understands its arguments first, and imports torch only then."""
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from longtail.cli.arguments import (
     scanned,
 )
 from longtail.config import Config
-from longtail.errors import UserError, unknown
+from longtail.errors import UserError, unknown, why
 
 SHARED = ("data", "views", "model", "optim", "train", "log")  # sections that all methods have alike
 
@@ -193,7 +194,8 @@ def run_inspect(args: list[str]) -> int:
     found = inspect(given.data, given.quick)
     show(found, console())
     if given.json:
-        runs.write_json(given.json, found.to_dict())
+        with writing(given.json):
+            runs.write_json(given.json, found.to_dict())
         print(f"written to {given.json}")
     return 1 if found.unreadable else 0
 
@@ -203,6 +205,15 @@ def check_writable(**files: Path | None) -> None:
     for flag, file in files.items():
         if file and (os.path.isdir(file) or not os.access(file.absolute().parent, os.W_OK)):
             raise UserError(f"--{flag} {file}: name a file in a folder that is there and can be written")
+
+
+@contextlib.contextmanager
+def writing(file: Path) -> Iterator[None]:
+    """A disk that is full or has gone away in the meantime."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {file} ({why(error)}): free some space, or name another file") from error
 
 
 def run_theory(args: list[str]) -> None:
@@ -217,11 +228,13 @@ def run_theory(args: list[str]) -> None:
     found = table(counts=counts_given(counts), **given)
     show(found, console())
     if json:
-        runs.write_json(json, found.to_dict())
+        with writing(json):
+            runs.write_json(json, found.to_dict())
     if figure:
         from longtail.report import curves
 
-        curves.theory(found.counts, found.positives["expected"], [o.alpha for o in found.optima], figure)
+        with writing(figure):
+            curves.theory(found.counts, found.positives["expected"], [o.alpha for o in found.optima], figure)
     for file in filter(None, (json, figure)):
         print(f"written to {file}")
 
@@ -269,7 +282,14 @@ def show_tables(rows: Any) -> None:
     screen.print(shifted_table(rows, screen.width))
 
 
+class Screen(Console):
+    """Leaves it to `main` that who reads has gone away."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def console() -> Console:
     """Tables keep their width where nobody's terminal limits it."""
     terminal = sys.stdout is not None and sys.stdout.isatty()
-    return Console(width=None if terminal else 150)
+    return Screen(width=None if terminal else 150)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from longtail import runs
 from longtail.data.folder import file_pool, own_split
 from longtail.data.pool import IntArray, Opened, Pool, no_image_notes
 from longtail.errors import UserError, some
@@ -80,7 +81,7 @@ def read_list(path: Path, columns: Sequence[str] = ()) -> Listed:
     if columns and ending in (".txt", ".json"):
         raise UserError(f"--data.columns {' '.join(columns)}: {path} has none, only .csv, .tsv and shards do")
     try:
-        text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
+        text = runs.read_text(path, "utf-8-sig", "surrogateescape")
     except OSError as error:
         raise UserError(f"cannot read the list {path} ({error.strerror}): name one that is there") from error
     if "\0" in text:

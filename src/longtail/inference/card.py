@@ -76,12 +76,14 @@ def io_words(about: dict[str, Any]) -> list[str]:
 
 
 def probability_words(model: Model, about: dict[str, Any]) -> list[str]:
-    found = f"temperature {model.temperature:.4g}, found on validation images with each class counting alike"
+    found = UNCALIBRATED
+    if model.temperature:
+        found = f"temperature {model.temperature:.4g}, found on validation images with each class counting alike"
     asked = f"changed to: {plain(model.prior.name)}" if model.prior else "not changed"
     frequencies = (
         f"class frequencies that the logits stand for: {about['logits_stand_for']}; in the probabilities {asked}"
     )
-    return [found if model.temperature else UNCALIBRATED, frequencies]
+    return [found, frequencies]
 
 
 def results(record: runs.Run) -> str:

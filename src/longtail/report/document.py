@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 
 from longtail import __version__, runs
-from longtail.errors import UserError
+from longtail.errors import UserError, why
 from longtail.report import by_class, closer, cost, gradients, sections, words
 from longtail.report.chapter import Chapter, make_chapters
 from longtail.report.html import Element, Ours, el, written
@@ -40,8 +40,8 @@ def write(whole: Element, out: Path) -> Path:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         runs.write_text(out, text(whole))
-    except OSError as error:
-        raise UserError(f"cannot write {out} ({error.strerror}): choose another -o") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot write {out} ({why(error)}): choose another -o") from error
     return out
 
 

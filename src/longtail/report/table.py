@@ -10,7 +10,7 @@ from rich.table import Table
 
 from longtail import runs
 from longtail.config import differences
-from longtail.errors import UserError
+from longtail.errors import UserError, why
 from longtail.metrics import mean_std
 from longtail.report.ties import standings
 
@@ -275,5 +275,5 @@ def write_table(rows: Sequence[Row], out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
         runs.write_text(out / "table.md", to_markdown(rows))
         runs.write_json(out / "table.json", [row.to_dict() for row in rows])
-    except OSError as error:
-        raise UserError(f"cannot write the table to {out} ({error.strerror}): choose another --out") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot write the table to {out} ({why(error)}): choose another --out") from error
