@@ -102,14 +102,21 @@ def read(folder: Path) -> Run:
     """A finished run."""
     begun, path = read_begun(folder), folder / METRICS
     metrics = _tree(path, METRICS_SHAPE)
-    classes = len(metrics["per_class"])
-    for key in ("counts", "class_names", "confusion"):
-        lengths = {len(metrics[key])} if metrics.get(key) else set()
-        if key == "confusion":
-            lengths |= {len(row) for row in metrics.get(key) or []}
-        if lengths - {classes}:
-            raise UserError(f"{path}: {key} is not of the {classes} classes that per_class has: {ASK}")
+    _check_classes(path, metrics)
     return Run(folder, begun.config, begun.environment, metrics)
+
+
+def _check_classes(path: Path, metrics: dict[str, Any]) -> None:
+    """All that is told by class is told of the same classes, and something is."""
+    classes = len(metrics["per_class"])
+    rows = {key: metrics.get(key) or [] for key in ("counts", "class_names", "confusion")}
+    lengths = {key: {len(found)} for key, found in rows.items() if found}
+    lengths |= {"a row of confusion": {len(row) for row in rows["confusion"]}}
+    for key, found in lengths.items():
+        if found - {classes}:
+            raise UserError(f"{path}: {key} is not of the {classes} classes of per_class: {ASK}")
+    if all(accuracy is None for accuracy in metrics["per_class"]):
+        raise UserError(f"{path}: per_class has no figure: {ASK}")
 
 
 def read_begun(folder: Path) -> Begun:

@@ -25,6 +25,7 @@ from longtail.data.pool import ImageArray, IntArray, Opened, Pool, array_pool, r
 from longtail.errors import UserError
 
 SIDE = 32  # pixels
+LARGEST = 2**29  # bytes of a file of the archive; the largest published one has a third of that
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,9 @@ def _read_archive(kind: _Kind, path: Path) -> dict[str, bytes]:
         with tarfile.open(path, "r:gz") as tar:
             for member in tar:
                 name = wanted.get(posixpath.normpath(member.name))
-                if name and (stream := tar.extractfile(member)):
+                if name and member.size > LARGEST:
+                    raise tarfile.TarError(f"{name} would have {member.size:,} bytes")
+                if name and member.isfile() and (stream := tar.extractfile(member)):
                     files[name] = stream.read()
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} is damaged ({_line(error)}): delete it and fetch {kind.url} again") from error
