@@ -2,12 +2,12 @@
 
 import contextlib
 import io
+import json
 import os
 import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -94,11 +94,11 @@ def in_folder(parent: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def before_the_work() -> Iterator[None]:
+def before_the_work(trains: bool = False) -> Iterator[None]:
     """Commands go as far as the first step of training, a download, an answer to a browser."""
     no_network = OSError(101, "Network is unreachable")
     with (
-        mock.patch("longtail.engine.train.train_seeds"),
+        contextlib.nullcontext() if trains else mock.patch("longtail.engine.train.train_seeds"),
         mock.patch("torchvision.datasets.utils.download_url", side_effect=no_network),
         mock.patch.object(Server, "serve_forever"),
         mock.patch("longtail.inference.export.SECONDS", 0.0),
@@ -125,18 +125,19 @@ def command(args: list[str], typed: bytes = b"") -> Outcome:
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
-def ends_well(there: Zoo, words: list[str]) -> Outcome:
+def ends_well(there: Zoo, words: list[str], trains: bool = False) -> Outcome:
     """Done; or refused in one line, with nothing written."""
     args = there.named_in(words)
-    with in_folder(there.place) as here, before_the_work():
-        start = time.monotonic()
+    with in_folder(there.place) as here, before_the_work(trains):
         try:
             found = command(args)
         finally:
             left, changed = seen(here), there.changed()
             if changed:
                 there.put_back()
-    assert not (there.root / "exploded").exists() and not (there.kept / "exploded").exists(), "a file has run code"
+        for path in left:
+            assert not path.endswith(".json") or json.loads(Path(path).read_text()) is not None
+    assert not (there.kept / "exploded").exists(), "a file has run code"
     assert found.code in (0, 1, 2) and "Traceback" not in found.err + found.out
     assert not [path for path in left if Path(path).name.startswith(".")], f"left behind: {left}"
     if found.code == 2:
@@ -144,9 +145,6 @@ def ends_well(there: Zoo, words: list[str]) -> Outcome:
         assert said.startswith("longtail: ") and said.isprintable() and found.err.endswith("\n"), found.err
         assert not notes or words[0] in NOTED, found.err
         assert not left and not changed, (left, changed, found)
-    if os.environ.get("ODD_TRACE"):
-        with open(os.environ["ODD_TRACE"], "a") as f:
-            print(f"{time.monotonic() - start:.2f}", found.code, args, found.err[:300].strip(), file=f)
     return found
 
 

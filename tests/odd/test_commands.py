@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from tests.odd.harness import STEADY, Zoo, before_the_work, command, ends_well, in_folder
-from tests.odd.words import commands, kinds
+from tests.odd.words import commands, kinds, trainings
 
 GOOD = {
     "recipes": [],
@@ -53,6 +53,13 @@ def test_every_verb(verb, odd):
 @pytest.mark.parametrize("verb", kinds())
 def test_every_verb_many_times(verb, odd):
     tried(odd, verb, 120)
+
+
+@pytest.mark.long
+@settings(STEADY, max_examples=60)
+@given(words=trainings())
+def test_a_setting_is_refused_or_trained_with(words, odd):
+    ends_well(odd, words, trains=True)
 
 
 @pytest.mark.parametrize(

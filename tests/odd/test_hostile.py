@@ -33,27 +33,18 @@ def called(tree: ast.AST) -> list[tuple[str, dict[str, ast.expr]]]:
 
 def unsafe(source: str) -> list[str]:
     """Calls that would let a file or a name run code or write where it likes."""
-    never = {
-        "eval",
-        "exec",
-        "pickle.load",
-        "pickle.loads",
-        "joblib.load",
-        "os.system",
-        "os.popen",
-        "shutil.unpack_archive",
-    }
+    never = {"eval", "exec", "pickle.load", "pickle.loads", "joblib.load", "os.system", "os.popen"}
+    never |= {"extract", "extractall", "unpack_archive", "safe_load", "full_load"}
     needs = {"torch.load": ("weights_only", True), "np.load": ("allow_pickle", False)}
     found = []
-    for name, given_ in called(ast.parse(source)):
+    for name, words in called(ast.parse(source)):
         keyword, value = needs.get(name, ("", None))
-        said = given_.get(keyword)
+        said = words.get(keyword)
+        restricted = isinstance(said, ast.Constant) and said.value is value
         if (
-            name in never
-            or name.split(".")[-1] in ("extract", "extractall", "safe_load", "full_load")
-            or (keyword and not (isinstance(said, ast.Constant) and said.value is value))
-            or "shell" in given_
-            or "trust_remote_code" in given_
+            {name, name.split(".")[-1]} & never
+            or {"shell", "trust_remote_code"} & {*words}
+            or (keyword and not restricted)
         ):
             found.append(name)
     return found

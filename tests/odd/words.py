@@ -5,12 +5,15 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
+from longtail import recipes
 from longtail.cli import VERBS, reference
 from longtail.config import Config, ViewConfig
 from longtail.config.methods import METHODS
 from longtail.recipes import RECIPES
 
 NUMBERS = [
+    "",
+    "9" * 30,
     "0",
     "1",
     "-1",
@@ -22,12 +25,10 @@ NUMBERS = [
     "-inf",
     "1e309",
     "1e-320",
-    "9" * 30,
     "0x10",
     "1_0",
     "１",
     "x",
-    "",
 ]
 TEXTS = ["", " ", "x", "digits", "ü\u202e", "\x1b[31m", "a\nb", "--", "-", "%s{0}", "$(id)", "\udcff", "w" * 5000]
 PLACES = [
@@ -125,3 +126,23 @@ def commands(draw: st.DrawFn, verbs: Sequence[str]) -> list[str]:
         name = draw(st.sampled_from([flag.name] * 8 + [flag.name[:-1], flag.name.replace("--", "--no_"), "--nonsense"]))
         args += [name, *draw(value(flag))]
     return args
+
+
+SLOW = (
+    "--train.step",
+    "--log.to",
+    "--model.pretrained",
+    "--resume",
+    "--out",
+)  # compile, call the network, or no setting
+
+
+@st.composite
+def trainings(draw: st.DrawFn) -> list[str]:
+    """Of a small set for an epoch, with a setting or two changed; half of them can be trained so."""
+    method = draw(st.sampled_from(sorted(METHODS)))
+    known = [f for f in flags_of(kinds()["train"]) if f.name.startswith("--") and "." in f.name and f.name not in SLOW]
+    args = ["train", "digits-lt", "--log.progress", "none", "--train.device", "cpu"]
+    for flag in draw(st.lists(st.sampled_from(known), min_size=1, max_size=2)):
+        args += [flag.name, *draw(value(flag))]
+    return [*args, "--train.epochs", "1", *(["--method", method] if method in recipes.METHODS else [])]

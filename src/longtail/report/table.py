@@ -225,13 +225,8 @@ def to_rich(rows: Sequence[Row], width: int = 150) -> Table:
     for column in shown:
         table.add_column(COLUMNS[column][0], justify="right", no_wrap=True)
     for row, word, values in zip(rows, words, cells, strict=True):
-        table.add_row(
-            *([] if one else [plain(row.data)]),
-            plain(row.label),
-            *([word] if said else []),
-            str(len(row.runs)),
-            *values,
-        )
+        names = [plain(row.label)] if one else [plain(row.data), plain(row.label)]
+        table.add_row(*names, *([word] if said else []), str(len(row.runs)), *values)
     return table
 
 
