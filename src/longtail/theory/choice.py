@@ -26,7 +26,7 @@ from longtail import recipes, runs
 from longtail.config import DataConfig, PaCo, TrainConfig
 from longtail.config.section import require
 from longtail.data.imbalance import PROFILES
-from longtail.errors import UserError, some
+from longtail.errors import UserError
 from longtail.theory import remarks
 
 OPTIMUM = 0.71  # P_sup in the paper's example, Fig. 4
@@ -134,7 +134,7 @@ def table(
 def check(n_C: Sequence[int], queue: int, batch: int, alpha: Sequence[float]) -> None:
     rule = "two classes or more of at least one image: try --counts 500 100 5"
     good = len(n_C) > 1 and all(isinstance(n, int | np.integer) and 1 <= n < 2**31 for n in n_C)
-    require(good, "counts", some(n_C, 10), rule)
+    require(good, "counts", " ".join(map(str, n_C[:10])), rule)
     require(0 <= queue < 2**31, "queue", queue, "0 or more")
     require(1 <= batch < 2**31, "batch", batch, "at least 1")
     for a in alpha:
