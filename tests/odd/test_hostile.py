@@ -34,18 +34,15 @@ def called(tree: ast.AST) -> list[tuple[str, dict[str, ast.expr]]]:
 def unsafe(source: str) -> list[str]:
     """Calls that would let a file or a name run code or write where it likes."""
     never = {"eval", "exec", "pickle.load", "pickle.loads", "joblib.load", "os.system", "os.popen"}
-    never |= {"extract", "extractall", "unpack_archive", "safe_load", "full_load"}
+    of_anything = {"extract", "extractall", "unpack_archive", "safe_load", "full_load"}
     needs = {"torch.load": ("weights_only", True), "np.load": ("allow_pickle", False)}
     found = []
     for name, words in called(ast.parse(source)):
         keyword, value = needs.get(name, ("", None))
         said = words.get(keyword)
-        restricted = isinstance(said, ast.Constant) and said.value is value
-        if (
-            {name, name.split(".")[-1]} & never
-            or {"shell", "trust_remote_code"} & {*words}
-            or (keyword and not restricted)
-        ):
+        open_to_all = keyword and not (isinstance(said, ast.Constant) and said.value is value)
+        by_name = name in never or name.split(".")[-1] in of_anything
+        if by_name or open_to_all or {"shell", "trust_remote_code"} & {*words}:
             found.append(name)
     return found
 

@@ -56,7 +56,7 @@ def checked(weights: Mapping[str, Any], class_names: tuple[str, ...], where: str
     found = np.array([number(weights[name], name, where) for name in class_names])
     if not found.any():
         raise UserError(f"{where}: all weights are 0, give at least one class a weight above it")
-    if not found.sum() < math.inf:
+    if not math.isfinite(sum(found.tolist())):
         raise UserError(f"{where}: the sum of the weights is too large for a number, make them smaller")
     return found / found.sum()
 
