@@ -39,6 +39,12 @@ def some(items: Iterable[object], most: int = 3) -> str:
     return ", ".join(shown[:most]) + (", …" if len(shown) > most else "")
 
 
+def why(error: BaseException) -> str:
+    """What the system says, without its number and the path."""
+    said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(said.split())
+
+
 def visible(text: object) -> str:
     """Text that a terminal can only show: what is not printable (escapes, line ends, reversed writing) is spelt out."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))

@@ -7,6 +7,7 @@ model.safetensors  predictions.npz  features.npz  examples/  calibration.json  a
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -17,17 +18,40 @@ from typing import Any
 
 from longtail.config import Config, from_dict
 from longtail.errors import UserError
+from longtail.shapes import anything, count, fault, maybe, named, number, text
 
 CONFIG, ENVIRONMENT, LOG, METRICS = "config.json", "environment.json", "log.jsonl", "metrics.json"
-ENVIRONMENT_KEYS, METRICS_KEYS = (
-    ("seed", "started", "precision", "data"),
-    ("top1", "few", "per_class", "shifted", "seconds"),
-)
 CHECKPOINT, MODEL = "checkpoint/state.pt", "model.safetensors"
 GRADIENTS = "gradients.npz"  # norms (epochs, classes) and stages (epochs,), where --log.gradients asked for it
 TENSORBOARD, WANDB = "tensorboard", "wandb.json"  # of --log.to: event files; id and epochs of the run there
 CALIBRATION = "calibration.json"  # the temperature, where there were validation images
+ASK = "is it a run folder of longtail?"
 SKIPPED = "skipped.jsonl"  # images that were left out as they could not be read: id, reason
+
+DATA = {"checksum": text, "images": maybe(count), "counts": maybe([count]), "resolution": maybe(count)}
+ENVIRONMENT_SHAPE: dict[str, Any] = {
+    **dict.fromkeys(("started", "precision"), text),
+    **dict.fromkeys(("device", "commit"), maybe(text)),
+    "seed": count,
+    "parameters": maybe(count),
+    "chosen": maybe(named(number)),
+    "versions": maybe(named(text)),
+    "resumed": maybe([named(anything)]),
+    "data": DATA | {"notes": maybe([text])},
+}
+SCORES = ("many", "medium", "few", "macro_f1", "ece", "knn_top1")
+COSTS = ("seconds", "setup_seconds", "together", "peak_memory", "latency_b64", "experts_asked")
+BIN = {"low": number, "high": number, "count": count, "confidence": maybe(number), "accuracy": maybe(number)}
+METRICS_SHAPE: dict[str, Any] = {
+    "top1": number,
+    **dict.fromkeys((*SCORES, *COSTS), maybe(number)),
+    "per_class": [maybe(number)],
+    "counts": maybe([count]),
+    "class_names": maybe([text]),
+    "confusion": maybe([[count]]),
+    "calibration": maybe([BIN]),
+    "shifted": {"forward": named(number), "uniform": maybe(number), "backward": named(number)},
+}
 
 
 @dataclass(frozen=True)
@@ -59,7 +83,7 @@ def find(paths: Iterable[Path | str] | Path | str) -> list[Path]:
     """All run folders at or below the given path or paths, finished or not, in the order of their names."""
     found: set[Path] = set()
     for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
-        if not path.exists():
+        if not os.path.exists(path):
             raise UserError(f"{path} does not exist: name a run folder or a folder that holds runs")
         found |= {Path(top) for top, _, files in os.walk(path) if CONFIG in files and ENVIRONMENT in files}
     return sorted(found)
@@ -76,20 +100,34 @@ def divided(paths: Iterable[Path | str] | Path | str) -> tuple[list[Path], list[
 
 def read(folder: Path) -> Run:
     """A finished run."""
-    begun = read_begun(folder)
-    return Run(folder, begun.config, begun.environment, _tree(folder / METRICS, METRICS_KEYS))
+    begun, path = read_begun(folder), folder / METRICS
+    metrics = _tree(path, METRICS_SHAPE)
+    _check_classes(path, metrics)
+    return Run(folder, begun.config, begun.environment, metrics)
+
+
+def _check_classes(path: Path, metrics: dict[str, Any]) -> None:
+    """All that is told by class is told of the same classes, and something is."""
+    classes = len(metrics["per_class"])
+    rows = {key: metrics.get(key) or [] for key in ("counts", "class_names", "confusion")}
+    lengths = {key: {len(found)} for key, found in rows.items() if found}
+    lengths |= {"a row of confusion": {len(row) for row in rows["confusion"]}}
+    for key, found in lengths.items():
+        if found - {classes}:
+            raise UserError(f"{path}: {key} is not of the {classes} classes of per_class: {ASK}")
+    if all(accuracy is None for accuracy in metrics["per_class"]):
+        raise UserError(f"{path}: per_class has no figure: {ASK}")
 
 
 def read_begun(folder: Path) -> Begun:
     """A run, whether it has finished or not."""
-    return Begun(folder, load_config(folder), _tree(folder / ENVIRONMENT, ENVIRONMENT_KEYS))
+    return Begun(folder, load_config(folder), _tree(folder / ENVIRONMENT, ENVIRONMENT_SHAPE))
 
 
-def _tree(path: Path, keys: Sequence[str]) -> dict[str, Any]:
+def _tree(path: Path, shape: dict[str, Any]) -> dict[str, Any]:
     tree = read_json(path)
-    missing = [key for key in keys if not isinstance(tree, dict) or key not in tree]
-    if missing:
-        raise UserError(f"{path} has no {missing[0]!r}: is it a run folder of longtail?")
+    if wrong := fault(tree, shape):
+        raise UserError(f"{path}: {wrong}: {ASK}")
     return tree
 
 
@@ -125,9 +163,16 @@ def stored_config(path: Path) -> Config:
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path} ({error}): is it a run folder of longtail?") from error
+        return json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"cannot read {path} ({error}): {ASK}") from error
+
+
+def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> str:
+    """Of a file or a pipe that somebody has named; what has no end, such as /dev/zero, would fill the memory."""
+    if path.is_char_device():
+        raise OSError(errno.EINVAL, "it is a device")
+    return path.read_text(encoding, errors)
 
 
 def write_json(path: Path, tree: Any) -> None:
@@ -145,7 +190,10 @@ def write_text(path: Path, text: str) -> None:
 @contextlib.contextmanager
 def replaced(path: Path) -> Iterator[Path]:
     """A file beside it to be written, which takes its place in the end; where something fails it is gone, and the old one is
-    as it was."""
+    as it was. What is no file (/dev/null, a pipe) is written to, and stays what it is."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        yield path
+        return
     fresh = path.with_name(f".{os.getpid()}.{path.name}")
     try:
         yield fresh

@@ -129,12 +129,22 @@ def test_lines_that_make_no_sense_are_shown_as_nothing(tmp_path, content):
     assert found["loss"][0] == found["training time left"][0] == "–"
 
 
-def test_what_nobody_foresaw_is_said_and_later_mended(tmp_path):
+def test_what_is_wrong_with_a_run_is_said_and_later_mended(tmp_path):
     folder = make_run(tmp_path / "a/seed0", recipes.digits_lt("ce"), 0, FEW)
     board, whole = Board([tmp_path]), (folder / runs.ENVIRONMENT).read_text()
     (folder / runs.ENVIRONMENT).write_text(whole.replace('"checksum"', '"another"'))
-    assert "KeyError('checksum')" in read(board).words()
+    assert "checksum is None" in read(board).words()
     (folder / runs.ENVIRONMENT).write_text(whole)
+    assert "In short" in read(board).words()
+
+
+def test_what_nobody_foresaw_is_said_and_later_mended(tmp_path, monkeypatch):
+    make_run(tmp_path / "a/seed0", recipes.digits_lt("ce"), 0, FEW)
+    board = Board([tmp_path])
+    with monkeypatch.context() as patch:
+        patch.setattr("longtail.report.live.finished", lambda rows: {}["foreseen"])
+        assert "KeyError('foreseen')" in read(board).words()
+    begin_run(tmp_path / "b/seed0", 1)
     assert "In short" in read(board).words()
 
 

@@ -1,5 +1,6 @@
 """The verbs. tyro lives here and nowhere else; torch is imported only once a verb has understood its arguments."""
 
+import contextlib
 import io
 import os
 import sys
@@ -7,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from longtail import __version__
 from longtail.cli import arguments, manual, used, verbs
-from longtail.errors import Alone, UserError, unknown, visible
+from longtail.errors import Alone, UserError, unknown, visible, why
 from longtail.progress import speaks
 
 VERBS: dict[str, tuple[type, Callable[[list[str]], int | None]]] = {
@@ -36,7 +37,10 @@ def main(args: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show ± shows ?
     try:
-        return dispatch(args)
+        code = dispatch(args)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
     except UserError as error:
         if speaks() or isinstance(error, Alone):
             print("longtail: " + visible(" ".join(str(error).split())) + manual.helpful(error), file=sys.stderr)
@@ -45,8 +49,20 @@ def main(args: Sequence[str] | None = None) -> int:
         print("longtail: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `longtail recipes | head`
-        sys.stderr.close()
+        close_output()
         return 141
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        close_output()  # of a file it would have a name
+        print(f"longtail: cannot write to standard output ({why(error)}): free some space", file=sys.stderr)
+        return 1
+
+
+def close_output() -> None:
+    """What is left to be written goes nowhere: as it ends Python would try once more, and complain."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def dispatch(args: list[str]) -> int:

@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from longtail.data.inspection import Inspection
+from longtail.errors import visible
 
 BARS = 20  # lines of the histogram
 WIDE = 50  # characters of its longest bar
@@ -17,18 +18,18 @@ SHOWN = 5  # findings of a kind; --json has all
 def show(found: Inspection, screen: Console) -> None:
     many, medium, few = found.shot_groups.values()
     held = f"{sum(found.test_counts):,} to evaluate on"
-    print(f"{found.name}: {sum(found.counts):,} training images of {len(found.counts)} classes, {held}")
+    print(f"{visible(found.name)}: {sum(found.counts):,} training images of {len(found.counts)} classes, {held}")
     print(f"imbalance {found.imbalance:.4g} (largest class {max(found.counts):,}, smallest {min(found.counts):,})")
     print(f"classes by training images: {many} many (>100), {medium} medium (20-100), {few} few (<20)")
     screen.print(histogram(found))
     if found.read:
         print(*about_files(found), sep="\n")
     for note in found.notes:
-        print(note)
+        print(visible(note))
     for title, items in findings(found):
         print(f"{title}: {len(items):,}")
         for words in items[:SHOWN]:
-            print(f"  {words}")
+            print(f"  {visible(words)}")
         if len(items) > SHOWN:
             print(f"  … and {len(items) - SHOWN:,} more: --json FILE lists all")
     if found.read and not any(items for _, items in findings(found)):
@@ -45,7 +46,7 @@ def histogram(found: Inspection) -> Table:
     bins = np.array_split(order, min(BARS, len(order)))
     means = [sum(found.counts[c] for c in some) / len(some) for some in bins]
     for some, mean in zip(bins, means, strict=True):
-        first, last = (escape(found.class_names[c][:24]) for c in (some[0], some[-1]))
+        first, last = (escape(visible(found.class_names[c][:24])) for c in (some[0], some[-1]))
         name = first if len(some) == 1 else f"{first} … {last}"
         table.add_row(name, f"{mean:,.0f}", "█" * max(round(WIDE * mean / max(means)), 1 if mean else 0))
     return table

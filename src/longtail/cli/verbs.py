@@ -1,8 +1,9 @@
 """What each verb does: it understands its arguments first, and imports torch only then."""
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from longtail.cli.arguments import (
 )
 from longtail.cli.chosen import SHARED, budget_for, expected, sections_of, train_arguments
 from longtail.config import Config
-from longtail.errors import UserError, unknown
+from longtail.errors import UserError, unknown, why
 
 
 def run_train(args: list[str]) -> None:
@@ -185,7 +186,8 @@ def run_inspect(args: list[str]) -> int:
     if recipes.is_own(name) and (given.quick or found.read):
         print("", *expected(name, args, given, not found.unreadable), sep="\n")
     if given.json:
-        runs.write_json(given.json, found.to_dict())
+        with writing(given.json):
+            runs.write_json(given.json, found.to_dict())
         print(f"written to {given.json}")
     return 1 if found.unreadable else 0
 
@@ -193,8 +195,17 @@ def run_inspect(args: list[str]) -> int:
 def check_writable(**files: Path | None) -> None:
     """Before the work is done whose result goes there."""
     for flag, file in files.items():
-        if file and (file.is_dir() or not os.access(file.absolute().parent, os.W_OK)):
+        if file and (os.path.isdir(file) or not os.access(file.absolute().parent, os.W_OK)):
             raise UserError(f"--{flag} {file}: name a file in a folder that is there and can be written")
+
+
+@contextlib.contextmanager
+def writing(file: Path) -> Iterator[None]:
+    """A disk that is full or has gone away in the meantime."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {file} ({why(error)}): free some space, or name another file") from error
 
 
 def run_theory(args: list[str]) -> None:
@@ -209,11 +220,13 @@ def run_theory(args: list[str]) -> None:
     found = table(counts=counts_given(counts), **given)
     show(found, console())
     if json:
-        runs.write_json(json, found.to_dict())
+        with writing(json):
+            runs.write_json(json, found.to_dict())
     if figure:
         from longtail.report import curves
 
-        curves.theory(found.counts, found.positives["expected"], [o.alpha for o in found.optima], figure)
+        with writing(figure):
+            curves.theory(found.counts, found.positives["expected"], [o.alpha for o in found.optima], figure)
     for file in filter(None, (json, figure)):
         print(f"written to {file}")
 
@@ -261,7 +274,14 @@ def show_tables(rows: Any) -> None:
     screen.print(shifted_table(rows, screen.width))
 
 
+class Screen(Console):
+    """Leaves it to `main` that who reads has gone away."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def console() -> Console:
     """Tables keep their width where nobody's terminal limits it."""
     terminal = sys.stdout is not None and sys.stdout.isatty()
-    return Console(width=None if terminal else 150)
+    return Screen(width=None if terminal else 150)

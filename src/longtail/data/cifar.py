@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import http.client
 import io
+import os
 import pickle
 import posixpath
 import tarfile
@@ -24,6 +25,7 @@ from longtail.data.pool import ImageArray, IntArray, Opened, Pool, array_pool, r
 from longtail.errors import UserError
 
 SIDE = 32  # pixels
+LARGEST = 2**29  # bytes of a file of the archive; the largest published one has a third of that
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,12 @@ def _published(name: str) -> _Kind:
 
 def _find(kind: _Kind, root: Path, download: bool) -> tuple[Path, dict[str, bytes]]:
     """The folder or archive that holds the files, and their bytes."""
-    folder = root if root.name == kind.folder and not (root / kind.folder).exists() else root / kind.folder
-    if all((folder / f).is_file() for f in kind.files):
+    folder = root if root.name == kind.folder and not os.path.exists(root / kind.folder) else root / kind.folder
+    if all(os.path.isfile(folder / f) for f in kind.files):
         return folder, {f: _read_bytes(folder / f) for f in kind.files}
     archive = root / kind.archive
-    if not archive.is_file():
-        lacks = next(f for f in kind.files if not (folder / f).is_file())
+    if not os.path.isfile(archive):
+        lacks = next(f for f in kind.files if not os.path.isfile(folder / f))
         absent = f"{kind.title} is not in {root} (neither {kind.archive} nor {kind.folder}/{lacks})"
         _fetch(kind, root, download, absent)
     return archive, _read_archive(kind, archive)
@@ -111,7 +113,9 @@ def _read_archive(kind: _Kind, path: Path) -> dict[str, bytes]:
         with tarfile.open(path, "r:gz") as tar:
             for member in tar:
                 name = wanted.get(posixpath.normpath(member.name))
-                if name and (stream := tar.extractfile(member)):
+                if name and member.size > LARGEST:
+                    raise tarfile.TarError(f"{name} would have {member.size:,} bytes")
+                if name and member.isfile() and (stream := tar.extractfile(member)):
                     files[name] = stream.read()
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} is damaged ({_line(error)}): delete it and fetch {kind.url} again") from error
@@ -127,7 +131,7 @@ def _fetch(kind: _Kind, root: Path, download: bool, absent: str) -> None:
         raise UserError(f"{absent}: {put}")
     from torchvision.datasets.utils import download_url
 
-    fresh = not root.exists()
+    fresh = not os.path.exists(root)
     try:
         root.mkdir(parents=True, exist_ok=True)
         # Inside root, so that the last step is a rename within one file system.

@@ -23,7 +23,7 @@ def open_folder(root: Path | None, image_size: int, skip: bool = False) -> Opene
     """The image folder `root`; images are decoded only once they are chosen."""
     if root is None:
         raise UserError("the data are a folder, but which one? add --data.root DIR")
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise UserError(f"--data.root {root} is not a folder: name one that holds train/CLASS/*.jpg or CLASS/*.jpg")
     train_root = root / "train" if _is_split(root / "train") else root
     names = _training_classes(train_root)

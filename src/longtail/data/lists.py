@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from longtail import runs
 from longtail.data.folder import file_pool, own_split
 from longtail.data.pool import IntArray, Opened, Pool, no_image_notes
 from longtail.errors import UserError, some
@@ -80,7 +81,7 @@ def read_list(path: Path, columns: Sequence[str] = ()) -> Listed:
     if columns and ending in (".txt", ".json"):
         raise UserError(f"--data.columns {' '.join(columns)}: {path} has none, only .csv, .tsv and shards do")
     try:
-        text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
+        text = runs.read_text(path, "utf-8-sig", "surrogateescape")
     except OSError as error:
         raise UserError(f"cannot read the list {path} ({error.strerror}): name one that is there") from error
     if "\0" in text:
@@ -216,25 +217,18 @@ def _numbers(listed: Listed, classes: Classes) -> IntArray:
 
 def _pool(path: Path, listed: Listed, classes: Classes, root: Path | None, size: int, skip: bool) -> Pool:
     base = root or path.parent
-    if not base.is_dir():
+    if not os.path.isdir(base):
         raise UserError(f"--data.root {base} is not a folder: name the one that the paths of {path} begin in")
     ids = [_below(base, line, given=root is not None) for line in listed.lines]
     pool = file_pool(base, ids, _numbers(listed, classes), classes.names, size, skip)
     assert pool.sizes is not None
-    missing = [ids[i] for i in np.where(pool.sizes == 0)[0] if not _exists(base / ids[i])]
+    missing = [ids[i] for i in np.where(pool.sizes == 0)[0] if not os.path.exists(base / ids[i])]
     if missing and not skip:
         fix = "set --data.root to where the paths begin, or leave them out with --data.on_error skip"
         raise UserError(
             f"{len(missing):,} of the {len(ids):,} files of {path} are not in {base} ({some(missing)}): {fix}"
         )
     return pool
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # a name too long, a folder without permission
-        return False
 
 
 def _below(base: Path, line: Line, given: bool) -> str:

@@ -29,6 +29,8 @@ def shard(data: DataConfig, out: Path | str, megabytes: int = 256) -> Packed:
     The training images as drawn, where `data` asks for an imbalance. Each image is decoded once: one that cannot be read ends
     it, or is left out (`on_error="skip"`). OUT appears when all of it is written.
     """
+    if not isinstance(data, DataConfig):
+        raise UserError(f"shard takes a DataConfig, such as recipes.make('images/').data, got {type(data).__name__}")
     out = Path(out)
     check_place(data, out)
     if megabytes < 1:
@@ -50,7 +52,7 @@ def shard(data: DataConfig, out: Path | str, megabytes: int = 256) -> Packed:
 
 
 def check_place(data: DataConfig, out: Path) -> None:
-    if out.exists():
+    if os.path.lexists(out):
         raise UserError(f"{out} is there already: choose another --out, or remove it")
     if data.name == "folder" and data.root and out.resolve().is_relative_to(data.root.resolve()):
         raise UserError(f"{out} lies in the image folder, where it would look like a class: choose another --out")

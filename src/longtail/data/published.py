@@ -1,5 +1,6 @@
 """Long-tailed sets that are published as lists: which files these are, and where they are looked for."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -54,7 +55,7 @@ def open_published(config: DataConfig, skip: bool = False) -> Opened:
     known = PUBLISHED[config.name]
     if config.root is None:
         raise UserError(f"{config.name}: where are its images? add --data.root DIR, {known.root}")
-    lists = next((pair for pair in known.lists if (config.root / pair.train).is_file()), known.lists[0])
+    lists = next((pair for pair in known.lists if os.path.isfile(config.root / pair.train)), known.lists[0])
     train = config.train_list or _there(config.root / lists.train, "--data.train_list", known)
     test = config.test_list or _there(config.root / lists.test, "--data.test_list", known)
     opened = open_lists(train, test, config.root, config.columns, config.image_size, skip)
@@ -63,7 +64,7 @@ def open_published(config: DataConfig, skip: bool = False) -> Opened:
 
 
 def _there(path: Path, flag: str, known: Published) -> Path:
-    if path.is_file():
+    if os.path.isfile(path):
         return path
     raise UserError(f"there is no {path}: get {path.name} from {known.source} and put it there, or name it with {flag}")
 

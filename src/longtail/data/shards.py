@@ -5,6 +5,7 @@ one image costs to fetch in whatever order. Nothing in such a file is ever execu
 """
 
 import json
+import os
 import re
 import threading
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ OPEN_FILES = 8  # of each thread
 
 def open_shards(root: Path | None, columns: Sequence[str], image_size: int, skip: bool = False) -> Opened:
     """train-*.parquet with val-*, validation-* or test-*.parquet beside them; without these a fifth is evaluated on."""
-    if root is None or not root.is_dir():
+    if root is None or not os.path.isdir(root):
         raise UserError(f"--data.root {root} is not a folder: name the one that holds the parquet files")
     files = sorted(f for f in root.iterdir() if f.suffix.lower() == ".parquet" and not f.name.startswith("."))
     if not files:

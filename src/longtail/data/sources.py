@@ -37,7 +37,7 @@ from longtail.data.pool import (
 )
 from longtail.data.published import PUBLISHED, open_published
 from longtail.data.shards import open_shards
-from longtail.errors import UserError
+from longtail.errors import UserError, visible
 
 __all__ = ["DataSet", "Source", "load", "load_once"]
 
@@ -74,12 +74,12 @@ class DataSet:
         many, medium, few = (int(mask.sum()) for mask in shot_groups(self.counts).values())
         held = f"{len(self.val.labels):,} images" if self.val else "none"
         return [
-            f"{self.name}: {counts.sum():,} training images of {len(counts)} classes, {_kept(self.train)}",
+            f"{visible(self.name)}: {counts.sum():,} training images of {len(counts)} classes, {_kept(self.train)}",
             f"images per class: {_head_to_tail(counts)}",
             f"classes by training images: {many} many (>100), {medium} medium (20-100), {few} few (<20)",
             f"validation: {held}; test: {len(self.test.labels):,} images",
             f"checksum of the draw: {self.checksum}",
-            *self.notes,
+            *map(visible, self.notes),
         ]
 
 

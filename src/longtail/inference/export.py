@@ -1,5 +1,6 @@
 """A network as a file for use elsewhere. It is run and compared with the original before it is there, and has a card."""
 
+import os
 import statistics
 import time
 from collections.abc import Mapping
@@ -85,7 +86,7 @@ def place(model: Model, to: str, out: Path | str | None) -> Path:
     path = Path(out) if out else folder / f"{'model' if origin.is_dir() else origin.name.split('.')[0]}{suffix}"
     if path.suffix != suffix:
         raise UserError(f"--out {path}: name it *{suffix}, by which others know what it is")
-    if path.is_dir() or path.resolve() in (origin.resolve(), (origin / runs.MODEL).resolve()):
+    if os.path.isdir(path) or os.path.realpath(path) in map(os.path.realpath, (origin, origin / runs.MODEL)):
         raise UserError(f"--out {path} would replace what is exported: name another file")
     return path
 

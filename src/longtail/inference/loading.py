@@ -41,12 +41,13 @@ def load(
     are for checkpoints of the released PaCo code, which need not say them. The training data are not needed.
     """
     path, place = Path(path), choose_device(device, "device")
-    if path.is_file() and (path.suffix == ".safetensors" or path.name == runs.CONFIG):
+    is_file = os.path.isfile(path)
+    if is_file and (path.suffix == ".safetensors" or path.name == runs.CONFIG):
         exported = path.suffix == ".safetensors" and METADATA in _metadata(path)
         found = load_exported(path, place) if exported else load_run(path.parent, place)
-    elif path.is_file() and path.suffix in CHECKPOINTS:
+    elif is_file and path.suffix in CHECKPOINTS:
         found = released.load(path, place, class_names, model)
-    elif path.is_file():
+    elif is_file:
         raise UserError(f"{path}: name a run folder, a .safetensors file, or a released checkpoint (.pth.tar)")
     else:
         found = load_run(path, place)

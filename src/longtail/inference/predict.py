@@ -122,7 +122,7 @@ def _meant_by(word: str) -> Iterator[Path]:
 
 
 def _file_or_folder(path: Path) -> Iterator[Path]:
-    if not path.is_dir():
+    if not os.path.isdir(path):
         yield path
         return
     inside = list(image_files(path, (), []))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from longtail import runs
 from longtail.errors import UserError, some, unknown
 from longtail.metrics import FloatArray
 
@@ -55,13 +56,15 @@ def checked(weights: Mapping[str, Any], class_names: tuple[str, ...], where: str
     found = np.array([number(weights[name], name, where) for name in class_names])
     if not found.any():
         raise UserError(f"{where}: all weights are 0, give at least one class a weight above it")
+    if not math.isfinite(sum(found.tolist())):
+        raise UserError(f"{where}: the sum of the weights is too large for a number, make them smaller")
     return found / found.sum()
 
 
 def number(value: Any, name: str, where: str) -> float:
     try:
         weight = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         weight = math.nan
     if isinstance(value, bool) or not (math.isfinite(weight) and weight >= 0):
         raise UserError(f"{where}, class {name!r}: {value!r} is no weight, give a number from 0 on")
@@ -71,7 +74,7 @@ def number(value: Any, name: str, where: str) -> float:
 def read_weights(path: Path) -> dict[str, Any]:
     """A JSON object, or lines of `class,weight` with a heading or without."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = runs.read_text(path, "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise UserError(

@@ -60,7 +60,9 @@ def optimal_P_sup(run: Run) -> float | None:
     config, counts = run.config, run.metrics.get("counts")
     if not isinstance(config.method, PaCo | GPaCo) or config.train.sampler != "uniform" or not counts:
         return None
-    alpha = run.environment["chosen"]["alpha"] if config.method.alpha == "auto" else config.method.alpha
+    alpha = (run.environment.get("chosen") or {}).get("alpha") if config.method.alpha == "auto" else config.method.alpha
+    if alpha is None:
+        return None
     everyone = config.method.contrast == "global"
     images = config.train.batch_size * (config.train.processes if everyone else 1)  # that meet in a step
     K_C = positives(counts, config.method.queue, images)
@@ -82,7 +84,7 @@ def pooled_bins(runs: Sequence[Run]) -> list[Bin]:
     """The bins of the confidence that hold images, over the seeds together."""
     stored = [run.metrics["calibration"] for run in runs if run.metrics.get("calibration")]
     found = []
-    for bins in zip(*stored, strict=True):
+    for bins in zip(*stored, strict=False):
         n = sum(b["count"] for b in bins)
         if n:
             sums = [sum(b["count"] * b[key] for b in bins if b["count"]) / n for key in ("confidence", "accuracy")]

@@ -3,12 +3,13 @@
 import base64
 import functools
 import hashlib
+import os
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 
 from longtail import __version__, runs
-from longtail.errors import UserError
+from longtail.errors import UserError, why
 from longtail.report import by_class, closer, cost, gradients, sections, words
 from longtail.report.chapter import Chapter, make_chapters
 from longtail.report.html import Element, Ours, el, written
@@ -34,13 +35,13 @@ def report(paths: Iterable[Path | str] | Path | str, out: Path | str = "report.h
 
 
 def write(whole: Element, out: Path) -> Path:
-    if out.is_dir():
+    if os.path.isdir(out):
         raise UserError(f"-o {out} is a folder: name the file, as in {out / 'report.html'}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         runs.write_text(out, text(whole))
-    except OSError as error:
-        raise UserError(f"cannot write {out} ({error.strerror}): choose another -o") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot write {out} ({why(error)}): choose another -o") from error
     return out
 
 

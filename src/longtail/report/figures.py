@@ -1,6 +1,6 @@
 """The paper's figures: from run folders, from the results of a reproduced table, or from the theory alone."""
 
-import shutil
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -41,9 +41,9 @@ def figure(name: str, sources: Iterable[Path | str] | Path | str = (), out: Path
 def check_out(name: str, out: Path) -> None:
     """Before the work is done whose result goes there."""
     formats = (".svg",) if name == "framework" else (".svg", ".png", ".pdf")
-    if out.suffix.lower() not in formats or out.is_dir():
+    if out.suffix.lower() not in formats or os.path.isdir(out):
         raise UserError(f"-o {out}: name a file that ends in {' or '.join(formats)}, as in -o {name}.svg")
-    if not out.absolute().parent.is_dir():
+    if not os.path.isdir(out.absolute().parent):
         raise UserError(f"-o {out}: the folder {out.parent} does not exist")
 
 
@@ -88,8 +88,7 @@ def extra(_: Paths, out: Path) -> None:
 
 
 def framework(_: Paths, out: Path) -> None:
-    with resources.as_file(resources.files("longtail.report").joinpath("framework.svg")) as drawing:
-        shutil.copyfile(drawing, out)
+    runs.write_text(out, resources.files("longtail.report").joinpath("framework.svg").read_text(encoding="utf-8"))
 
 
 FIGURES: dict[str, tuple[Callable[[Paths, Path], None], bool]] = {

@@ -49,7 +49,7 @@ class Board:
             return self._made[1]
 
     def _there(self) -> list[Path]:
-        return [path for path in self.paths if path.is_dir()]
+        return [path for path in self.paths if os.path.isdir(path)]
 
     def _page(self, version: str) -> Element:
         try:

@@ -1,12 +1,12 @@
 """Plots of finished runs."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 
+from longtail import runs
 from longtail.metrics import mean_std
 from longtail.report.cells import BINS, Curve, binned
 from longtail.report.gradients import Pull
@@ -159,9 +159,8 @@ def gradient_norms(panels: Mapping[str, Sequence[Pull]], path: Path) -> None:
 
 def save(figure: Figure, path: Path) -> None:
     """Atomically: a reader sees the old picture or the new one. Its ending says how it is written, PNG if nothing known."""
-    fresh, kind = path.with_suffix(f".{os.getpid()}.tmp"), path.suffix.lower().lstrip(".")
+    kind = path.suffix.lower().lstrip(".")
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)  # the same runs give the same file
-    with matplotlib.rc_context({"svg.hashsalt": "longtail"}):
+    with matplotlib.rc_context({"svg.hashsalt": "longtail"}), runs.replaced(path) as fresh:
         figure.savefig(fresh, dpi=150, format=kind if kind in FORMATS else "png", metadata=undated)
     plt.close(figure)
-    fresh.replace(path)

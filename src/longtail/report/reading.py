@@ -3,7 +3,6 @@
 import base64
 import io
 import json
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,12 @@ from PIL import Image
 
 from longtail import runs
 from longtail.metrics import FloatArray, IntArray
+from longtail.shapes import Shape, count, fault, number, text
 
-BROKEN = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)  # what reading an archive may raise
+BROKEN = Exception  # a damaged archive or image fails in many ways
+PAIR: Shape = {"truth": count, "predicted": count, "share": number, "items": [count]}
+RARE: Shape = {"class": count, "accuracy": number, "items": [count]}
+EXAMPLES: Shape = {"confusions": [PAIR], "best_rare": [RARE], "worst_rare": [RARE]}
 SMALL = 4096  # bytes; a larger thumbnail is made smaller by a codec that loses a little
 
 
@@ -24,14 +27,18 @@ def log(run: runs.Begun) -> list[dict[str, Any]]:
     except OSError:
         return []
     rows = map(_row, lines)
-    return [row for row in rows if isinstance(row, dict)]
+    return [row for row in rows if row is not None]
 
 
-def _row(line: bytes) -> Any:
+def _row(line: bytes) -> dict[str, Any] | None:
+    """Numbers and words; None stands for a value that is neither, and for a line that is no row."""
     try:
-        return json.loads(line)
-    except ValueError:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
         return None
+    if not isinstance(row, dict):
+        return None
+    return {key: value if number(value) or text(value) else None for key, value in row.items()}
 
 
 def heard(run: runs.Begun) -> float:
@@ -51,7 +58,8 @@ def features(run: runs.Run, most: int) -> tuple[FloatArray, IntArray] | None:
     try:
         with np.load(run.folder / "features.npz", allow_pickle=False) as stored:
             x_NF, y_N = np.asarray(stored["features"], np.float64), np.asarray(stored["labels"], np.int64)
-        sound = np.flatnonzero(np.isfinite(x_NF.reshape(len(y_N), -1)).all(1))
+        known = (y_N >= 0) & (y_N < len(run.metrics["per_class"]))
+        sound = np.flatnonzero(known & np.isfinite(x_NF.reshape(len(y_N), -1)).all(1))
     except BROKEN:
         return None
     some = sound[np.linspace(0, len(sound) - 1, min(len(sound), most)).round().astype(int)]
@@ -65,7 +73,7 @@ def gradients(run: runs.Run) -> FloatArray | None:
             norms_EC, stages_E = np.asarray(stored["norms"], np.float64), np.asarray(stored["stages"])
         learnt_E = np.isfinite(norms_EC).all(1)
         last_E = learnt_E & (stages_E == stages_E[learnt_E][-1])
-    except (*BROKEN, IndexError):
+    except BROKEN:
         return None
     return np.asarray(norms_EC[last_E].mean(0))
 
@@ -74,9 +82,9 @@ def examples(run: runs.Run) -> dict[str, list[dict[str, Any]]]:
     """index.json of the thumbnails: confusions, best_rare, worst_rare."""
     try:
         index = json.loads((run.folder / "examples/index.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
-    return index if isinstance(index, dict) else {}
+    return index if isinstance(index, dict) and fault(index, EXAMPLES) is None else {}
 
 
 def thumbnail(run: runs.Run, item: int) -> str | None:
@@ -85,7 +93,7 @@ def thumbnail(run: runs.Run, item: int) -> str | None:
         data, kind = (run.folder / f"examples/{int(item)}.png").read_bytes(), "png"
         if len(data) > SMALL:
             data, kind = _webp(data), "webp"
-    except (OSError, ValueError):
+    except BROKEN:
         return None
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
@@ -110,6 +118,6 @@ def tested(run: runs.Run) -> IntArray | None:
 def skipped(run: runs.Run) -> int:
     """Images that could not be read."""
     try:
-        return len((run.folder / runs.SKIPPED).read_text(encoding="utf-8").splitlines())
+        return len((run.folder / runs.SKIPPED).read_bytes().splitlines())
     except OSError:
         return 0

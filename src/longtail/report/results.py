@@ -47,12 +47,12 @@ def read(path: Path, table: dict[str, Any]) -> dict[str, Any]:
     try:
         if not path.exists():
             return {"runs": []}
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        tree = json.loads(runs.read_text(path))
         if not isinstance(tree, dict) or not isinstance(tree.get("runs"), list):
             raise ValueError("no list of runs")
         _check_kinds(tree, {"command": str, "updated": str})
         return tree | {"runs": [_checked(record, table) for record in tree["runs"]]}
-    except (OSError, ValueError, UserError) as error:
+    except (OSError, ValueError, RecursionError, UserError) as error:
         raise UserError(f"cannot use {path} ({error}): restore it, or move it away to start anew") from error
 
 

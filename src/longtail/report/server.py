@@ -5,6 +5,7 @@ for it by that name: another site may give its own name this machine's address, 
 """
 
 import contextlib
+import os
 import re
 import socketserver
 import sys
@@ -46,7 +47,7 @@ def watch(paths: Iterable[Path | str] | Path | str, port: int = 8700) -> None:
 def serve(folders: list[Path], port: int) -> "Server":
     """Listens already; `serve_forever` answers."""
     for folder in folders:
-        if folder.exists() and not folder.is_dir():
+        if os.path.exists(folder) and not os.path.isdir(folder):
             raise UserError(f"{folder} is no folder: name a run folder or a folder that holds runs")
     if not 0 <= port < 65536:
         raise UserError(f"--port {port}: it must be between 0 (any free one) and 65535")

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.table import Table
+from rich.text import Text
 
 from longtail import runs
 from longtail.config import differences
-from longtail.errors import UserError
+from longtail.errors import UserError, visible, why
 from longtail.metrics import mean_std
 from longtail.report.ties import standings
 
@@ -88,8 +89,8 @@ class Row:
             "method": self.label,
             "config": self.runs[0].config.identity(),
             "seeds": [r.seed for r in self.runs],
-            "commits": sorted({str(r.environment["commit"]) for r in self.runs}),
-            "devices": sorted({r.environment["device"] for r in self.runs}),
+            "commits": sorted({str(r.environment.get("commit")) for r in self.runs}),
+            "devices": sorted({str(r.environment.get("device")) for r in self.runs}),
             "folders": [str(r.folder) for r in self.runs],
             "metrics": {m: {"mean": mean, "std": std, "values": self.values(m)} for m, (mean, std) in stats.items()},
         }
@@ -127,8 +128,8 @@ def make_rows(records: Sequence[runs.Run]) -> list[Row]:
 
 
 def _key(run: runs.Run) -> str:
-    """Equal for repetitions: the configuration, and what it came to: the images and the precision."""
-    return json.dumps(_traits(run), sort_keys=True)
+    """Equal for repetitions: the configuration, and what it came to: the images with their classes, and the precision."""
+    return json.dumps(_traits(run) | {"classes": len(run.metrics["per_class"])}, sort_keys=True)
 
 
 def _traits(run: runs.Run) -> dict[str, Any]:
@@ -204,7 +205,7 @@ def to_markdown(rows: Sequence[Row]) -> str:
 def markdown(head: list[str], body: list[list[str]], words: int = 1) -> str:
     """A Markdown table whose first columns, `words` of them, are words and the others numbers."""
     lines = [head, ["---"] * words + ["---:"] * (len(head) - words), *body]
-    escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    escaped = [[visible(cell).replace("|", "\\|") for cell in line] for line in lines]
     return "\n".join("| " + " | ".join(line) + " |" for line in escaped)
 
 
@@ -216,14 +217,22 @@ def to_rich(rows: Sequence[Row], width: int = 150) -> Table:
     words = standing(rows)
     said = [word for word in words if word]
     below = caption(shown) + (f" {TIES}" if said else "") + ("" if len(shown) == len(COLUMNS) else " More in table.md.")
-    table = Table(title=rows[0].data if one else None, caption=below, title_justify="left", caption_justify="left")
+    table = Table(
+        title=plain(rows[0].data) if one else None, caption=below, title_justify="left", caption_justify="left"
+    )
     for heading in [*([] if one else ["data"]), "method", *([""] if said else []), "seeds"]:
         table.add_column(heading, min_width=5 if heading else 4)
     for column in shown:
         table.add_column(COLUMNS[column][0], justify="right", no_wrap=True)
     for row, word, values in zip(rows, words, cells, strict=True):
-        table.add_row(*([] if one else [row.data]), row.label, *([word] if said else []), str(len(row.runs)), *values)
+        names = [plain(row.label)] if one else [plain(row.data), plain(row.label)]
+        table.add_row(*names, *([word] if said else []), str(len(row.runs)), *values)
     return table
+
+
+def plain(words: str) -> Text:
+    """A name as it is: brackets in it are no markup, and what a terminal would obey is spelt out."""
+    return Text(visible(words))
 
 
 def cost_table(rows: Sequence[Row], width: int = 150) -> Table | None:
@@ -236,7 +245,7 @@ def cost_table(rows: Sequence[Row], width: int = 150) -> Table | None:
     for column in columns:
         table.add_column(COLUMNS[column][0], justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(row.label, *(row.cell(c).replace(" ", "") for c in columns))
+        table.add_row(plain(row.label), *(row.cell(c).replace(" ", "") for c in columns))
     return table
 
 
@@ -257,8 +266,8 @@ def shifted_table(rows: Sequence[Row], width: int = 150) -> Table:
         table.add_column(f"{direction[:3]}. {factor}" if factor else direction, justify="right")
     for row in rows:
         shifts = [r.metrics["shifted"] for r in row.runs]
-        values = [[s[d][f] if f else s[d] for s in shifts] for d, f in keys]
-        table.add_row(row.label, *(f"{mean_std(v)[0]:.1f}" for v in values))
+        values = [[v for s in shifts if (v := s[d].get(f) if f else s[d]) is not None] for d, f in keys]
+        table.add_row(plain(row.label), *(f"{mean_std(v)[0]:.1f}" if v else "–" for v in values))
     return table
 
 
@@ -273,7 +282,7 @@ def table(paths: Iterable[Path | str] | Path | str, out: Path | str | None = Non
 def write_table(rows: Sequence[Row], out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "table.md").write_text(to_markdown(rows), encoding="utf-8")
+        runs.write_text(out / "table.md", to_markdown(rows))
         runs.write_json(out / "table.json", [row.to_dict() for row in rows])
-    except OSError as error:
-        raise UserError(f"cannot write the table to {out} ({error.strerror}): choose another --out") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot write the table to {out} ({why(error)}): choose another --out") from error

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from longtail import recipes
+from longtail import recipes, runs
 from longtail.config import DataConfig, PaCo, TrainConfig
 from longtail.config.section import require
 from longtail.data.imbalance import PROFILES
@@ -133,9 +133,10 @@ def table(
 
 def check(n_C: Sequence[int], queue: int, batch: int, alpha: Sequence[float]) -> None:
     rule = "two classes or more of at least one image: try --counts 500 100 5"
-    require(len(n_C) > 1 and min(n_C) >= 1, "counts", " ".join(map(str, n_C)), rule)
-    require(queue >= 0, "queue", queue, "0 or more")
-    require(batch >= 1, "batch", batch, "at least 1")
+    good = len(n_C) > 1 and all(isinstance(n, int | np.integer) and 1 <= n < 2**31 for n in n_C)
+    require(good, "counts", " ".join(map(str, n_C[:10])), rule)
+    require(0 <= queue < 2**31, "queue", queue, "0 or more")
+    require(1 <= batch < 2**31, "batch", batch, "at least 1")
     for a in alpha:
         require(0 < a < 1, "alpha", a, "in (0, 1): try 0.01 to 0.05")
 
@@ -159,11 +160,11 @@ def counts_of(data: DataConfig) -> list[int]:
 
 def read_counts(path: Path) -> list[int]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = runs.read_text(path)
         found = json.loads(text) if text.lstrip().startswith(("{", "[")) else text.replace(",", " ").split()
         if isinstance(found, dict):
             found = found["counts"] if "counts" in found else found["data"]["counts"]
         return [int(n) for n in found]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
         advice = "give a file of numbers, or what `longtail data inspect DATA --json FILE` writes"
         raise UserError(f"--counts {path}: no class counts found there ({error!r}): {advice}") from error

@@ -1,0 +1,62 @@
+"""The shape that JSON of others must have: checked once where it is read, so that whoever uses it need not ask again.
+
+A shape is written as the value itself would be: `{"seed": count, "notes": [text]}`. What is `maybe` something may be absent;
+keys that are not named may hold anything.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+Shape = Callable[[Any], bool] | list[Any] | dict[str, Any]
+
+
+def number(value: Any) -> bool:
+    """Finite, and of a size that a float can have."""
+    try:
+        return type(value) in (int, float) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def anything(value: Any) -> bool:
+    return True
+
+
+def maybe(shape: Shape) -> Callable[[Any], bool]:
+    """That, or None."""
+    return lambda value: value is None or fault(value, shape) is None
+
+
+def named(shape: Shape) -> Callable[[Any], bool]:
+    """An object of such, whatever their keys."""
+    return lambda value: isinstance(value, dict) and fault(list(value.values()), [shape]) is None
+
+
+def fault(value: Any, shape: Shape, where: str = "it") -> str | None:
+    """What is wrong first, in words; None where nothing is."""
+    if isinstance(shape, dict) and isinstance(value, dict):
+        parts = [(value.get(key), inner, key) for key, inner in shape.items()]
+    elif isinstance(shape, list) and isinstance(value, list):
+        if callable(shape[0]) and all(map(shape[0], value)):
+            return None  # soon said of a million counts
+        parts = [(item, shape[0], f"an item of {where}") for item in value]
+    else:
+        return None if callable(shape) and shape(value) else f"{where} is {_short(value)}"
+    return next((found for part in parts if (found := fault(*part))), None)
+
+
+def _short(value: Any) -> str:
+    try:
+        said = repr(value)
+    except ValueError:  # a number of thousands of digits
+        return "a huge number"
+    return said if len(said) < 60 else f"{said[:59]}…"

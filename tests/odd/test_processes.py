@@ -1,0 +1,181 @@
+"""Real processes: pipes that close, disks that are full, signals at any moment, two runs in one folder."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from longtail import runs
+from longtail.cli import main
+from tests.odd.zoo import Bomb
+from tests.processes import start_command
+
+LONGTAIL = [sys.executable, "-m", "longtail"]
+FAST = ["--train.device", "cpu", "--log.progress", "none", "--train.batch_size", "64"]
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+def longtail(*args: str, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*LONGTAIL, *args], capture_output=not options, text=True, timeout=60, **options)
+
+
+# Standard streams
+
+
+@pytest.mark.parametrize("args", [["recipes"], ["--help"], ["theory", "--counts", "500", "100", "5"]])
+def test_a_reader_that_leaves_is_no_error(args):
+    """As of `| head`: what reads is gone before a word is written."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    found = longtail(*args, stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (found.returncode, found.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("args", [["recipes"], ["--version"]])
+def test_a_full_disk_behind_standard_output_is_one_line(args):
+    with open("/dev/full", "w") as full:
+        found = longtail(*args, stdout=full, stderr=subprocess.PIPE)
+    assert found.returncode == 1
+    assert found.stderr == "longtail: cannot write to standard output (No space left on device): free some space\n"
+
+
+def test_streams_may_be_closed():
+    """As of `>&- 2>&-`."""
+    script = 'exec "$@" >&- 2>&- <&-'
+    for args, code in ((["recipes"], 0), (["trian"], 2)):
+        assert subprocess.run(["sh", "-c", script, "sh", *LONGTAIL, *args], timeout=60).returncode == code
+
+
+def test_bytes_that_are_no_text_are_shown():
+    found = subprocess.run([*LONGTAIL, "train", b"\xff\xfe\x1b[31m"], capture_output=True, timeout=60)
+    assert found.returncode == 2 and b"\\udcff\\udcfe\\x1b[31m" in found.stderr and found.stderr.count(b"\n") == 1
+
+
+# Signals
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory) -> Path:
+    """A run with a network, and images enough to be interrupted at."""
+    root = tmp_path_factory.mktemp("work")
+    for c in ("cat", "dog"):
+        (root / "pets" / c).mkdir(parents=True)
+        for i in range(300):
+            Image.new("RGB", (200, 200), (i % 256, 0, 0)).save(root / "pets" / c / f"{i}.png")
+    assert main(["train", "digits-lt", "--method", "ce", "--train.epochs", "1", *FAST, "--out", str(root / "run")]) == 0
+    return root
+
+
+def commands(work: Path, out: Path) -> dict[str, tuple[list[str], Path]]:
+    """By verb, one that takes a while, and what it leaves."""
+    run, pets = str(work / "run"), str(work / "pets")
+    return {
+        "report": (["report", run, "-o", str(out / "page.html")], out / "page.html"),
+        "predict": (["predict", run, pets, "--csv", str(out / "said.csv"), "--device", "cpu"], out / "said.csv"),
+        "shard": (["data", "shard", pets, "--out", str(out / "shards")], out / "shards"),
+        "export": (["export", run, "--to", "safetensors", "-o", str(out / "x.safetensors")], out / "x.safetensors"),
+    }
+
+
+def ended(args: list[str], said: Path, signum: int, after: float) -> int:
+    """The exit code of a command that got a signal after so many seconds."""
+    process = start_command(args, said)
+    until = time.monotonic() + 60
+    while not said.exists() and time.monotonic() < until:
+        time.sleep(0.001)
+    time.sleep(after)
+    if process.is_alive():
+        os.kill(process.pid, signum)
+    process.join(60)
+    assert process.exitcode is not None, "it hangs"
+    return process.exitcode
+
+
+def content(place: Path) -> dict[str, int]:
+    """Files and their sizes; a time of making may be in them, so that bytes are not compared."""
+    inside = [place] if place.is_file() else sorted(place.rglob("*")) if place.exists() else []
+    return {f.name: f.stat().st_size for f in inside}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("verb", ["report", "predict", "shard", "export"])
+def test_what_is_interrupted_leaves_all_or_nothing(verb, signum, work, tmp_path):
+    (tmp_path / "whole").mkdir()
+    args, place = commands(work, tmp_path / "whole")[verb]
+    began = time.monotonic()
+    process = start_command(args, tmp_path / "whole/said")
+    process.join(60)
+    seconds, whole, rng = time.monotonic() - began, content(place), random.Random(verb)
+    assert process.exitcode == 0 and whole
+    for i in range(4):
+        here = tmp_path / str(i)
+        here.mkdir()
+        args, place = commands(work, here)[verb]
+        code = ended(args, here / "said", signum, rng.uniform(0, seconds))
+        assert content(place) in ({}, whole) and code in (0, 130, -signum)
+        if signum == signal.SIGINT:
+            words = (here / "said").read_text()
+            assert "Traceback" not in words, words
+            assert {f.name for f in here.iterdir()} <= {"said", *(f.name for f in (tmp_path / "whole").iterdir())}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("signum", CODES)
+def test_training_stops_at_a_signal_and_goes_on(signum, tmp_path):
+    args = ["train", "digits-lt", "--method", "ce", "--train.epochs", "200", *FAST, "--out", str(tmp_path / "out")]
+    process, log = start_command(args, tmp_path / "said"), tmp_path / "out/seed0" / runs.LOG
+    until = time.monotonic() + 60
+    while not log.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    os.kill(process.pid, signum)
+    process.join(60)
+    last = (tmp_path / "said").read_text().splitlines()[-1]
+    assert process.exitcode == CODES[signum] and "--resume continues" in last and "Traceback" not in last
+    assert all(json.loads(line) for line in log.read_text().splitlines())
+
+
+def test_two_trainings_in_one_folder(tmp_path):
+    """One trains; the other says so in a line, and harms nothing."""
+    args = ["train", "digits-lt", "--method", "ce", "--train.epochs", "8", *FAST, "--out", str(tmp_path / "out")]
+    both = [start_command([*args, "--resume"], tmp_path / f"said{i}") for i in range(2)]
+    for process in both:
+        process.join(100)
+    codes = sorted(process.exitcode for process in both)
+    words = "".join((tmp_path / f"said{i}").read_text() for i in range(2))
+    assert codes == [0, 2] and "another process trains in" in words and words.count("\n") == 1, (codes, words)
+    assert len((tmp_path / "out/seed0" / runs.LOG).read_text().splitlines()) == 8
+    assert (tmp_path / "out/seed0" / runs.METRICS).exists()
+
+
+def test_tables_written_at_once_are_whole(work, tmp_path):
+    several = [
+        start_command(["table", str(work / "run"), "--out", str(tmp_path)], tmp_path / f"said{i}") for i in range(3)
+    ]
+    for process in several:
+        process.join(60)
+    assert [process.exitcode for process in several] == [0, 0, 0]
+    assert json.loads((tmp_path / "table.json").read_text()) and not list(tmp_path.glob(".*"))
+
+
+# Files that would run code
+
+
+@pytest.mark.parametrize("verb", [["predict"], ["export", "--to", "safetensors"]])
+def test_a_checkpoint_with_code_is_refused_and_not_run(verb, tmp_path):
+    import pickle
+
+    (tmp_path / "bomb.pth").write_bytes(pickle.dumps({"state_dict": Bomb(tmp_path / "exploded")}))
+    args = [verb[0], str(tmp_path / "bomb.pth"), *([str(tmp_path)] if verb == ["predict"] else []), *verb[1:]]
+    process = start_command(args, tmp_path / "said")
+    process.join(60)
+    assert process.exitcode == 2 and not (tmp_path / "exploded").exists()
+    assert pickle.loads((tmp_path / "bomb.pth").read_bytes()) and (tmp_path / "exploded").exists()  # it would have
