@@ -36,6 +36,7 @@ def test_the_wheel_has_the_package_whole_and_nothing_else(built):
     names = zipfile.ZipFile(built[0]).namelist()
     there = {str(f.relative_to(ROOT / "src")) for f in (ROOT / "src/longtail").rglob("*") if f.is_file()}
     there = {name for name in there if "__pycache__" not in name}
+    there |= {f"longtail/docs/{page.name}" for page in (ROOT / "docs").iterdir()}  # for `longtail docs`
     assert {name for name in names if ".dist-info/" not in name} == there
     assert {f"longtail/{name}" for name in NEEDED} <= there
     assert any(name.endswith("licenses/LICENSE") for name in names)
@@ -44,7 +45,8 @@ def test_the_wheel_has_the_package_whole_and_nothing_else(built):
 def test_the_sdist_has_the_same_and_what_builds_it(built):
     with tarfile.open(built[1]) as archive:
         names = {member.name.partition("/")[2] for member in archive if member.isfile()}
-    inside = {f"src/{name}" for name in zipfile.ZipFile(built[0]).namelist() if ".dist-info/" not in name}
+    inside = {name for name in zipfile.ZipFile(built[0]).namelist() if ".dist-info/" not in name}
+    inside = {name.removeprefix("longtail/") if "/docs/" in name else f"src/{name}" for name in inside}
     assert inside < names and names - inside <= BESIDE and names > {"pyproject.toml", "README.md", "LICENSE"}
 
 
@@ -82,6 +84,7 @@ def test_the_wheel_works_outside_of_the_checkout(installed, tmp_path):
     ).stdout
     assert where.startswith(str(installed.parents[1])), where
     assert longtail("--version").startswith("longtail ") and "cifar100-lt" in longtail("recipes")
+    assert "Your own images" in longtail("docs") and "parquet" in longtail("docs", "data")
     longtail("train", "digits-lt", "--method", "paco", *FAST, "--out", "run")
     longtail("report", "run", "-o", "page.html")
     longtail("figure", "framework", "-o", "framework.svg")
