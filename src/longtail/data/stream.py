@@ -127,8 +127,8 @@ class Reader:
             part.result()
         with torch.cuda.stream(self.stream):  # of a CPU None, which is none
             decoded = self._decode(encoded, indices)
-            for i, image in decoded.items():
-                room.size_N2[i] = torch.tensor(image.shape[1:])
+            if decoded:
+                room.size_N2[list(decoded)] = torch.tensor([image.shape[1:] for image in decoded.values()])
             size_N2 = room.size_N2.to(self.device, non_blocking=True)
             if len(decoded) < len(indices):
                 images = room.images.to(self.device, non_blocking=True)
