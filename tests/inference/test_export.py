@@ -31,14 +31,6 @@ onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_stopwatch():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("longtail.engine.evaluate.latency", lambda *_: 1.0)
-        patch.setattr("longtail.inference.export.PASSES", 1)
-        yield
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     """Calibrated, on photographs, its logits those of the training frequencies; a class name that Markdown would take."""

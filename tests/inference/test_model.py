@@ -18,13 +18,6 @@ from tests.conftest import tiny
 from tests.inference.made import finished_run, folder_config, photographs
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_stopwatch():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("longtail.engine.evaluate.latency", lambda *_: 1.0)
-        yield
-
-
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
     """A run whose logits stand for the training frequencies, with validation images."""

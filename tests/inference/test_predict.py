@@ -19,13 +19,6 @@ from tests.inference.made import finished_run, folder_config, photographs
 HOSTILE = ("=1+1", 'a,"b"', "Ähre \N{RIGHT-TO-LEFT OVERRIDE}x", "[red]dog")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_stopwatch():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("longtail.engine.evaluate.latency", lambda *_: 1.0)
-        yield
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> tuple[Path, Path]:
     """A run on classes of hostile names, and its images."""

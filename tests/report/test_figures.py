@@ -181,7 +181,7 @@ def test_extra_marks_its_minimum(tmp_path, monkeypatch):
 
 def test_the_framework_of_the_docs_is_the_one_that_is_written(tmp_path):
     out = longtail.figure("framework", out=tmp_path / "f.svg")
-    assert out.read_bytes() == (ROOT / "docs/framework.svg").read_bytes()
+    assert out.read_bytes() == (ROOT / "src/longtail/report/framework.svg").read_bytes()
     words = " ".join("".join(e.itertext()) for e in ElementTree.parse(out).iter("{http://www.w3.org/2000/svg}text"))
     assert all(word in words for word in ("query network", "key network", "centres", "queue", "PaCo loss"))
     with pytest.raises(UserError, match=r"ends in \.svg"):

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from longtail.cli import VERBS
-from longtail.cli.arguments import Inspect, Shard
+from longtail.cli.verbs import DATA_VERBS
 from longtail.config import Config, ViewConfig
 from longtail.config.methods import METHODS
 from longtail.config.section import Section
 
-PARTS = {"data": {"inspect": Inspect, "shard": Shard}}  # verbs that have verbs of their own
+PARTS = {"data": {name: kind for name, (kind, _) in DATA_VERBS.items()}}  # verbs that have verbs of their own
 HEAD = """# Every command and flag
 
 Made from the code by `make docs`; a test sees that it is current. Each command explains itself with `--help`, with the

@@ -161,14 +161,13 @@ def run_reproduce(args: list[str]) -> None:
 
 
 def run_data(args: list[str]) -> int | None:
-    verbs: dict[str, Callable[[list[str]], int | None]] = {"inspect": run_inspect, "shard": run_shard}
     if not args or args[0] in ("-h", "--help"):
         print("longtail data inspect DATA            what it holds, and what is wrong with it")
         print("longtail data shard DATA --out DIR    the same as parquet shards")
         return 0
-    if args[0] not in verbs:
-        raise unknown("command", f"data {args[0]}", [f"data {verb}" for verb in verbs])
-    return verbs[args[0]](args[1:])
+    if args[0] not in DATA_VERBS:
+        raise unknown("command", f"data {args[0]}", [f"data {verb}" for verb in DATA_VERBS])
+    return DATA_VERBS[args[0]][1](args[1:])
 
 
 def run_inspect(args: list[str]) -> int:
@@ -253,6 +252,12 @@ def run_shard(args: list[str]) -> None:
     for line in (*packed.notes, *(f"left out: {image.id} ({image.why})" for image in packed.skipped)):
         print(line, file=sys.stderr)
     print(f"{packed.images:,} images written to {given.out}")
+
+
+DATA_VERBS: dict[str, tuple[type, Callable[[list[str]], int | None]]] = {
+    "inspect": (Inspect, run_inspect),
+    "shard": (Shard, run_shard),
+}
 
 
 def run_recipes(args: list[str]) -> None:

@@ -13,6 +13,7 @@ from longtail.config.methods import Contrast, CrossEntropy, MethodConfig
 from longtail.config.section import Section, differences, from_dict, to_dict
 from longtail.config.sections import (
     DataConfig,
+    Decoding,
     LogConfig,
     ModelConfig,
     OptimConfig,
@@ -29,6 +30,7 @@ __all__ = [
     "LogConfig",
     "ModelConfig",
     "OptimConfig",
+    "Decoding",
     "Sampler",
     "Section",
     "TrainConfig",

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from longtail.config.section import Section, require
 
 Sampler = Literal["uniform", "balanced", "sqrt", "reversed", "progressive"]
+Decoding = Literal["auto", "cpu", "gpu"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class DataConfig(Section):
     image_size, 512 at 224."""
     workers: int = 0
     """`stream`: threads of a process that read and decode; 0: one for each core, which processes (torchrun) share."""
-    decode: Literal["auto", "cpu", "gpu"] = "auto"
+    decode: Decoding = "auto"
     """`stream`: where plain JPEGs that are trained on become pixels; `auto`: on the GPU, where there is one that does. Those
     that are evaluated are always decoded on the CPU."""
     val_fraction: float = 0.0

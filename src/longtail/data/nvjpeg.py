@@ -9,12 +9,12 @@ import functools
 import torch
 from torch import Tensor
 
-from longtail.data.pool import Place
+from longtail.config import Decoding
 from longtail.data.stream import Decoder
 from longtail.errors import UserError
 
 
-def decoder_for(device: torch.device, asked: Place) -> Decoder | None:
+def decoder_for(device: torch.device, asked: Decoding) -> Decoder | None:
     """None where images are decoded on the CPU."""
     if asked == "cpu" or (asked == "auto" and device.type != "cuda"):
         return None

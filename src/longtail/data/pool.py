@@ -3,18 +3,18 @@
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from longtail.config import Decoding
 from longtail.errors import UserError, some
 
 # Shapes: N images, H x W pixels. Data classes of arrays compare by identity (eq=False): arrays have no single ==.
 ImageArray = npt.NDArray[np.uint8]
 IntArray = npt.NDArray[np.int64]
 
-Place = Literal["auto", "cpu", "gpu"]
 MEMORY_LIMIT = 16 * 2**30  # bytes of decoded images; the whole set is held in memory
 
 
@@ -33,7 +33,7 @@ class OnDisk:
     place: Callable[[int], object]  # what an error calls it
     side: int  # pixels: of the square that an image is made to fit in
     workers: int  # threads that read; 0: as there are cores
-    decode: Place = "auto"  # where those that are trained on become pixels
+    decode: Decoding = "auto"  # where those that are trained on become pixels
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ class Pool:
             images, indices = images[good], indices[good]
         return Source(images, self.labels[indices], self.class_names, self.ids[indices], skipped)
 
-    def stream(self, indices: IntArray, side: int, workers: int, decode: Place, skipped: dict[int, str]) -> Source:
+    def stream(self, indices: IntArray, side: int, workers: int, decode: Decoding, skipped: dict[int, str]) -> Source:
         """These images, which stay where they are; without those that are known to be `skipped`, and why."""
         bad = tuple(Skipped(str(self.ids[i]), skipped[i]) for i in indices.tolist() if i in skipped)
         kept = np.array([i for i in indices.tolist() if i not in skipped], np.int64) if bad else indices
