@@ -157,7 +157,10 @@ def run_line(line: str, capsys) -> None:
 
 def alone(words: list[str]) -> list[str]:
     """Lines are alternatives: each trains in a folder of its own."""
-    return words if words[0] != "train" or "--out" in words else [*words, "--out", tempfile.mkdtemp(dir="runs")]
+    if words[0] != "train" or "--out" in words:
+        return words
+    shared = os.environ.get("MASTER_PORT")  # by the processes that torchrun has started
+    return [*words, "--out", f"runs/{shared}" if shared else tempfile.mkdtemp(dir="runs")]
 
 
 def run_shell(script: str) -> None:
