@@ -13,11 +13,14 @@ AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo -n)
 demo: $(INSTALLED)
 	$(BIN)/longtail demo
 
+# Several processes of one thread each: a file's tests stay together where they share what they made, long ones go where there is room.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n logical --maxprocesses 8
+
 test: $(INSTALLED) check
-	$(BIN)/pytest -q -m "not long"
+	$(PYTEST) -m "not long" --dist loadfile
 
 test-long: $(INSTALLED) chromium
-	$(BIN)/pytest -q -m long -rs
+	$(PYTEST) -m long -rs --dist worksteal
 
 # Some long tests open pages in a browser: Debian's is fetched where that is allowed, and else they are skipped.
 chromium:

@@ -25,7 +25,7 @@ from longtail.report.table import make_rows
 from longtail.report.ties import compare_seeds
 
 METHODS = ("ce", "balanced-softmax", "paco")
-RATES = {"head": 0.05, "all": 0.005, "scratch": 0.02}  # of SGD, at 32 images
+RATES = {"head": 0.01, "all": 0.005, "scratch": 0.02}  # of SGD, at 32 images
 
 
 def images(folder: Path, classes: int, most: int, out: Path) -> DataConfig:

@@ -1,19 +1,22 @@
 """Images per second from JPEG files on disk to PaCo's step (ResNet-50, 224 pixels, batch 128), and of each part of the way.
 
-    python benchmarks/stream.py --tiles PATH/TO/IMAGES [--out FILE] [--workers 16]
+    python benchmarks/stream.py --tiles PATH/TO/IMAGES [--out FILE] [--workers 16] [--profile]
 
 `step`: the step alone, on views that lie where it looks for them; `views`: both views of a batch that is on the device; `read`:
 files read, decoded (on the GPU, where it can) and brought there; `read, CPU`: the same, decoded by threads; `together`: all of
 it, as training does it. `nvJPEG`: torchvision's decoder on the GPU, from bytes in memory. `PIL`: the usual DataLoader, whose
-worker processes make both views; they are counted before the copy to the device. All in one run.
+worker processes make both views; they are counted before the copy to the device. All in one run. `--profile`: what each stream
+of the GPU does in a batch, and for how long.
 
 The files are mosaics of real images, 8 x 6 of the tiles at 64 pixels (512 x 384, JPEG of quality 90, about as many bytes as a
 photograph of that size), in 1,000 classes. They are read so often that the operating system has them in memory.
 """
 
 import argparse
+import collections
 import contextlib
 import itertools
+import json
 import resource
 import tempfile
 from collections.abc import Callable
@@ -27,6 +30,7 @@ from measure import Row, cores, save, seconds_per_call, table, where
 from PIL import Image
 from reference import Blur, delivered
 from step import make_runs
+from torch.profiler import ProfilerActivity, profile
 from torchvision import transforms as T
 from torchvision.datasets import ImageFolder
 
@@ -43,6 +47,7 @@ ACROSS, DOWN, TILE = 8, 6, 64
 TILES = 4096  # that mosaics are made of
 CLASSES = 1000  # of at least eight images
 BUDGET = 4.0  # seconds for each figure
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # what the profiler calls it
 
 
 def make_mosaics(tiles: Path, folder: Path, images: int) -> int:
@@ -79,8 +84,8 @@ def make_config(folder: Path, args: argparse.Namespace) -> Config:
     return replace(config, data=data, model=model, train=train)
 
 
-def ours(run: Run, seconds: float) -> tuple[dict[str, float], Row]:
-    """Images per second of each part; and the memory in use before and after the last of them."""
+def ours(run: Run, seconds: float, profiles: bool) -> tuple[dict[str, float], Row, list[Row]]:
+    """Images per second of each part; the memory in use before and after the last of them; its profile, if asked for."""
     step_on, batches, count = make_step([run]), run.batches, itertools.count()
 
     def step() -> None:
@@ -113,7 +118,32 @@ def ours(run: Run, seconds: float) -> tuple[dict[str, float], Row]:
     before = in_use(run.device)
     rates["together"] = rate("together", together)
     after = in_use(run.device)
-    return rates, {"before": before, "after": after, "batches": next(count)}
+    return rates, {"before": before, "after": after, "batches": next(count)}, streams(together) if profiles else []
+
+
+def streams(work: Callable[[], None], batches: int = 20) -> list[Row]:
+    """Of each stream of the GPU, and of all together: milliseconds a batch at work, and what takes most of them."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        with profile(activities=[ProfilerActivity.CUDA]) as found:
+            for _ in range(batches):
+                work()
+            torch.cuda.synchronize()
+        found.export_chrome_trace(file.name)
+        events = [e for e in json.loads(Path(file.name).read_text())["traceEvents"] if e.get("cat") in ON_DEVICE]
+    every = sorted({e["args"]["stream"] for e in events})
+    rows = [at_work(f"stream {s}", [e for e in events if e["args"]["stream"] == s], batches) for s in every]
+    return [at_work("any stream", events, batches), *rows]
+
+
+def at_work(name: str, events: list[Row], batches: int) -> Row:
+    """Where spans overlap they count once."""
+    busy, until, by_name = 0.0, 0.0, collections.Counter[str]()
+    for event in sorted(events, key=lambda e: e["ts"]):
+        start, end = event["ts"], event["ts"] + event["dur"]
+        busy, until = busy + max(end - max(start, until), 0), max(until, end)
+        by_name[event["name"][:60]] += event["dur"]
+    most = ", ".join(f"{kernel} {us / 1000 / batches:.2f}" for kernel, us in by_name.most_common(4))
+    return {"part": name, "ms_a_batch": busy / 1000 / batches, "of_them_ms": most}
 
 
 def decoding_on_cpu(run: Run) -> Loader:
@@ -167,7 +197,7 @@ def measure(args: argparse.Namespace) -> Row:
         print(f"{args.images:,} mosaics of {size:,} bytes", flush=True)
         config = make_config(folder, args)
         (run,) = make_runs(config, 1, load(config.data), device)
-        rates, memory = ours(run, args.seconds)
+        rates, memory, found = ours(run, args.seconds, args.profile)
         run.batches.close()
         if device.type == "cuda":
             rates["nvJPEG"] = nvjpeg(folder, args.batch, device, args.seconds)
@@ -176,7 +206,7 @@ def measure(args: argparse.Namespace) -> Row:
     rows = [{"part": name, "images_per_second": n, "of_the_step": n / rates["step"]} for name, n in rates.items()]
     settings = {"network": args.network, "size": args.size, "batch": args.batch, "norm": args.norm, "bytes": size}
     how = {"step": run.how, "precision": precision(config.train, device), "workers": args.workers, "megabytes": memory}
-    return {"what": (__doc__ or "").strip(), **where(device), **settings, **how, "rows": rows}
+    return {"what": (__doc__ or "").strip(), **where(device), **settings, **how, "rows": rows, "streams": found}
 
 
 def main() -> None:
@@ -191,11 +221,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="that decode (one for each core)")
     parser.add_argument("--workers", type=int, default=16, help="processes of the usual DataLoader; 0: leave it out")
     parser.add_argument("--seconds", type=float, default=BUDGET, help="for each figure")
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     found = measure(args)
     print(table(found["rows"]))
+    for row in found["streams"]:
+        print(f"{row['part']}: {row['ms_a_batch']:.2f} ms a batch ({row['of_them_ms']})")
     save(args.out, found)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from longtail.cli import main
 from longtail.engine.distributed import leave
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +32,8 @@ def start_command(args: list[str], said: Path) -> multiprocessing.process.BasePr
 
 
 def _command(args: list[str], said: Path) -> None:
+    from longtail.cli import main  # not above: a machine with a GPU may lack what only the command needs
+
     with open(said, "w", buffering=1) as sys.stderr:
         sys.exit(main(args))
 

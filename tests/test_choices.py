@@ -1,6 +1,7 @@
 """What is chosen for a folder: sensible at every size, by machine and weights; flags stand, and reasons are said."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from longtail import recipes, runs
 from longtail.choices import Facts, choose, look
 from longtail.choices.ledger import YOURS, with_values
 from longtail.cli import main
+from longtail.cli.verbs import default_out
 from longtail.comparison import usual_budget
-from longtail.config import Config, DataConfig
+from longtail.config import Config, DataConfig, PaCo, TrainConfig
 from longtail.data.imbalance import exponential_counts
 from longtail.models.backbones import make_body
 from longtail.theory import auto_alpha
@@ -287,3 +289,30 @@ def test_photographs_without_weights_are_learnt_from_scratch(tmp_path, capsys, m
     assert "no pretrained weights can be had here" in capsys.readouterr().out
     stored = runs.load_config(tmp_path / "out/seed0")
     assert not stored.model.pretrained and stored.data.image_size == 64
+
+
+def test_the_theory_of_a_folder_has_the_queue_and_batch_that_train_would_choose(tmp_path, capsys):
+    images = str(folder(tmp_path / "images", counts=(90, 60, 4)))
+    chosen = choose(images, look(recipes.make(images).data), "paco").config
+    assert main(["theory", "--recipe", images]) == 0
+    assert f"queue {chosen.method.queue}, batch {chosen.train.batch_size}" in capsys.readouterr().out
+    assert main(["theory", "--recipe", images, "--queue", "7"]) == 0
+    assert f"queue 7, batch {chosen.train.batch_size}" in capsys.readouterr().out
+    assert chosen.method.queue != PaCo().queue and chosen.train.batch_size != TrainConfig().batch_size
+
+
+def test_a_run_is_not_taken_for_images(tmp_path, capsys):
+    out = tmp_path / "a run"
+    assert main(["train", "digits-lt", *FAST, "--out", str(out)]) == 0
+    assert f"longtail report '{out}'" in capsys.readouterr().out  # what may come next, to be pasted
+    for place in (out, out / "seed0"):
+        assert main(["train", str(place)]) == 2
+        assert f"`longtail train --from '{place}'` trains it anew" in capsys.readouterr().err
+
+
+def test_where_a_folder_is_trained_to(tmp_path):
+    images = str(folder(tmp_path / "my birds"))
+    config = recipes.make(images)
+    assert default_out(images, "paco", config) == Path("runs/my birds-paco")
+    drawn = recipes.make(images, imbalance=10)
+    assert default_out(images, "paco", drawn) == Path("runs/my birds-paco-10")

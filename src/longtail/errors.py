@@ -1,8 +1,14 @@
 """What the user can mend is a UserError: one line that names the value and the fix. The command exits with its code."""
 
+import contextlib
 import difflib
+import errno
+import os
+import re
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+
+FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or the share of it that a user may fill
 
 
 class UserError(Exception):
@@ -15,6 +21,10 @@ class RunError(UserError):
     """A run that started well cannot go on: non-finite loss, memory, disk."""
 
     exit_code = 1
+
+
+class NoRoom(RunError):
+    """A disk is full."""
 
 
 class Alone(RunError):
@@ -40,9 +50,36 @@ def some(items: Iterable[object], most: int = 3) -> str:
 
 
 def why(error: BaseException) -> str:
-    """What the system says, without its number and the path."""
-    said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    """What the system says, without its number and the path; of a full disk always the same."""
+    said = full_disk(error) or getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(said.split())
+
+
+def full_disk(error: BaseException | None) -> str:
+    """The system's words for a full disk, where that is behind the error.
+
+    torch's own errors come after the system's, and safetensors has its number in its text alone.
+    """
+    while error is not None:
+        told = re.search(r"\(os error (\d+)\)", str(error))
+        code = getattr(error, "errno", None) or (told and int(told[1]))
+        if code in FULL:
+            return os.strerror(code)
+        error = error.__cause__ or error.__context__
+    return ""
+
+
+@contextlib.contextmanager
+def room_for(path: object) -> Iterator[None]:
+    """While something is written there: whatever a full disk makes of it is one error, with one exit code."""
+    try:
+        yield
+    except NoRoom:
+        raise
+    except Exception as error:
+        if full_disk(error):
+            raise NoRoom(f"no space left to write {path}: free some, or name another place") from error
+        raise
 
 
 def visible(text: object) -> str:

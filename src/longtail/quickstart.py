@@ -17,6 +17,7 @@ from longtail.report.cells import Curve
 from longtail.report.document import report
 from longtail.report.plots import accuracy_by_frequency
 from longtail.report.table import Row, table
+from longtail.report.tested import basis
 
 METHODS = ("ce", "balanced-softmax", "supcon", "paco")
 
@@ -55,10 +56,11 @@ def one_thread() -> Iterator[None]:
 def verdict(rows: list[Row], out: Path) -> list[str]:
     """What the demo showed, in words, and where to go from here."""
     command = "longtail" if shutil.which("longtail") else str(Path(sys.executable).parent / "longtail")
+    base = basis(rows[0].runs[0], "few")
     few = {row.runs[0].config.method.name: sum(row.values("few")) / len(row.runs) for row in rows}
     return [
         "",
-        f"On the classes with fewer than 20 images PaCo recognises {few['paco']:.1f} % where cross-entropy recognises "
+        f"On the classes with fewer than 20 images ({base}) PaCo recognises {few['paco']:.1f} % where cross-entropy recognises "
         f"{few['ce']:.1f} % (Balanced Softmax {few['balanced-softmax']:.1f} %, SupCon {few['supcon']:.1f} %).",
         f"Accuracy by class frequency is drawn in {out}/accuracy.png; the table is in {out}/table.md and {out}/table.json.",
         f"All of it, and whether to believe it, on one page: {out}/report.html",

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from longtail.config import Config, from_dict
-from longtail.errors import UserError
+from longtail.errors import UserError, room_for
 from longtail.shapes import anything, count, fault, maybe, named, number, text
 
 CONFIG, ENVIRONMENT, LOG, METRICS = "config.json", "environment.json", "log.jsonl", "metrics.json"
@@ -192,11 +192,13 @@ def replaced(path: Path) -> Iterator[Path]:
     """A file beside it to be written, which takes its place in the end; where something fails it is gone, and the old one is
     as it was. What is no file (/dev/null, a pipe) is written to, and stays what it is."""
     if os.path.exists(path) and not os.path.isfile(path):
-        yield path
+        with room_for(path):
+            yield path
         return
     fresh = path.with_name(f".{os.getpid()}.{path.name}")
     try:
-        yield fresh
+        with room_for(path):
+            yield fresh
         os.replace(fresh, path)
     finally:
         fresh.unlink(missing_ok=True)

@@ -299,5 +299,5 @@ def test_a_path_says_what_kind_of_source_it_is(images):
     (images / "shards/train-0.PARQUET").write_bytes(b"")
     assert recipes.make(images / "shards").data.name == "shards"
     assert set(recipes.LISTS) == set(READERS)
-    with pytest.raises(UserError, match="nor is it a folder of images, or a list"):
+    with pytest.raises(UserError, match="is no folder of images, and no list of them"):
         recipes.make(images / "train/cat/0.png")

@@ -437,7 +437,7 @@ def test_link_loops_end(folder):
     (folder / "train/dog/up").symlink_to(folder, target_is_directory=True)
     assert load(DataConfig(name="folder", root=folder)).train.counts.tolist() == [6, 2]
     (folder / "train/loop").symlink_to(folder / "train", target_is_directory=True)
-    assert "train/loop has no image" in refusal(name="folder", root=folder)
+    assert "train/loop: fill it or remove it" in refusal(name="folder", root=folder)
 
 
 def test_folder_refusals(folder, tmp_path_factory):
@@ -450,7 +450,9 @@ def test_folder_refusals(folder, tmp_path_factory):
     fill(other, dog=3)
     assert "no class of five images" in refusal(name="folder", root=other)
     (folder / "train/eel").mkdir()
-    assert "train/eel has no image" in refusal(name="folder", root=folder)
+    (folder / "train/emu").mkdir()
+    said = refusal(name="folder", root=folder)
+    assert "no image" in said and "train/eel, " in said and "train/emu: fill it or remove it" in said  # all at once
 
 
 def test_evaluation_refusals(folder):

@@ -21,7 +21,7 @@ import longtail
 from longtail import recipes
 from longtail.config import Config, DataConfig
 from longtail.data import decode, nvjpeg, stream
-from longtail.data.decode import BadImage, decode_whole
+from longtail.data.decode import BadImage, decode_whole, read_file
 from longtail.data.jpeg import Header, read_header
 from longtail.data.loader import ResidentLoader, StreamLoader, frames_of, make_loader
 from longtail.data.pool import OnDisk, Source
@@ -30,7 +30,7 @@ from longtail.data.stream import AHEAD, Reader
 from longtail.engine import examples
 from longtail.errors import Alone, RunError, UserError
 from longtail.views import Views
-from tests.data.test_inspection import bad_files
+from tests.data.files import bad_files
 
 PHOTO = Image.fromarray(load_sample_images().images[0])  # 640 x 427
 CPU = torch.device("cpu")
@@ -193,7 +193,7 @@ def test_processes_of_a_machine_share_its_memory(monkeypatch):
 def test_readers_share_a_stream(monkeypatch):
     """Each evaluation has a reader: with a stream for each, those of captured branches would soon be handed out twice."""
     asked = []
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: asked.append(device) or object())
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: asked.append(device) or object())
     stream.way_to.cache_clear()
     one, other = (Reader(numbered(9), torch.device("cuda", 0)) for _ in range(2))
     stream.way_to.cache_clear()
@@ -288,6 +288,35 @@ def test_too_little_memory_is_no_reason_to_ask_the_cpu():
 
     with pytest.raises(torch.OutOfMemoryError):
         next(Reader(photos(), CPU, decoder).batches([np.arange(24)]))
+
+
+@pytest.mark.parametrize("workers, most", [(0, stream.READING), (6, 6)])
+def test_few_threads_read_at_a_time_where_the_device_decodes(workers, most, monkeypatch):
+    monkeypatch.setattr(stream, "cores", lambda: 16)
+    files, busy, seen, lock = photos(), 0, [], threading.Lock()
+
+    def slowly(index):
+        nonlocal busy
+        with lock:
+            busy += 1
+            seen.append(busy)
+        time.sleep(0.002)
+        with lock:
+            busy -= 1
+        return files.encoded(index % 24)
+
+    many = replace(files, encoded=slowly, workers=workers)
+    assert len(list(Reader(many, CPU, Decoded()).batches(np.arange(240).reshape(2, 120)))) == 2
+    assert max(seen) == most
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for place, why in {"pipe": "it is not a file", "": "it is not a file", "gone": "there is no such file"}.items():
+        with pytest.raises(BadImage, match=why):
+            read_file(tmp_path / place)
+    (tmp_path / "file").write_bytes(bytes(range(256)) * 999)
+    assert read_file(str(tmp_path / "file")) == bytes(range(256)) * 999
 
 
 def test_where_images_are_decoded():

@@ -1,8 +1,6 @@
 """Exported files run by themselves and agree with the network; what does not agree is not written."""
 
 import json
-import re
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -81,19 +79,20 @@ def agrees(model: Model, path: Path, to: str) -> None:
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_a_run_is_exported_with_a_card_whose_code_runs(run, exported, to):
+def test_a_run_is_exported_with_a_card(run, exported, to):
     path = exported[to].path
     assert sorted(f.name for f in path.parent.iterdir()) == [path.name, f"{path.name}.md"]
     agrees(longtail.load(run, prior="uniform"), path, to)
     card = exported[to].card.read_text()
     for words in ("Cross-entropy", "fewer than 20", "temperature", "validation", "16x16", "uniform", "## Limits"):
         assert words in card, words
+    rows = [
+        line.split(" | ") for line in card.splitlines() if line.startswith(("| all", "| many", "| medium", "| few"))
+    ]
+    images = {row[0][2:].split(" ")[0]: row[2].strip(" |") for row in rows}
+    every = int(np.sum(json.loads((run / "metrics.json").read_text())["confusion"]))
+    assert int(images["all"]) == every == sum(int(n) for group, n in images.items() if group != "all" and n != "–")
     assert r"cat\|\*x\*" in card and r"\<b\>eel" in card and str(run.parent.parent) not in card
-    (block,) = re.findall(r"```python\n(.*?)```", card, re.S)
-    assert len(block.splitlines()) <= 10
-    env = {"PYTHONPATH": str(Path(longtail.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", block], cwd=path.parent, capture_output=True, text=True, env=env)
-    assert done.returncode == 0 and done.stdout.split()[0] in ("cat|*x*", "dog", "<b>eel"), done.stderr
 
 
 def test_the_verb(run, tmp_path, capsys):

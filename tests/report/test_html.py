@@ -48,6 +48,18 @@ def test_data_of_a_plot_come_back_from_its_link():
     assert rows == [["class", "n"], ['a,"b"', "1"], ["100 %\nx#?&", "2"], ["é", ""]]
 
 
+def test_epochs_are_whole_numbers():
+    assert Scale(0, 1, whole=True).ticks() == [0, 1] and Scale(0, 4, whole=True).ticks() == [0, 1, 2, 3, 4]
+    assert Scale(0, 400, whole=True).ticks() == Scale(0, 400).ticks()
+
+
+@pytest.mark.parametrize(
+    ("value", "says"), [(1.5e-4, "1.5e−4"), (5e-4, "5e−4"), (0.0015, "0.0015"), (2e6, "2e6"), (0, "0")]
+)
+def test_a_tick_says_its_value(value, says):
+    assert number(value) == says
+
+
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("low,high", [(1, 134), (0.001, 0.1), (2.85, 3.1), (5, 6), (1, 1e6), (3, 1280), (7, 7)])
 def test_ticks_lie_on_the_scale_and_are_a_handful(low, high, log):

@@ -37,6 +37,12 @@ def test_progress_is_that_of_the_log(tmp_path):
     assert found["PaCo, seed 1"]["epoch"][0].strip() == "0 of 8" and found["PaCo, seed 1"]["loss"][0] == "–"
 
 
+def test_a_run_is_named_by_its_folder_and_data(tmp_path):
+    folder = begin_run(tmp_path / "a/seed0", 1)
+    (found,) = under_way(read(Board([tmp_path]))).values()
+    assert found["folder"][0] == str(folder) and found["data"][0] == "digits-lt, imbalance 40"
+
+
 def test_epochs_are_those_of_all_stages_and_the_latest_run_comes_first(tmp_path):
     for i, (total, expected) in enumerate(((30, 30), (None, 8), (2, 5))):
         run = runs.read_begun(begin_run(tmp_path / f"{i}/seed0", 5, total=total, day=i + 1))

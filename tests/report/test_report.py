@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from html import unescape
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -86,16 +87,29 @@ def test_figures_are_those_of_metrics_json(folder, tmp_path):
 
 
 def test_the_summary_gives_the_difference_on_rare_classes_with_its_interval(folder):
-    (rare, overall, _) = words.summary(chapter_of(folder))
+    (rare, _, overall, _) = words.summary(chapter_of(folder))
     ours, theirs = stored(folder, "paco", "few"), stored(folder, "ce", "few")
     mean, half = paired_difference(ours, theirs)
     assert mean > half  # made so
     says = unescape(re.sub("<[^>]*>", "", str(rare))).replace("\xa0", " ")
     assert says == (
-        "On rare classes (fewer than 20 training images; 2 of 6 classes) PaCo is best with "
+        "On rare classes (fewer than 20 training images; mean over 2 of 6 classes, 16 test images) PaCo is best with "
         f"{np.mean(ours):.1f} %, ahead of Cross-entropy by {mean:.1f} ± {half:.1f} points."
     )
     assert "Over all test images" in str(overall)
+
+
+def test_cost_is_the_mean_in_table_plot_and_data(folder, tmp_path):
+    """Of milliseconds 3, 4 and 11, whose median is another."""
+    path = folder / "paco/seed2" / runs.METRICS
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"latency_b64": 11.0}))
+    page = read(report(folder, tmp_path / "page.html"))
+    (costs,) = [t for t in page.tables if t[0][1][0].startswith("milliseconds")]
+    assert {line[0][0]: float(line[1][1]) for line in costs[1:]} == {"PaCo": 6.0, "Cross-entropy": 4.0}
+    (link,) = [a for a in page.of("a") if a.get("download") == "accuracy_against_latency_b64.csv"]
+    lines = [line.split(",")[:2] for line in unquote(link["href"]).splitlines()[1:]]
+    assert {label: float(x) for label, x in lines} == {"PaCo": 6.0, "Cross-entropy": 4.0}
+    assert any(title.startswith("PaCo: ") and title.endswith(" % at 6.0") for title in page.text["title"])
 
 
 def test_ties_are_called_ties(folder):
@@ -126,7 +140,8 @@ def test_grounds_for_doubt_are_named(folder):
     good = [text for text, sound in says.items() if sound]
     assert any("3 seeds" in text for text in good) and any("same images" in text for text in good)
     assert any("No validation images" in text for text, sound in says.items() if not sound)
-    p = np.array(json.loads((folder / "paco/seed0/metrics.json").read_text())["per_class"][4:]) / 100
+    p = np.mean(stored(folder, "paco", "per_class"), axis=0)[4:] / 100
+    p = (PER_CLASS * p + 1) / (PER_CLASS + 2)
     half = 196 * np.sqrt((p * (1 - p) / PER_CLASS).sum()) / 2
     assert any(f"{2 * PER_CLASS} test images" in text and f"{half:.1f} points" in text for text in says)
     path = folder / "ce/seed0" / runs.ENVIRONMENT
@@ -362,11 +377,39 @@ def test_a_browser_shows_it_clean(folder, tmp_path):
 
 @pytest.mark.long
 @browser.needed
+def test_a_phone_shows_few_and_that_there_is_more(folder, tmp_path):
+    """Without scrolling, beside the method; and an axis label clears its ticks, of which 0.0015 is a long one."""
+    log, sizes = (
+        folder / "ce/seed0" / runs.LOG,
+        "e => { const r = e.getBoundingClientRect(); return [r.left, r.right] }",
+    )
+    log.write_text(json.dumps({"stage": "train", "epoch": 0, "epochs": 5, "loss": 1.0, "lr": 0.0016}) + "\n")
+    (folder / "ce/seed0" / runs.METRICS).unlink()
+    path = report(folder, tmp_path / "page.html")
+    table = "[...document.querySelectorAll('table')].find(t => t.innerText.includes('k-NN'))"
+    texts = "[...document.querySelectorAll('.plot')].find(p => p.innerHTML.includes('learning rate')).querySelectorAll('text')"
+    with browser.Browser() as chromium:
+        chromium.screen(390)
+        chromium.open(path)
+        edges = chromium.evaluate(f"[...{table}.tBodies[0].rows].map(r => ({sizes})(r.cells[2]))")
+        assert edges and all(0 < left < right < 390 for left, right in edges)
+        assert chromium.evaluate(f"{table}.parentNode.scrollWidth > {table}.parentNode.clientWidth")
+        chromium.evaluate(f"{table}.parentNode.scrollLeft = 200")
+        assert chromium.evaluate(f"({sizes})({table}.tBodies[0].rows[0].cells[0])")[0] > 0  # the method stays
+        found = {
+            text: edges
+            for text, *edges in chromium.evaluate(f"[...{texts}].map(e => [e.textContent, ...({sizes})(e)])")
+        }
+        assert found["learning rate"][1] < found["0.0015"][0]
+
+
+@pytest.mark.long
+@browser.needed
 def test_tables_sort_in_a_browser_and_show_the_stored_figures(folder, tmp_path):
     path = report(folder, tmp_path / "page.html")
-    cells = "r => [r.cells[0].innerText.trim(), r.cells[4].innerText]"
+    cells = "r => [r.cells[0].innerText.trim(), r.cells[2].innerText]"
     column = f"[...document.querySelector('table').tBodies[0].rows].map({cells})"
-    click = "document.querySelectorAll('thead')[0].rows[0].cells[4].querySelector('button').click()"
+    click = "document.querySelectorAll('thead')[0].rows[0].cells[2].querySelector('button').click()"
     with browser.Browser() as chromium:
         chromium.open(path)
         means = {label: np.mean(stored(folder, m, "few")) for m, label in (("ce", "Cross-entropy"), ("paco", "PaCo"))}

@@ -227,8 +227,8 @@ def test_an_epoch_arrives_in_a_browser_by_itself(watching, tmp_path):
         make_run(tmp_path / "made", recipes.digits_lt("paco"), 0, FEW)
         os.replace(tmp_path / "made", tmp_path / "runs/paco")
         chromium.until(f"{epoch} !== undefined && document.querySelectorAll('h2').length === 3")
-        column = "[...document.querySelector('table').tBodies[0].rows].map(r => parseInt(r.cells[1].innerText))"
-        chromium.evaluate("document.querySelector('table').tHead.rows[0].cells[1].querySelector('button').click()")
+        column = "[...document.querySelector('table').tBodies[0].rows].map(r => parseInt(r.cells[2].innerText))"
+        chromium.evaluate("document.querySelector('table').tHead.rows[0].cells[2].querySelector('button').click()")
         chromium.until(f"'' + {column} === '3,2,1'")
         folded = "[...document.querySelectorAll('details')].map(d => d.open)"
         chromium.evaluate("document.querySelectorAll('details').forEach(d => d.open = !d.open)")

@@ -140,7 +140,7 @@ def choose_rates(facts: Facts, network: Network, book: Ledger) -> None:
         book.set("optim.layer_decay", 0.75 if network.pretrained and modern and not frozen else 1.0)
         book.set("optim.clip", 1.0)
     else:
-        rate, decay = (0.05, 5e-4) if not network.pretrained else (0.1 if frozen else 0.01, 1e-4)
+        rate, decay = (0.05, 5e-4) if not network.pretrained else (0.02 if frozen else 0.01, 1e-4)
     start = "on a frozen trunk" if frozen else "from pretrained weights" if network.pretrained else "from scratch"
     why = f"{rate:g} at 128 images, {start}, by the root of the batch"
     book.pick("optim.lr", float(f"{rate * share:.3g}"), why)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from longtail import __version__
 from longtail.cli import arguments, manual, used, verbs
-from longtail.errors import Alone, UserError, unknown, visible, why
+from longtail.errors import Alone, RunError, UserError, full_disk, unknown, visible, why
 from longtail.progress import speaks
 
 VERBS: dict[str, tuple[type, Callable[[list[str]], int | None]]] = {
@@ -44,7 +44,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except UserError as error:
         if speaks() or isinstance(error, Alone):
             print("longtail: " + visible(" ".join(str(error).split())) + manual.helpful(error), file=sys.stderr)
-        return error.exit_code
+        return RunError.exit_code if full_disk(error) else error.exit_code
     except KeyboardInterrupt:
         print("longtail: interrupted", file=sys.stderr)
         return 130

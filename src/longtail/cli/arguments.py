@@ -1,14 +1,9 @@
-"""What each verb can be told, as a dataclass that tyro reads; and how what it says about mistakes becomes one line."""
+"""What each verb can be told, as a dataclass that tyro reads."""
 
-import argparse
-import contextlib
-import io
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
-import tyro
 from tyro.conf import Positional, arg
 
 from longtail.config import (
@@ -20,9 +15,6 @@ from longtail.config import (
     TrainConfig,
     ViewsConfig,
 )
-from longtail.errors import UserError
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +87,7 @@ class ReportArgs:
 class FigureArgs:
     """Draw a figure of the paper from your runs: latency, gradient, framework, extra."""
 
-    name: Positional[str]
+    name: Positional[str | None] = None
     """latency (Fig. 1: accuracy against the time of a batch of 64), gradient (Fig. 2: gradients of the classifier by class, of
     runs trained with --log.gradients), framework (Fig. 3) or extra (Fig. 4: L_extra); the last two need no runs."""
     runs: Positional[tuple[Path, ...]] = ()
@@ -213,7 +205,8 @@ class Theory:
     """What the paper's theory says of class counts, queue, batch and alpha: a table to choose alpha from."""
 
     recipe: str | None = None
-    """A recipe (`longtail recipes` lists them), whose counts, queue and batch are taken; or a folder or list of images."""
+    """A recipe (`longtail recipes` lists them), whose counts, queue and batch are taken; or a folder or list of images, with
+    the queue and batch that `longtail train` would choose for them."""
     counts: tuple[str, ...] = ()
     """Images of each class, or a file that has them: numbers, or what `longtail data inspect --json` writes."""
     queue: int | None = None
@@ -240,61 +233,3 @@ class Recipes:
 
     recipe: Positional[str | None] = None
     """One of them: what it is, and the lines that the paper prints for it."""
-
-
-def name_first(verb: str, args: list[str]) -> str:
-    """What is trained comes first, as the other arguments' defaults are its own."""
-    if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help")):
-        advice = f"as in `longtail {verb} cifar100-lt`; `longtail recipes` lists them"
-        raise UserError(f"name a recipe or a folder first, {advice}")
-    return args[0] if args[0] not in ("-h", "--help") else "cifar100-lt"
-
-
-def not_both(args: list[str], *pairs: tuple[str, str]) -> None:
-    """Two flags that mean the same must not both be given."""
-    given = {arg.split("=")[0] for arg in args}
-    for short, long in pairs:
-        if {short, long} <= given:
-            raise UserError(f"{short} and {long} say the same thing: give one of them")
-
-
-def scanned(args: list[str], **kinds: Callable[[str], Any]) -> dict[str, Any]:
-    """The values of some flags, before the rest is understood."""
-    scan = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for flag, kind in kinds.items():
-        scan.add_argument(f"--{flag}", type=kind)
-    try:
-        return vars(scan.parse_known_args(args)[0])
-    except (argparse.ArgumentError, SystemExit) as error:
-        raise UserError(str(error)) from error
-
-
-def parse(kind: type[T], verb: str, args: list[str], default: T | None = None) -> T:
-    """tyro's reading of the arguments; what it would print in a box becomes one line."""
-    errors = io.StringIO()
-    given: dict[str, Any] = {} if default is None else {"default": default}
-    try:
-        with contextlib.redirect_stderr(errors):
-            return tyro.cli(kind, prog=f"longtail {verb}", args=args, use_underscores=True, **given)
-    except SystemExit as stop:
-        if stop.code in (None, 0):  # --help
-            raise
-        raise UserError(f"{in_one_line(errors.getvalue())} (longtail {verb} --help lists the flags)") from None
-
-
-def in_one_line(box: str) -> str:
-    """The message of tyro's box, up to its first blank line, with the flag it suggests; the box may be drawn in ASCII."""
-    lines = [line.strip("│ ") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
-    parts: list[list[str]] = [[]]
-    for line in lines:
-        if line and not line.strip("-─"):
-            parts.append([])
-        else:
-            parts[-1].append(line)
-    message = parts[0] if "╭" in box else parts[1]  # an ASCII box has its title first
-    message = message[: message.index("")] if "" in message else message
-    meant = [part[1].split()[0] for part in parts if part and part[0].startswith("Perhaps you meant")]
-    hint = f": did you mean {meant[0]}?" if meant else ""
-    if message[0].endswith((" True", " False")):
-        hint = ": a switch takes no value, write --x or --no_x"
-    return " ".join(message) + hint

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from longtail import recipes, runs
-from longtail.cli.arguments import Compare, Inspect, Train, name_first, parse, scanned
-from longtail.config import Config
+from longtail.cli.arguments import Compare, Inspect, Train
+from longtail.cli.parsing import name_first, parse, scanned
+from longtail.config import Config, PaCo
 from longtail.errors import UserError
 from longtail.progress import speaks
 
@@ -27,6 +28,9 @@ def train_arguments(args: list[str]) -> tuple[str, Train, Config]:
     if given.again:
         raise UserError(f"--from {given.again}: it comes first, instead of {name}")
     if recipes.is_own(name) and given.setting is None:
+        if (Path(name) / runs.CONFIG).exists() or any(Path(name).glob(f"seed*/{runs.CONFIG}")):
+            again = f"longtail train --from {shlex.quote(name)}"
+            raise UserError(f"{name} is a run, not a folder of images: `{again}` trains it anew")
         config = chosen_for(name, args, given)
         given = parse(Train, "train", args, Train(recipe=name, **sections_of(config, *EVERY)))
     return name, given, replace(config, **sections_of(given, *EVERY))
@@ -104,6 +108,15 @@ def expected(name: str, args: list[str], given: Inspect, all_read: bool) -> list
         f"  longtail train {images}      PaCo with these choices",
         f"  longtail compare {images}    is it worth it? cross-entropy, Balanced Softmax and PaCo, three seeds each",
     ]
+
+
+def contrast_for(name: str) -> dict[str, int]:
+    """Queue and batch of PaCo on these images, as `longtail train` would choose them."""
+    from longtail.choices import choose, look
+
+    config = choose(name, look(recipes.make(name).data), "paco").config
+    assert isinstance(config.method, PaCo)
+    return {"queue": config.method.queue, "batch": config.train.batch_size}
 
 
 def say(lines: list[str]) -> None:

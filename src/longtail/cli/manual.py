@@ -8,8 +8,8 @@ from types import TracebackType
 
 from tyro.conf import Positional
 
-from longtail.cli.arguments import parse
-from longtail.errors import Interrupted, UserError, unknown
+from longtail.cli.parsing import parse
+from longtail.errors import Interrupted, NoRoom, UserError, unknown
 
 # Where an error is raised says what it is about; the longest name that fits counts.
 HELPS = {
@@ -83,9 +83,9 @@ def show(name: str | None) -> None:
 
 
 def helpful(error: UserError) -> str:
-    """Where to read on about an error, in brackets; nothing for one that only tells of a stop."""
+    """Where to read on about an error, in brackets; nothing for one that only tells of a stop, or of a full disk."""
     page = page_of(error.__traceback__)
-    return f" (more: longtail docs {page})" if page in pages() and not isinstance(error, Interrupted) else ""
+    return f" (more: longtail docs {page})" if page in pages() and not isinstance(error, Interrupted | NoRoom) else ""
 
 
 def page_of(trace: TracebackType | None) -> str | None:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional, arg
 
-from longtail.cli.arguments import parse
+from longtail.cli.parsing import parse
 from longtail.cli.verbs import check_writable, console
 from longtail.errors import UserError, visible
 

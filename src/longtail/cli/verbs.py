@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,12 +25,9 @@ from longtail.cli.arguments import (
     TableArgs,
     Theory,
     Watch,
-    name_first,
-    not_both,
-    parse,
-    scanned,
 )
-from longtail.cli.chosen import SHARED, budget_for, expected, sections_of, train_arguments
+from longtail.cli.chosen import SHARED, budget_for, contrast_for, expected, sections_of, train_arguments
+from longtail.cli.parsing import name_first, not_both, parse, scanned
 from longtail.config import Config
 from longtail.errors import UserError, unknown, why
 
@@ -47,11 +45,16 @@ def run_train(args: list[str]) -> None:
     if is_first():
         show_tables(table(folders))
         print(f"written to {out}")
+        run = shlex.quote(str(out))
+        print(
+            f"next: longtail report {run} -o report.html, longtail predict {run} IMAGES, longtail export {run} --to onnx"
+        )
 
 
 def default_out(name: str, method: str, config: Config, *chosen: str | None) -> Path:
-    parts = [Path(name).resolve().name, method, f"{config.data.imbalance:g}", *filter(None, chosen)]
-    return Path("runs") / "-".join(parts)
+    factor = config.data.imbalance
+    drawn = f"{factor:g}" if factor > 1 or not recipes.is_own(name) else None
+    return Path("runs") / "-".join(filter(None, [Path(name).resolve().name, method, drawn, *chosen]))
 
 
 def run_eval(args: list[str]) -> None:
@@ -89,6 +92,8 @@ def run_report(args: list[str]) -> None:
 
 def run_figure(args: list[str]) -> None:
     given = parse(FigureArgs, "figure", args)
+    if not given.name:
+        raise UserError("name the figure, latency, gradient, framework or extra: as in `longtail figure extra`")
 
     from longtail.report.figures import figure
 
@@ -200,11 +205,11 @@ def check_writable(**files: Path | None) -> None:
 
 @contextlib.contextmanager
 def writing(file: Path) -> Iterator[None]:
-    """A disk that is full or has gone away in the meantime."""
+    """A disk that has gone away in the meantime; a full one is told of where it is written to."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"cannot write {file} ({why(error)}): free some space, or name another file") from error
+        raise UserError(f"cannot write {file} ({why(error)}): name another file") from error
 
 
 def run_theory(args: list[str]) -> None:
@@ -216,6 +221,9 @@ def run_theory(args: list[str]) -> None:
     from longtail.cli.theorised import show
     from longtail.theory import table
 
+    name = given["recipe"]
+    if name and recipes.is_own(name) and given["setting"] is None:
+        given |= {what: n for what, n in contrast_for(name).items() if given[what] is None}
     found = table(counts=counts_given(counts), **given)
     show(found, console())
     if json:

@@ -44,7 +44,8 @@ class DataConfig(Section):
     """`stream`: the longer side in pixels at which images are kept to cut views from, larger ones are made smaller; 0: 16/7 of
     image_size, 512 at 224."""
     workers: int = 0
-    """`stream`: threads of a process that read and decode; 0: one for each core, which processes (torchrun) share."""
+    """`stream`: threads of a process that read and decode; 0: one for each core, which processes (torchrun) share. Where the
+    GPU decodes, four at a time read by default: slow storage may want more."""
     decode: Decoding = "auto"
     """`stream`: where plain JPEGs that are trained on become pixels; `auto`: on the GPU, where there is one that does. Those
     that are evaluated are always decoded on the CPU."""

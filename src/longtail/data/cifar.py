@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from longtail.data.pool import ImageArray, IntArray, Opened, Pool, array_pool, resized
-from longtail.errors import UserError
+from longtail.errors import UserError, room_for
 
 SIDE = 32  # pixels
 LARGEST = 2**29  # bytes of a file of the archive; the largest published one has a third of that
@@ -94,7 +94,8 @@ def _find(kind: _Kind, root: Path, download: bool) -> tuple[Path, dict[str, byte
     if not os.path.isfile(archive):
         lacks = next(f for f in kind.files if not os.path.isfile(folder / f))
         absent = f"{kind.title} is not in {root} (neither {kind.archive} nor {kind.folder}/{lacks})"
-        _fetch(kind, root, download, absent)
+        with room_for(root):
+            _fetch(kind, root, download, absent)
     return archive, _read_archive(kind, archive)
 
 

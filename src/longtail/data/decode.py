@@ -4,6 +4,7 @@ import contextlib
 import errno
 import io
 import os
+import stat
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -105,14 +106,33 @@ def cannot_read(place: object, why: BadImage) -> UserError:
     return UserError(f"cannot read the image {place} ({why}): {fix}")
 
 
-def read_file(path: Path) -> bytes:
+def read_file(path: str | Path) -> bytes:
+    """In few calls: threads that read many files are slowed down by each, since the interpreter lets one go on at a time."""
     try:
-        if not path.is_file():  # a dead link, or a pipe that would be waited on for ever
-            raise BadImage("it is not a file" if os.path.lexists(path) else "there is no such file")
-        return path.read_bytes()
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # or a pipe would be waited on for ever
+    except OSError as error:
+        refuse_shortage(error)
+        if error.errno != errno.ENOENT:
+            raise BadImage(str(error.strerror)) from error
+        raise BadImage("it is not a file" if os.path.lexists(path) else "there is no such file") from error
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise BadImage("it is not a file")
+        return _read(descriptor, status.st_size)
     except OSError as error:
         refuse_shortage(error)
         raise BadImage(str(error.strerror)) from error
+    finally:
+        os.close(descriptor)
+
+
+def _read(descriptor: int, size: int) -> bytes:
+    """All of it, or what there is of a file that has become shorter."""
+    found = os.read(descriptor, size)
+    while len(found) < size and (more := os.read(descriptor, size - len(found))):
+        found += more
+    return found
 
 
 def refuse_shortage(error: OSError) -> None:

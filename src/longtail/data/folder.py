@@ -105,13 +105,16 @@ def _pool(
 ) -> Pool:
     files: list[Path] = []
     labels: list[int] = []
+    empty: list[str] = []
     for label, name in enumerate(names):
         found = list(image_files(folder / name, (root, folder), others))
-        if not found and not may_be_empty:
-            kinds = " ".join(sorted(e[1:] for e in EXTENSIONS))
-            raise UserError(f"class folder {folder / name} has no image ({kinds}): fill it or remove it")
+        empty += [] if found else [str(folder / name)]
         files += found
         labels += [label] * len(found)
+    if empty and not may_be_empty:
+        more = f" and {len(empty) - 5:,} more" if len(empty) > 5 else ""
+        kinds = " ".join(sorted(e[1:] for e in EXTENSIONS))
+        raise UserError(f"no image ({kinds}) in the class folder {', '.join(empty[:5])}{more}: fill it or remove it")
     ids = [f.relative_to(root).as_posix() for f in files]
     return file_pool(root, ids, np.array(labels, np.int64), names, size, skip)
 
@@ -123,7 +126,7 @@ def file_pool(root: Path, ids: list[str], labels: IntArray, names: tuple[str, ..
         labels,
         names,
         np.array(ids, dtype=np.str_),
-        lambda index: read_file(root / ids[index]),
+        lambda index: read_file(os.path.join(root, ids[index])),
         sizes,
         size,
         skip,

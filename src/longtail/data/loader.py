@@ -151,7 +151,8 @@ class StreamLoader(Loader):
         assert frames.size_N2 is not None
         self.images_n.copy_(frames.images)
         self.size_n2.copy_(frames.size_N2)
-        self.y_n.copy_(self.y_N[rows])
+        y_n = self.y_N[rows]
+        self.y_n.copy_(y_n.pin_memory() if self.device.type == "cuda" else y_n, non_blocking=True)
         self.due = (epoch, batch + self.part) if batch + self.part < self.used else (epoch + 1, 0)
 
     def take(self, batches: int) -> tuple[Frames, Tensor]:

@@ -13,7 +13,7 @@ from longtail.data.decode import BadImage, cannot_read, in_threads, look
 from longtail.data.pool import Pool, Skipped
 from longtail.data.shards import Writer
 from longtail.data.sources import long_tail, open_data
-from longtail.errors import UserError
+from longtail.errors import UserError, room_for
 from longtail.progress import shown
 
 
@@ -41,9 +41,10 @@ def shard(data: DataConfig, out: Path | str, megabytes: int = 256) -> Packed:
     unfinished = out.with_name(f"{out.name}.unfinished-{os.getpid()}")
     skipped: list[Skipped] = []
     try:
-        unfinished.mkdir(parents=True)
-        written = sum(write(pool, split, unfinished, megabytes, data, skipped) for split, pool in parts.items())
-        unfinished.rename(out)
+        with room_for(out):
+            unfinished.mkdir(parents=True)
+            written = sum(write(pool, split, unfinished, megabytes, data, skipped) for split, pool in parts.items())
+            unfinished.rename(out)
     except OSError as error:
         raise UserError(f"cannot write to {out} ({error.strerror or error}): choose another --out") from error
     finally:

@@ -4,7 +4,10 @@ An image keeps its shape. It lies in the upper left corner of a square canvas, s
 width stand beside it, and what is right of and below it is never looked at.
 """
 
+import contextlib
 import functools
+import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,12 +19,13 @@ from torch import Tensor
 
 from longtail.data.decode import cores, decode_whole, memory, naming
 from longtail.data.jpeg import is_plain
-from longtail.data.pool import IntArray, OnDisk
+from longtail.data.pool import ImageArray, IntArray, OnDisk
 from longtail.errors import UserError
 
 AHEAD = 4  # batches that are read before they are asked for
 HELD = AHEAD + 4  # batches in memory at most: those, the one asked for, up to two being copied, one that is worked on
 AT_ONCE = 8  # images that a thread reads before it looks for other work
+READING = 4  # threads that read at a time where a device decodes: more of them only keep each other from going on
 
 Decoder = Callable[[list[Tensor]], list[Tensor]]
 """Of encoded JPEGs (bytes, uint8) their pixels, each (3, height, width) on the device; RuntimeError: not with these."""
@@ -62,8 +66,16 @@ def check_room(n: int, side: int) -> None:
 @functools.cache
 def way_to(device: torch.device) -> torch.cuda.Stream:
     """The stream that images come on, the same for all readers: torch has 32 and hands them out in turn, and who asks for many
-    makes others share theirs unknowingly."""
-    return torch.cuda.Stream(device)
+    makes others share theirs unknowingly. Its work is little, and goes before that of a step."""
+    return torch.cuda.Stream(device, priority=-1)
+
+
+@functools.cache
+def _hush() -> None:
+    """torch says once that bytes had better not be written to, which nobody does here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.frombuffer(b"-", dtype=torch.uint8)
 
 
 class Reader:
@@ -73,6 +85,9 @@ class Reader:
         self.images, self.device, self.decoder = images, device, decoder
         self.stream = way_to(device) if device.type == "cuda" else None
         self.free: list[Canvases] = []
+        self.workers = images.workers or cores()
+        self.reading = threading.Semaphore(images.workers or READING) if decoder else contextlib.nullcontext()
+        _hush()
 
     def batches(self, plan: Iterable[IntArray]) -> Generator[Frames]:
         """Of each array of indices its images, in order; the first that cannot be read is an error that names it.
@@ -81,7 +96,7 @@ class Reader:
         while that works on the batches before.
         """
         under_way: deque[Future[Brought]] = deque()
-        readers = ThreadPoolExecutor(self.images.workers or cores(), "longtail-read")
+        readers = ThreadPoolExecutor(self.workers, "longtail-read")
         with readers as threads, ThreadPoolExecutor(1, "longtail-bring") as carrier:
             try:
                 for indices in _then_nothing(plan, AHEAD):
@@ -94,22 +109,31 @@ class Reader:
                     each.shutdown(wait=False, cancel_futures=True)
 
     def _begin(self, indices: IntArray, threads: ThreadPoolExecutor, carrier: ThreadPoolExecutor) -> "Future[Brought]":
-        room, encoded = self._room(len(indices)), dict[int, bytes]()
+        room, encoded = self._room(len(indices)), dict[int, Tensor]()
         images, sizes = room.images.numpy(), room.size_N2.numpy()
 
-        def read(first: int) -> None:
-            for i in range(first, min(first + AT_ONCE, len(indices))):
-                with naming(self.images, int(indices[i])):
-                    file = self.images.encoded(int(indices[i]))
-                    if self.decoder and is_plain(file, self.images.side):
-                        encoded[i] = file
-                        continue
-                    image = decode_whole(file, self.images.side)
+        def read(part: range) -> None:
+            with self.reading:
+                files = [self._file(int(indices[i])) for i in part]
+            for i, file in zip(part, files, strict=True):
+                if self.decoder and is_plain(file, self.images.side):
+                    encoded[i] = torch.frombuffer(file, dtype=torch.uint8)
+                    continue
+                image = self._decoded(file, int(indices[i]))
                 sizes[i] = height, width = image.shape[1:]
                 np.copyto(images[i, :, :height, :width], image)
 
-        parts = [threads.submit(read, first) for first in range(0, len(indices), AT_ONCE)]
+        every = range(len(indices))
+        parts = [threads.submit(read, every[first : first + AT_ONCE]) for first in every[::AT_ONCE]]
         return carrier.submit(self._bring, room, encoded, indices, parts)
+
+    def _file(self, index: int) -> bytes:
+        with naming(self.images, index):
+            return self.images.encoded(index)
+
+    def _decoded(self, file: bytes, index: int) -> ImageArray:
+        with naming(self.images, index):
+            return decode_whole(file, self.images.side)
 
     def _room(self, n: int) -> Canvases:
         """What an earlier batch has left, once it has been copied; on the CPU batches are handed over as they are."""
@@ -121,7 +145,7 @@ class Reader:
         return Canvases(images, torch.empty(n, 2, dtype=torch.int64, pin_memory=pinned), None)
 
     def _bring(
-        self, room: Canvases, encoded: dict[int, bytes], indices: IntArray, parts: list["Future[None]"]
+        self, room: Canvases, encoded: dict[int, Tensor], indices: IntArray, parts: list["Future[None]"]
     ) -> Brought:
         for part in parts:
             part.result()
@@ -134,8 +158,9 @@ class Reader:
                 images = room.images.to(self.device, non_blocking=True)
             else:  # nothing to copy
                 images = torch.empty_like(room.images, device=self.device, pin_memory=False)
-            for i, image in decoded.items():
-                images[i, :, : image.shape[1], : image.shape[2]].copy_(image)
+            onto = [images[i, :, : image.shape[1], : image.shape[2]] for i, image in decoded.items()]
+            if decoded:  # in one call, which the threads that read cannot interrupt
+                torch._foreach_copy_(onto, list(decoded.values()))
             if self.stream is None:
                 return Brought(Frames(images, size_N2), None)
             there = torch.cuda.Event()
@@ -143,22 +168,18 @@ class Reader:
         self.free.append(room._replace(copied=there))
         return Brought(Frames(images, size_N2), there)
 
-    def _decode(self, encoded: dict[int, bytes], indices: IntArray) -> dict[int, Tensor]:
+    def _decode(self, encoded: dict[int, Tensor], indices: IntArray) -> dict[int, Tensor]:
         """Those that were left to the device. Where it refuses, the CPU reads them all, or names the one at fault."""
         if not encoded:
             return {}
         assert self.decoder is not None
-        files = [torch.frombuffer(bytearray(file), dtype=torch.uint8) for file in encoded.values()]
         try:
-            return dict(zip(encoded, self.decoder(files), strict=True))
+            return dict(zip(encoded, self.decoder(list(encoded.values())), strict=True))
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:
-            return {i: self._by_cpu(file, int(indices[i])) for i, file in encoded.items()}
-
-    def _by_cpu(self, file: bytes, index: int) -> Tensor:
-        with naming(self.images, index):
-            return torch.tensor(decode_whole(file, self.images.side))
+            files = {i: file.numpy().tobytes() for i, file in encoded.items()}
+            return {i: torch.tensor(self._decoded(file, int(indices[i]))) for i, file in files.items()}
 
     def _here(self, brought: Brought) -> Frames:
         """Known to the stream that will work on them."""

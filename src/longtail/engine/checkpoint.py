@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from longtail.errors import RunError, UserError
+from longtail.errors import RunError, UserError, why
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
@@ -25,7 +25,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             fresh.unlink()
         before = "the previous checkpoint is whole" if path.is_file() else "there is none from before"
-        raise RunError(f"cannot save {path} ({_first_line(error)}): {before}; free some space and --resume") from error
+        raise RunError(f"cannot save {path} ({why(error)}): {before}; free some space and --resume") from error
 
 
 def load(path: Path, device: torch.device) -> dict[str, Any]:

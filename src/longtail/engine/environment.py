@@ -27,7 +27,7 @@ def describe_environment(run: "Run") -> dict[str, Any]:
         "commit": commit(),
         "versions": {"longtail": __version__, "python": platform.python_version()}
         | {name: metadata.version(name) for name in ("torch", "torchvision", "timm", "numpy")},
-        "device": torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads",
+        "device": torch.cuda.get_device_name() if cuda else f"CPU, threads: {torch.get_num_threads()}",
         "precision": precision(run.config.train, run.device),
         "step": run.how,
         "epochs": sum(stage.epochs for stage in run.method.stages),

@@ -27,7 +27,7 @@ from longtail.engine.device import choose_device, place
 from longtail.engine.distributed import by_first
 from longtail.engine.examples import write_examples
 from longtail.engine.predictions import LOGITS_AT_ONCE, Predictions, logits_of, predict
-from longtail.errors import UserError
+from longtail.errors import UserError, room_for
 from longtail.metrics import evaluate_guesses
 from longtail.models.collective import gather
 from longtail.views import Views
@@ -228,7 +228,8 @@ def evaluate(run: Path | str, data_root: Path | None = None, device: str = "auto
     """Measure the stored network of each finished run at or below `run` again; the twin of `longtail eval`."""
     results = {}
     for record in runs.finished([run]):
-        results[record.folder] = evaluate_one(record, data_root, device)
+        with room_for(record.folder):
+            results[record.folder] = evaluate_one(record, data_root, device)
     return results
 
 

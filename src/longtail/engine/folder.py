@@ -11,7 +11,7 @@ from longtail.config import Config, differences, to_dict
 from longtail.data.sources import DataSet
 from longtail.engine.environment import describe_environment
 from longtail.engine.run import Run
-from longtail.errors import UserError
+from longtail.errors import UserError, room_for
 
 
 def check_folder(folder: Path, config: Config, resume: bool) -> None:
@@ -42,8 +42,9 @@ def check_images(folder: Path, data: DataSet) -> None:
 def locked(folder: Path) -> Iterator[None]:
     """One process at a time in a run folder; the lock goes with the process."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / "lock", "w")  # noqa: SIM115
+        with room_for(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            file = open(folder / "lock", "w")  # noqa: SIM115
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror}): choose another --out") from error
     with file:
@@ -67,7 +68,7 @@ def start_folder(run: Run) -> None:
             runs.write_json(run.folder / runs.CONFIG, to_dict(run.config))
         lines = [json.dumps(image._asdict()) + "\n" for image in run.data.skipped]
         if lines:
-            (run.folder / runs.SKIPPED).write_text("".join(lines), encoding="utf-8")
+            runs.write_text(run.folder / runs.SKIPPED, "".join(lines))
         runs.write_json(path, now)
     except OSError as error:
         raise UserError(f"cannot write to {run.folder} ({error.strerror}): choose another --out") from error

@@ -30,7 +30,7 @@ from longtail.engine.log import Log
 from longtail.engine.meter import NonFinite
 from longtail.engine.run import Run
 from longtail.engine.signals import StopSignals
-from longtail.errors import Alone, Interrupted, RunError, UserError
+from longtail.errors import Alone, Interrupted, NoRoom, RunError, UserError, why
 from longtail.models.beside import Beside
 
 
@@ -204,10 +204,9 @@ def train_seeds(config: Config, folders: dict[int, Path], data: DataSet, device:
         if not out_of_memory(error):
             raise
         exhausted = True  # handled below: in here the traceback still holds the memory
-    except (OSError, SafetensorError) as error:
-        reason = (str(error).splitlines() or [""])[0]
+    except (OSError, SafetensorError, NoRoom) as error:
         parent = next(iter(folders.values())).parent
-        raise RunError(f"cannot write to {parent} ({reason}): free some space and --resume") from error
+        raise RunError(f"cannot write to {parent} ({why(error)}): free some space and --resume") from error
     finally:
         lock.close()
     if exhausted and distributed.several():

@@ -8,55 +8,32 @@ import numpy as np
 
 from longtail import runs
 from longtail.errors import visible
-from longtail.inference.deployed import INPUT, facts
+from longtail.inference.deployed import facts
 from longtail.inference.model import UNCALIBRATED, Model
+from longtail.inference.snippets import snippet
+from longtail.report import reading
+from longtail.report.tested import basis
 
 CLASSES = 50  # in the table; of more the ends
 GROUPS = {"top1": "all", "many": "many (more than 100)", "medium": "medium (20 to 100)", "few": "few (fewer than 20)"}
+EXACTLY = (
+    "the probabilities of `longtail predict` need exactly that, as the code above does it: another library's resizing, or one "
+    "step where there are two, gives other grey levels; of 16-bit greys, which it does not know, the upper 8 bits are taken"
+)
 LIMITS = """\
 - It knows the classes below and no others: an image of something else gets one of them, perhaps with confidence.
 - Figures hold for images like those of the test set. Other cameras, crops or places change them.
 - Rare classes were learnt from few images: look at their own row, not at the mean.
 - A temperature makes confidence honest on average over classes, not for each of them."""
 
-ONNX = """\
-import json
-import numpy as np
-import onnxruntime
-
-session = onnxruntime.InferenceSession("{file}")
-names = json.loads(session.get_modelmeta().custom_metadata_map["class_names"])
-images = np.zeros((1, 3, {size}, {size}), np.uint8)  # RGB, cut to size as below
-logits, probabilities = session.run(None, {{"{input}": images}})
-print(names[probabilities[0].argmax()], probabilities[0].max())"""
-TORCH = """\
-import json
-import torch
-
-extra = {{"longtail.json": ""}}
-network = torch.export.load("{file}", extra_files=extra).module()
-names = json.loads(extra["longtail.json"])["class_names"]
-images = torch.zeros(1, 3, {size}, {size}, dtype=torch.uint8)  # RGB, cut to size as below
-logits, probabilities = network(images)
-print(names[probabilities[0].argmax()], float(probabilities[0].max()))"""
-SAFETENSORS = """\
-import longtail
-from PIL import Image
-
-model = longtail.load("{file}")
-said = model(Image.new("RGB", (640, 480)))  # or a path, an array, a tensor; cut to size for you
-print(said.name, said.probability, said.top(5))"""
-CODE = {"onnx": ONNX, "torch": TORCH, "safetensors": SAFETENSORS}
-
 
 def card(model: Model, to: str, file: str, difference: float, latency: dict[int, tuple[float, float]]) -> str:
     about = facts(model)
     record = runs.read(model.origin) if model.origin and (model.origin / runs.METRICS).is_file() else None
-    code = CODE[to].format(file=file, size=model.image_size, input=INPUT)
     parts = [
         f"# {about['method']}, {about['network']}",
         f"An image classifier of {len(model.class_names):,} classes, trained and exported by longtail {about['longtail']}.",
-        "## Use\n\n" + f"```python\n{code}\n```",
+        "## Use\n\n" + f"```python\n{snippet(to, file, model.preprocessing)}\n```",
         "## Input and output\n\n" + lines(io_words(about)),
         "## Probabilities\n\n" + lines(probability_words(model, about)),
         "## Data and results\n\n"
@@ -72,7 +49,7 @@ def io_words(about: dict[str, Any]) -> list[str]:
     cut = about["preprocessing"]
     inside = f"inside the file: (pixel / 255 - {list(cut['mean'])}) / {list(cut['std'])}"
     put = [f"`{name}`: {words}" for name, words in (about["input"] | about["outputs"]).items()]
-    return [*put, f"to cut an image to size: {'; '.join(cut['steps'])} ({cut['resampling']})", inside]
+    return [*put, f"to cut an image to size: {'; '.join(cut['steps'])} ({cut['resampling']})", EXACTLY, inside]
 
 
 def probability_words(model: Model, about: dict[str, Any]) -> list[str]:
@@ -87,20 +64,31 @@ def probability_words(model: Model, about: dict[str, Any]) -> list[str]:
 
 
 def results(record: runs.Run) -> str:
-    metrics, data = record.metrics, record.environment["data"]
+    metrics, data, commit = record.metrics, record.environment["data"], record.environment.get("commit")
     counts = data.get("counts") or metrics.get("counts") or [0]
     said = [
         f"{data.get('images', sum(counts)):,} training images, {max(counts):,} of the largest class and {min(counts):,} of the "
         f"smallest ({plain(record.config.data.name)}, checksum {plain(data['checksum'])})",
-        "the network of the last epoch, measured once on the test set; percentages",
-        f"seed {record.seed}, commit {plain(record.environment.get('commit'))}",
+        "the network of the last epoch, measured once on the test set; percentages, by group the mean over its classes",
+        f"seed {record.seed}" + (f", commit {plain(commit)}" if commit else ""),
     ]
-    rows = [(name, figure(metrics.get(key))) for key, name in GROUPS.items()]
+    rows = [(name, figure(metrics.get(key)), base(record, key)) for key, name in GROUPS.items()]
     rows += [
-        (name, figure(metrics.get(key)))
+        (name, figure(metrics.get(key)), "")
         for key, name in (("macro_f1", "macro F1"), ("ece", "calibration error (ECE), without temperature"))
     ]
-    return lines(said) + "\n\n" + table(("classes, by training images", "accuracy"), rows)
+    return lines(said) + "\n\n" + table(("classes, by training images", "accuracy", "test images"), rows)
+
+
+def base(record: runs.Run, group: str) -> str:
+    """The test images that a figure rests on."""
+    if group == "top1":
+        images_C = reading.tested(record)
+        images = None if images_C is None else int(images_C.sum())
+    else:
+        found = basis(record, group)
+        images = found.images if found else None
+    return "–" if images is None else f"{images:,}"
 
 
 def check_words(difference: float, latency: dict[int, tuple[float, float]]) -> list[str]:

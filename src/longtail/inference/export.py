@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from longtail import runs
-from longtail.errors import RunError, UserError, unknown
+from longtail.errors import RunError, UserError, full_disk, room_for, unknown, why
 from longtail.inference.card import card
 from longtail.inference.deployed import Deployed, facts
 from longtail.inference.formats import FORMATS, Runner, eager
@@ -49,19 +49,17 @@ def export(
     model = run if isinstance(run, Model) else load(run, "cpu")
     model = model if prior is None else model.expecting(prior)
     path, network = place(model, to, out), Deployed(model)
+    beside = path.with_name(f"{path.name}.md")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with room_for(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
         with runs.replaced(path) as fresh:
             theirs = written(model, network, to, fresh)
             difference = compared(eager(network), theirs, model.image_size)
             latency = {n: times(eager(network), theirs, model.image_size, n) for n in BATCHES}
-            words = card(model, to, path.name, difference, latency)
-        beside = path.with_name(f"{path.name}.md")
-        runs.write_text(beside, words)
+            runs.write_text(beside, card(model, to, path.name, difference, latency))
     except OSError as error:
-        raise UserError(
-            f"cannot write {path} ({error.strerror}): name a file in a folder that can be written"
-        ) from error
+        raise UserError(f"cannot write {path} ({why(error)}): name a file in a folder that can be written") from error
     return Exported(path, beside, difference, latency)
 
 
@@ -73,6 +71,8 @@ def written(model: Model, network: Deployed, to: str, path: Path) -> Runner:
     except (UserError, OSError):
         raise
     except Exception as error:  # what an exporter does not know of a network it says in its own way
+        if full_disk(error):
+            raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise RunError(
             f"{model.config.model.name} cannot be written as {to} ({reason}): try --to safetensors"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from longtail.errors import UserError
 from longtail.inference.deployed import INPUT, OUTPUTS, Deployed
@@ -54,8 +54,11 @@ def program_of(network: Deployed) -> torch.export.ExportedProgram:
 
 
 def write_torch(network: Deployed, facts: dict[str, Any], path: Path) -> None:
+    """By way of memory: torch's writer ends the process where the disk is full."""
+    content = io.BytesIO()
     with quietly():
-        torch.export.save(program_of(network), path, extra_files={f"{METADATA}.json": json.dumps(facts)})
+        torch.export.save(program_of(network), content, extra_files={f"{METADATA}.json": json.dumps(facts)})
+    path.write_bytes(content.getbuffer())
 
 
 def run_torch(path: Path) -> Runner:
@@ -100,7 +103,7 @@ def needed(*names: str) -> list[Any]:
 
 def write_safetensors(network: Deployed, facts: dict[str, Any], path: Path) -> None:
     weights = {k: v.contiguous() for k, v in network.network.net.state_dict().items()}
-    save_file(weights, path, metadata={METADATA: json.dumps(facts)})
+    path.write_bytes(save(weights, metadata={METADATA: json.dumps(facts)}))
 
 
 def run_safetensors(path: Path) -> Runner:

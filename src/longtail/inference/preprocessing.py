@@ -66,7 +66,8 @@ class Preprocessing:
         if not self.side:
             cut = ["take the central square", first, *([cut[1]] if share < 1 else [])]
         steps = ["turn it upright (EXIF)", "convert it to RGB, 8 bits a channel", *cut]
-        return {"image_size": size, "steps": steps, "resampling": "bilinear, antialiased", "mean": mean, "std": std}
+        resampling = "bilinear, antialiased" + ("; the last time rounded once" if self.side or share < 1 else "")
+        return {"image_size": size, "steps": steps, "resampling": resampling, "mean": mean, "std": std}
 
 
 def as_image(picture: Any) -> "Image.Image":

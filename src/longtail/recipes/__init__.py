@@ -199,8 +199,11 @@ def make(name: str | Path, **choices: Any) -> Config:
         return recipe.build(**given)
     if is_own(name):
         return folder(Path(name), **given)
-    error = unknown("recipe", name, RECIPES)
-    raise UserError(f"{error} (nor is it a folder of images, or a list of them: {' '.join(LISTS)})")
+    lists = " ".join(LISTS)
+    if len(Path(name).parts) > 1:
+        advice = "check the path, or name a recipe (`longtail recipes` lists them)"
+        raise UserError(f"{name} is no folder of images, and no list of them ({lists}): {advice}")
+    raise UserError(f"{unknown('recipe', name, RECIPES)} (nor is it a folder of images, or a list of them: {lists})")
 
 
 def one_budget(name: str | Path, method: str = "ce", imbalance: float | None = None) -> Config:

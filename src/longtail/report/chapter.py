@@ -8,8 +8,10 @@ from functools import cached_property
 import numpy as np
 
 from longtail.metrics import FloatArray, IntArray, mean_std, shot_groups
+from longtail.report import reading
 from longtail.report.svg import Look
 from longtail.report.table import Row, place_of
+from longtail.report.tested import Tested, basis
 from longtail.runs import Run
 
 SHOWN = 1_000  # classes that are drawn and listed, at most
@@ -57,6 +59,11 @@ class Chapter:
     def classes(self) -> Classes | None:
         return classes_of(self.peers[0].runs[0])
 
+    @cached_property
+    def tested(self) -> Tested | None:
+        """What the figures of the rare classes rest on."""
+        return basis(self.peers[0].runs[0], self.rare) if self.rare else None
+
     def look(self, row: Row) -> Look:
         return Look(self.rows.index(row))
 
@@ -69,14 +76,14 @@ def make_chapters(rows: Sequence[Row]) -> list[Chapter]:
 
 
 def classes_of(run: Run) -> Classes | None:
-    """None for a run of an older version, which did not write its counts."""
-    counts = run.metrics.get("counts") or run.environment["data"].get("counts")
-    every = len(run.metrics["per_class"])
-    if not counts or len(counts) != every:
+    """None where the run does not tell how many images each class has."""
+    counts = reading.counts(run)
+    if counts is None:
         return None
+    every = len(counts)
     names = [str(name) for name in run.metrics.get("class_names") or range(every)]
-    order = np.argsort(-np.asarray(counts), kind="stable")
-    return Classes(names, np.asarray(counts), order[np.linspace(0, every - 1, min(every, SHOWN)).round().astype(int)])
+    order = np.argsort(-counts, kind="stable")
+    return Classes(names, counts, order[np.linspace(0, every - 1, min(every, SHOWN)).round().astype(int)])
 
 
 def mean(row: Row, metric: str) -> float:

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from longtail.metrics import mean_std
 from longtail.report.chapter import Chapter
 from longtail.report.html import Element, el
@@ -58,7 +56,7 @@ def _cost_figure(chapter: Chapter, metric: str) -> Element | None:
     if len(rows) < 2:
         return None
     label = COSTS[metric][0]
-    at = [(float(np.median(_costs(row, metric))), *mean_std(row.values("top1"))) for row in rows]
+    at = [(mean_std(_costs(row, metric))[0], *mean_std(row.values("top1"))) for row in rows]
     y = around([edge for _, m, std in at for edge in (m - (std or 0), m + (std or 0))])
     shows = f"Test accuracy of {plural(len(rows), 'method')} against {label}; up and to the left is better."
     plot = Plot(

@@ -104,6 +104,12 @@ def _webp(png: bytes) -> bytes:
     return smaller.getvalue()
 
 
+def counts(run: runs.Run) -> IntArray | None:
+    """Training images of each class (C,); None for a run of an older version, which did not write them."""
+    found = run.metrics.get("counts") or run.environment.get("data", {}).get("counts")
+    return np.asarray(found) if found and len(found) == len(run.metrics.get("per_class", ())) else None
+
+
 def tested(run: runs.Run) -> IntArray | None:
     """Test images of each class (C,)."""
     if run.metrics.get("confusion"):

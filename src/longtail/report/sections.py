@@ -9,7 +9,7 @@ from longtail.report.svg import Look, Plot, Scale, swatch
 from longtail.report.table import COLUMNS, TIES, Row, caption, standing
 
 SHOTS = ", ".join(f"{group} ({images})" for group, images in GROUPS.items())
-RESULTS = ("top1", "many", "medium", "few", "macro_f1", "ece", "knn_top1")
+RESULTS = ("top1", "few", "medium", "many", "macro_f1", "ece", "knn_top1")  # few early: a phone shows the first two
 
 
 def data(chapter: Chapter) -> Element:
@@ -66,7 +66,7 @@ def results(chapter: Chapter) -> Element:
         cells = [Cell(row.cell(m), _sorted_by(row, m), marks[m][i] if m in marks else "") for m in RESULTS]
         body.append([Cell(named), *cells, Cell(str(len(row.runs)), len(row.runs))])
     head = ["method", *(COLUMNS[m][0] for m in RESULTS), "seeds"]
-    said = caption(RESULTS) + (f" {TIES}" if any(map(any, marks.values())) else "")
+    said = caption(RESULTS, chapter.peers) + (f" {TIES}" if any(map(any, marks.values())) else "")
     columns = {"method": [row.label for row in chapter.rows]} | {
         m: [_sorted_by(row, m) for row in chapter.rows] for m in RESULTS
     }

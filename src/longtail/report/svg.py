@@ -11,7 +11,7 @@ from typing import NamedTuple
 from longtail.report.html import Element, el
 
 WIDE, TALL = 440, 290
-LEFT, RIGHT, TOP, BOTTOM = 60, 12, 12, 42  # margins for ticks and labels
+LEFT, RIGHT, TOP, BOTTOM = 70, 12, 12, 42  # margins for ticks and labels: a tick of six digits clears the label
 COLOURS = 7  # that the style sheet has, as classes c0 to c6
 MARKERS = (
     "m-{r} 0a{r} {r} 0 1 0 {d} 0a{r} {r} 0 1 0-{d} 0z",  # circle
@@ -45,12 +45,13 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True)
 class Scale:
-    """From data to the unit interval; logarithmic, or turned round so that large values come first."""
+    """From data to the unit interval; logarithmic, turned round so that large values come first, or of whole numbers."""
 
     low: float
     high: float
     log: bool = False
     falling: bool = False
+    whole: bool = False
 
     def __call__(self, value: float) -> float:
         low, high, value = (math.log(v) if self.log else v for v in (self.low, self.high, value))
@@ -62,7 +63,7 @@ class Scale:
             powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             steps = (1, 2, 5) if len(powers) < 5 else (1,)
             return [s * 10.0**p for p in powers for s in steps if self.low <= s * 10.0**p <= self.high]
-        step = _round_step((self.high - self.low) / 6)
+        step = max(_round_step((self.high - self.low) / 6), 1 if self.whole else 0)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [i * step for i in range(first, last + 1)]
 
@@ -202,5 +203,6 @@ def short(value: float) -> str:
 def number(value: float) -> str:
     """As an axis prints it."""
     if value and (abs(value) < 1e-3 or abs(value) >= 1e6):
-        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+        digits, power = f"{value:.1e}".split("e")
+        return f"{digits.removesuffix('.0')}e{int(power)}".replace("-", "−")
     return f"{value:,.4f}".rstrip("0").rstrip(".").replace("-", "−")

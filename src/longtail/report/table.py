@@ -13,6 +13,7 @@ from longtail import runs
 from longtail.config import differences
 from longtail.errors import UserError, visible, why
 from longtail.metrics import mean_std
+from longtail.report.tested import few_rests_on
 from longtail.report.ties import standings
 
 # metric -> (heading, digits after the point)
@@ -31,7 +32,7 @@ COLUMNS = {
 WIDE = {"ece": 100, "seconds": 130, "latency_b64": 130, "parameters": 130, "macro_f1": 170, "knn_top1": 170}
 """Columns of a terminal that a column is shown from; what there is no room for stands in table.md."""
 SAYS = {
-    "top1": "accuracy of all images, and of classes with many (>100), medium (20-100) and few (<20) training images",
+    "top1": "accuracy over all images, and mean over classes with many (>100), medium (20-100) and few (<20) training images",
     "macro_f1": "macro F1",
     "ece": "expected calibration error (lower is better)",
     "knn_top1": "k-NN accuracy of the features",
@@ -40,13 +41,15 @@ SAYS = {
 }
 
 
-def caption(shown: Collection[str]) -> str:
-    """What the columns say."""
+def caption(shown: Collection[str], rows: Sequence["Row"] = ()) -> str:
+    """What the columns say, and what few rests on in these rows."""
     words = "; ".join(SAYS[c] for c in shown if c in SAYS)
     if "top1" not in shown:  # the rest of a table that has said so
         return f"{words.capitalize()}."
     spreads = "Mean ± standard deviation over seeds; – where there is nothing."
-    return f"Last epoch, test set, in percent: {words}. {spreads}"
+    return f"Last epoch, test set, in percent: {words}. {spreads}" + few_rests_on(
+        (row.data, row.runs[0]) for row in rows
+    )
 
 
 TIES = (
@@ -195,11 +198,11 @@ def to_markdown(rows: Sequence[Row]) -> str:
     body = [[row.data, row.label, str(len(row.runs)), *map(row.cell, COLUMNS)] for row in rows]
     words = standing(rows)
     if not any(words):
-        return markdown(head, body, 2) + f"\n\n{caption(COLUMNS)}\n"
+        return markdown(head, body, 2) + f"\n\n{caption(COLUMNS, rows)}\n"
     head.insert(2, "")
     for line, word in zip(body, words, strict=True):
         line.insert(2, word)
-    return markdown(head, body, 3) + f"\n\n{caption(COLUMNS)} {TIES}\n"
+    return markdown(head, body, 3) + f"\n\n{caption(COLUMNS, rows)} {TIES}\n"
 
 
 def markdown(head: list[str], body: list[list[str]], words: int = 1) -> str:
@@ -216,9 +219,13 @@ def to_rich(rows: Sequence[Row], width: int = 150) -> Table:
     one = len({row.data for row in rows}) == 1  # then it stands above, and leaves the width to the numbers
     words = standing(rows)
     said = [word for word in words if word]
-    below = caption(shown) + (f" {TIES}" if said else "") + ("" if len(shown) == len(COLUMNS) else " More in table.md.")
+    below = (
+        caption(shown, rows)
+        + (f" {TIES}" if said else "")
+        + ("" if len(shown) == len(COLUMNS) else " More in table.md.")
+    )
     table = Table(
-        title=plain(rows[0].data) if one else None, caption=below, title_justify="left", caption_justify="left"
+        title=plain(rows[0].data) if one else None, caption=Text(below), title_justify="left", caption_justify="left"
     )
     for heading in [*([] if one else ["data"]), "method", *([""] if said else []), "seeds"]:
         table.add_column(heading, min_width=5 if heading else 4)

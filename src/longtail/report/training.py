@@ -36,7 +36,7 @@ def curves(title: str, logs: Mapping[str, Log], optimum: float | None = None) ->
 def _curve_figure(title: str, key: str, logs: Mapping[str, Log], optimum: float | None) -> Element:
     series = {label: _finite_points(log, key) for label, log in logs.items()}
     every = [y for points in series.values() for _, y in points]
-    x = Scale(0, max((e for points in series.values() for e, _ in points), default=1))
+    x = Scale(0, max((e for points in series.values() for e, _ in points), default=1), whole=True)
     y = around([*every, 0.0] if optimum is None else [*every, 0.0, optimum])
     shows = f"{CURVES[key]} by epoch, a line for each run."
     plot = Plot(f"{title}: {CURVES[key]}", shows, x, y, "epoch", CURVES[key])
@@ -97,10 +97,10 @@ def unfinished(begun: Sequence[runs.Begun]) -> Element | None:
         return None
     found = [look_at(run) for run in sorted(begun, key=lambda run: (str(run.environment["started"]), run.folder))]
     names = _names([one.run for one in found])
-    several, older = len({data_name(run) for run in begun}) > 1, max(len(found) - LOOKS, 0)
+    older = max(len(found) - LOOKS, 0)
     looks = [None] * older + [Look(i) for i in range(len(found) - older)]
-    head = ["run", *["data"] * several, *HEADINGS]
-    body = [_line(*of, several) for of in zip(found, names, looks, strict=True)]
+    head = ["run", "data", *HEADINGS, "folder"]
+    body = [_line(*of) for of in zip(found, names, looks, strict=True)]
     advice = "A run that has been silent for much longer than an epoch takes has been stopped: --resume continues it."
     some = f" Curves of the {LOOKS} that began last." if older else ""
     logs = {label: one.log for label, one in zip(names[older:], found[older:], strict=True)}
@@ -121,18 +121,19 @@ def _names(begun: Sequence[runs.Begun]) -> list[str]:
     return [f"{s} in {folder}" if short.count(s) > 1 else s for s, folder in zip(short, folders, strict=True)]
 
 
-def _line(one: UnderWay, label: str, look: Look | None, with_data: bool) -> list[Cell]:
+def _line(one: UnderWay, label: str, look: Look | None) -> list[Cell]:
     done, left = len(one.log), one.left
     bar = el("progress", value=done, max=one.epochs, aria_label=f"{label}: {done} of {one.epochs} epochs")
     epoch = el("span", f"{done} of {one.epochs} ", bar) if done < one.epochs else f"{done} of {done}, then evaluation"
     numbers = [_number(one.latest("loss"), 3), _number(one.latest("accuracy")), _number(one.latest("val_accuracy"))]
     return [
         Cell(el("span", swatch(look) if look else None, " ", name(label))),
-        *[Cell(name(data_name(one.run)))] * with_data,
+        Cell(name(data_name(one.run))),
         Cell(epoch, done),
         *numbers,
         Cell(f"about {clock(left)}" if left else "–", left),
         Cell(_moment(one.heard), one.heard),
+        Cell(name(str(one.run.folder), most=300)),
     ]
 
 

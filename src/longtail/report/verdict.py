@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 
 from longtail.report.chapter import make_chapters
 from longtail.report.html import Element
-from longtail.report.parts import NBSP, Inline
+from longtail.report.parts import NBSP, Inline, plural
 from longtail.report.table import Row
+from longtail.report.tested import Tested
 from longtail.report.ties import ENOUGH, compare_seeds
 from longtail.report.words import contest, summary
 
@@ -18,12 +19,13 @@ def verdict(rows: Sequence[Row]) -> list[str]:
     for chapter in make_chapters(list(rows)):
         lines += ["".join(plain(paragraph.children)).replace(NBSP, " ") for paragraph in summary(chapter)]
         metric = chapter.rare or "top1"
-        lines += worth(chapter.peers, metric, "on rare classes" if chapter.rare else "over all")
+        where = "on rare classes" if chapter.rare else "over all"
+        lines += worth(chapter.peers, metric, where, chapter.tested)
     return lines
 
 
-def worth(rows: Sequence[Row], metric: str, where: str) -> list[str]:
-    """PaCo against the best of the others; nothing, where it was not among the methods."""
+def worth(rows: Sequence[Row], metric: str, where: str, base: Tested | None = None) -> list[str]:
+    """PaCo against the best of the others; nothing, where it was not among the methods. `base` is what the figures rest on."""
     ours = [row for row in rows if row.label.startswith(OURS)]
     others = [row for row in rows if row not in ours]
     if not ours or not others:
@@ -32,6 +34,11 @@ def worth(rows: Sequence[Row], metric: str, where: str) -> list[str]:
     found = compare_seeds(mine.by_seed(metric), best.by_seed(metric))
     if found.difference is None or found.half_width is None:
         return [f"Is PaCo worth it? No verdict: it takes {ENOUGH} common seeds, and there are {len(found.seeds)}."]
+    if base and base.too_few:
+        images = plural(base.images or 0, "test image")
+        return [
+            f"Is PaCo worth it? No verdict: {where} there {'is' if base.images == 1 else 'are'} {images}, too few to decide."
+        ]
     lead = f"{abs(found.difference):.1f} ± {found.half_width:.1f} points"
     said = {
         "ahead": f"Yes: {where} it is {lead} ahead of the best of the others, {best.label}.",

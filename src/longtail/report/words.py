@@ -1,18 +1,15 @@
 """What the figures say, in plain words: who is best, by how much, and whether to believe it."""
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from longtail.config import differences
-from longtail.metrics import shot_groups
 from longtail.report import reading
-from longtail.report.chapter import GROUPS, Chapter, mean
+from longtail.report.chapter import GROUPS, Chapter, mean, per_class
 from longtail.report.html import Element, el
 from longtail.report.parts import NBSP, Inline, listed, name, plural, points
 from longtail.report.table import Row, spread
+from longtail.report.tested import DECIDE_NOTHING, SOUND, Tested, noise
 from longtail.report.ties import ENOUGH, Verdict, compare_seeds
 
 CROWD = 6  # methods; the best of so many has had luck too
@@ -41,21 +38,23 @@ def summary(chapter: Chapter) -> list[Element]:
     """A paragraph on the rare classes, and one on all."""
     where = []
     if chapter.rare:
-        where.append((chapter.rare, f"On rare classes ({GROUPS[chapter.rare]} training images{_how_many(chapter)}) "))
+        rests = f"; {chapter.tested}" if chapter.tested else ""
+        where.append((chapter.rare, f"On rare classes ({GROUPS[chapter.rare]} training images{rests}) "))
     where.append(("top1", "Over all test images "))
     say = alone if len(chapter.peers) == 1 else ranked
     paragraphs = [el("p", opening, *say(chapter.peers, metric)) for metric, opening in where]
+    if chapter.tested and chapter.tested.too_few:
+        paragraphs.insert(
+            1, el("p", el("strong", "Caution: "), f"{_size(chapter.tested)}, {DECIDE_NOTHING}.", class_="caution")
+        )
     if any(contest(chapter.peers, metric).of("ahead", "tied", "behind") for metric, _ in where):
         says = "± is the 95 % interval of the difference, seeds in pairs; tied: the interval contains zero."
         paragraphs.append(el("p", says, class_="small"))
     return paragraphs
 
 
-def _how_many(chapter: Chapter) -> str:
-    if chapter.classes is None or chapter.rare is None:
-        return ""
-    mask = shot_groups(chapter.classes.counts)[chapter.rare]
-    return f"; {mask.sum():,} of {plural(len(mask), 'class')}"
+def _size(base: Tested) -> str:
+    return f"The rare classes have {plural(base.images or 0, 'test image')}"
 
 
 def alone(rows: Sequence[Row], metric: str) -> list[Inline]:
@@ -160,20 +159,19 @@ def held_out(rows: Sequence[Row]) -> Ground:
 
 def test_noise(chapter: Chapter) -> Iterator[Ground]:
     """What another test set of the same size would change: the share of right answers among n images has its own spread."""
-    run, classes, group = chapter.peers[0].runs[0], chapter.classes, chapter.rare
-    images_C = reading.tested(run)
-    if classes is None or images_C is None or group is None:
+    base = chapter.tested
+    if base is None or base.images_T is None or chapter.rare is None:
         return
-    best = contest(chapter.peers, group).best.runs[0]
-    p_C = np.array(best.metrics["per_class"], dtype=float) / 100
-    mask = shot_groups(classes.counts)[group] & (images_C > 0) & np.isfinite(p_C)
-    if not mask.any():
-        return
-    p, n = p_C[mask], images_C[mask]
-    half = 100 * 1.96 * math.sqrt(float((p * (1 - p) / n).sum())) / len(n)
-    size = f"The rare classes have {int(n.sum()):,} test images"
-    says = f"another such set would move a figure by ±{NBSP}{half:.1f} points or so, in the main for all methods alike"
-    yield Ground(half < 2, f"{size}: {says}.")
+    best_C = per_class(contest(chapter.peers, chapter.rare).best) / 100
+    half = noise(best_C[base.classes_T], base.images_T)
+    moved = f"another such set would move a figure by ±{NBSP}{max(half, 0.1):.1f} points or so"
+    if base.too_few:
+        yield Ground(False, f"{_size(base)}, {DECIDE_NOTHING}: {moved}.")
+    else:
+        yield Ground(
+            half < 2 and int(base.images_T.sum()) >= SOUND,
+            f"{_size(base)}: {moved}, in the main for all methods alike.",
+        )
 
 
 def provenance(rows: Sequence[Row]) -> Iterator[Ground]:

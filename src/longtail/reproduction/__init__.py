@@ -11,7 +11,7 @@ from longtail import runs
 from longtail.config import DataConfig
 from longtail.data.sources import DataSet, load_once
 from longtail.engine.train import train
-from longtail.errors import Interrupted, UserError, unknown
+from longtail.errors import Interrupted, UserError, room_for, unknown
 from longtail.reproduction.book import Book, Budget, file_name, make_record
 from longtail.reproduction.tables import TABLES, Cell, PaperTable, choose_cells, make_cell
 
@@ -115,10 +115,11 @@ def command_line(
 def open_folder(results: Path) -> Path:
     """A place that cannot be written is an error before the training, not after it."""
     try:
-        results.mkdir(parents=True, exist_ok=True)
-        probe = results / ".longtail-probe"
-        probe.touch()
-        probe.unlink(missing_ok=True)
+        with room_for(results):
+            results.mkdir(parents=True, exist_ok=True)
+            probe = results / ".longtail-probe"
+            probe.touch()
+            probe.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to {results} ({error.strerror}): choose another --results") from error
     return results

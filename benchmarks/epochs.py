@@ -1,0 +1,82 @@
+"""What it is worth to pick the best epoch on the test set, as some released codes do and this package never does.
+
+    python benchmarks/epochs.py --data DATA [--methods bbn cb-focal focal] [--imbalance 100] [--every 5] [--out runs/epochs]
+
+Methods as their authors ran them, CIFAR-100-LT, three seeds, tested every few epochs. Each line: the accuracy after the last
+epoch, after the best one of each seed, and at which epochs those were.
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from measure import save, where
+
+from longtail import recipes, runs
+from longtail.config import Config
+from longtail.data.sources import load
+from longtail.engine.device import choose_device
+from longtail.engine.train import train
+from longtail.metrics import mean_std
+
+SEEDS = (0, 1, 2)
+
+
+def prepared(method: str, args: argparse.Namespace) -> Config:
+    config = recipes.cifar100_lt(method, args.imbalance, "released")
+    epochs = args.epochs or config.train.epochs
+    tested = replace(config.train, seeds=SEEDS, validate_every=args.every, checkpoint_every=epochs, epochs=epochs)
+    return replace(config, data=replace(config.data, root=args.data), train=tested)
+
+
+def by_epoch(folder: Path) -> dict[int, float]:
+    """Test accuracy in percent after so many epochs, of all stages together."""
+    rows = [json.loads(line) for line in (folder / runs.LOG).read_text().splitlines()]
+    return {done: row["val_accuracy"] for done, row in enumerate(rows, 1) if "val_accuracy" in row}
+
+
+def measure(config: Config, out: Path) -> dict[str, Any]:
+    """The test set stands where validation images would."""
+    data = load(config.data)
+    curves = [by_epoch(folder) for folder in train(config, out, resume=True, data=replace(data, val=data.test))]
+    best = [max(curve, key=curve.__getitem__) for curve in curves]
+    return {
+        "last": [curve[max(curve)] for curve in curves],
+        "best": [curve[epoch] for curve, epoch in zip(curves, best, strict=True)],
+        "at": best,
+        "curves": curves,
+        "seeds": SEEDS,
+        "identity": config.identity(),
+        **where(choose_device(config.train.device)),
+    }
+
+
+def line(name: str, found: dict[str, Any]) -> str:
+    (last, spread), (best, best_spread) = mean_std(found["last"]), mean_std(found["best"])
+    at = " ".join(str(epoch) for epoch in found["at"])
+    return (
+        f"{name:16} last {last:5.1f} ± {spread or 0:.1f}   best {best:5.1f} ± {best_spread or 0:.1f} after {at} epochs"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--methods", nargs="+", default=["bbn", "cb-focal", "focal"])
+    parser.add_argument("--imbalance", type=int, default=100)
+    parser.add_argument("--every", type=int, default=5, help="epochs")
+    parser.add_argument("--epochs", type=int, default=0, help="fewer than a method's own, to try it out")
+    parser.add_argument("--out", type=Path, default=Path("runs/epochs"))
+    parser.add_argument("--results", type=Path, help="a JSON file")
+    args = parser.parse_args()
+    book: dict[str, Any] = {}
+    for method in args.methods:
+        book[method] = measure(prepared(method, args), args.out / f"{method}-{args.imbalance}")
+        print(line(method, book[method]), flush=True)
+        save(args.results, book)
+
+
+if __name__ == "__main__":
+    main()

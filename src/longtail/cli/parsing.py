@@ -1,0 +1,90 @@
+"""From words to the dataclass of a verb; and how what tyro says about mistakes becomes one line."""
+
+import argparse
+import contextlib
+import io
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar
+
+import tyro
+
+from longtail.errors import UserError
+
+T = TypeVar("T")
+
+
+def name_first(verb: str, args: list[str]) -> str:
+    """What is trained comes first, as the other arguments' defaults are its own."""
+    if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help")):
+        advice = f"as in `longtail {verb} cifar100-lt`; `longtail recipes` lists them"
+        raise UserError(f"name a recipe or a folder first, {advice}")
+    return args[0] if args[0] not in ("-h", "--help") else "cifar100-lt"
+
+
+def not_both(args: list[str], *pairs: tuple[str, str]) -> None:
+    """Two flags that mean the same must not both be given."""
+    given = {arg.split("=")[0] for arg in args}
+    for short, long in pairs:
+        if {short, long} <= given:
+            raise UserError(f"{short} and {long} say the same thing: give one of them")
+
+
+def scanned(args: list[str], **kinds: Callable[[str], Any]) -> dict[str, Any]:
+    """The values of some flags, before the rest is understood."""
+    scan = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for flag, kind in kinds.items():
+        scan.add_argument(f"--{flag}", type=kind)
+    try:
+        return vars(scan.parse_known_args(args)[0])
+    except (argparse.ArgumentError, SystemExit) as error:
+        raise UserError(str(error)) from error
+
+
+def parse(kind: type[T], verb: str, args: list[str], default: T | None = None) -> T:
+    """tyro's reading of the arguments; what it would print in a box becomes one line."""
+    errors = io.StringIO()
+    given: dict[str, Any] = {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(kind, prog=f"longtail {verb}", args=args, use_underscores=True, **given)
+    except SystemExit as stop:
+        if stop.code in (None, 0):  # --help
+            raise
+        said = in_one_line(errors.getvalue(), without_section(args, default or kind))
+        raise UserError(f"{said} (longtail {verb} --help lists the flags)") from None
+
+
+def without_section(args: list[str], verb: Any) -> list[str]:
+    """Of settings that were called by their last name alone, such as --epochs, the whole ones."""
+    asked = {word[2:].split("=")[0].replace("-", "_") for word in args if word.startswith("--")}
+    return [f"--{flag}" for flag in settings_of(verb) if flag.rpartition(".")[2] in asked and "." in flag]
+
+
+def settings_of(section: Any, prefix: str = "") -> Iterator[str]:
+    for field in fields(section):
+        value = getattr(section, field.name, None)
+        if is_dataclass(value):
+            yield from settings_of(value, f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}"
+
+
+def in_one_line(box: str, meant: Sequence[str] = ()) -> str:
+    """The message of tyro's box, up to its first blank line, with the flag that was meant, or that it suggests; the box may be
+    drawn in ASCII."""
+    lines = [line.strip("│ ") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
+    parts: list[list[str]] = [[]]
+    for line in lines:
+        if line and not line.strip("-─"):
+            parts.append([])
+        else:
+            parts[-1].append(line)
+    message = parts[0] if "╭" in box else parts[1]  # an ASCII box has its title first
+    message = message[: message.index("")] if "" in message else message
+    near = [part[1].split()[0] for part in parts if part and part[0].startswith("Perhaps you meant")]
+    unknown = message[0].startswith("Unrecognized")
+    hint = f": did you mean {[*meant, *near][0]}?" if unknown and (meant or near) else ""
+    if message[0].endswith((" True", " False")):
+        hint = ": a switch takes no value, write --x or --no_x"
+    return " ".join(message) + hint

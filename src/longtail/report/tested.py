@@ -1,0 +1,77 @@
+"""How many test images the figure of a shot group rests on, and how far another test set would move it."""
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from longtail.errors import visible
+from longtail.metrics import FloatArray, IntArray, shot_groups
+from longtail.report import reading
+from longtail.report.parts import plural
+from longtail.runs import Run
+
+TOO_FEW = 50  # test images; of fewer a share of a half is not known within 14 points, whatever the seeds say
+SOUND = 100  # test images; of fewer no interval is called narrow
+DECIDE_NOTHING = "too few to decide which method is better there"
+
+
+class Tested(NamedTuple):
+    """The T classes of a group that have test images: its figure is the mean of their accuracies, each counting alike."""
+
+    classes_T: IntArray
+    """Their indices."""
+    images_T: IntArray | None
+    """Test images; None where the run does not tell."""
+    untested: int
+    """Classes of the group without a test image, which the figure leaves out."""
+    every: int
+    """Classes of all groups that have test images."""
+
+    @property
+    def images(self) -> int | None:
+        return None if self.images_T is None else int(self.images_T.sum())
+
+    @property
+    def too_few(self) -> bool:
+        return self.images is not None and self.images < TOO_FEW
+
+    def __str__(self) -> str:
+        left_out = f", {self.untested:,} without test images left out" if self.untested else ""
+        images = "" if self.images is None else f", {plural(self.images, 'test image')}"
+        return f"mean over {len(self.classes_T):,} of {plural(self.every, 'class')}{images}{left_out}"
+
+
+def basis(run: Run, group: str) -> Tested | None:
+    """None where nothing of the group was tested, or the run does not tell which classes it has."""
+    counts_C, images_C, shares = reading.counts(run), reading.tested(run), run.metrics.get("per_class")
+    if counts_C is None or not shares:
+        return None
+    group_C, known_C = shot_groups(counts_C)[group], np.array([share is not None for share in shares])
+    classes_T = np.flatnonzero(group_C & known_C)
+    if len(classes_T) == 0:
+        return None
+    images_T = None if images_C is None else images_C[classes_T]
+    return Tested(classes_T, images_T, int((group_C & ~known_C).sum()), int(known_C.sum()))
+
+
+def noise(shares_T: FloatArray, images_T: IntArray) -> float:
+    """Half the 95 % interval of a mean over classes, in points, over test sets of this size.
+
+    The variance is the sum of p(1 - p)/n over T². A class that is all right or all wrong would have none, however few its
+    images: so each counts two images more, one right and one wrong (Laplace). Class by class and not pooled, as classes of 0 %
+    and 100 % with many images each are no halves; where a class has an image or two it errs on the side of doubt.
+    """
+    p_T = (shares_T * images_T + 1) / (images_T + 2)
+    return 196 * math.sqrt(float((p_T * (1 - p_T) / images_T).sum())) / len(images_T)
+
+
+def few_rests_on(runs: Iterable[tuple[str, Run]]) -> str:
+    """What a table says below its figures of few, data set by data set; nothing where it is not known."""
+    found = {data: base for data, run in runs if (base := basis(run, "few")) is not None and base.images is not None}
+    said = [
+        f"{base}{f' of {visible(data)}' if len(found) > 1 else ''}{f' ({DECIDE_NOTHING})' if base.too_few else ''}"
+        for data, base in found.items()
+    ]
+    return f" few: {'; '.join(said)}." if said else ""

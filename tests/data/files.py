@@ -1,0 +1,58 @@
+"""One of every kind of image file that users have, for tests: those that can be read, and those that cannot."""
+
+import numpy as np
+from PIL import Image
+
+NOISE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+
+
+def good_files(folder):
+    """Unusual, and readable: name -> the pixel that its upper left corner has at the end, or None."""
+    red = Image.new("RGB", (30, 20), (255, 0, 0))
+    red.save(folder / "plain.png")
+    red.convert("CMYK").save(folder / "cmyk.jpg", quality=100)
+    Image.fromarray(np.full((20, 30), 0x8000, np.uint16)).save(folder / "deep.png")  # 16 bits
+    Image.new("L", (30, 20), 77).save(folder / "grey.png")
+    red.save(folder / "animated.gif", save_all=True, append_images=[Image.new("RGB", (30, 20), (0, 0, 255))])
+    Image.new("RGB", (30, 20), (0, 255, 0)).save(folder / "other.png.bmp", "PNG")  # not what its name says
+    turned = Image.fromarray(np.repeat(np.array([[[255] * 3], [[0] * 3]], np.uint8), 30, 1).repeat(15, 0))
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    turned.save(folder / "turned.jpg", quality=100, exif=exif)
+    deep = Image.fromarray(np.array(turned.convert("L"), np.uint16) * 257)
+    deep.save(folder / "deep turned.png", exif=exif)
+    pages = [red, Image.new("RGB", (30, 20), (0, 0, 255))]
+    pages[0].save(folder / "pages.tif", save_all=True, append_images=pages[1:])
+    return {
+        "plain.png": (255, 0, 0),
+        "cmyk.jpg": (254, 0, 0),
+        "deep.png": (128, 128, 128),
+        "grey.png": (77, 77, 77),
+        "animated.gif": (255, 0, 0),
+        "other.png.bmp": (0, 255, 0),
+        "turned.jpg": (0, 0, 0),
+        "deep turned.png": (0, 0, 0),
+        "pages.tif": (255, 0, 0),
+    }
+
+
+def bad_files(folder):
+    """name -> a part of why it cannot be read."""
+    (folder / "empty.jpg").write_bytes(b"")
+    (folder / "text.jpg").write_bytes(b"<html>not found</html>")
+    Image.fromarray(NOISE).save(folder / "cut.png")
+    (folder / "cut.png").write_bytes((folder / "cut.png").read_bytes()[:900])
+    Image.fromarray(NOISE).save(folder / "short.jpg")
+    (folder / "short.jpg").write_bytes((folder / "short.jpg").read_bytes()[:600])
+    Image.new("1", (20_000, 20_000)).save(folder / "huge.png")
+    Image.fromarray(np.ones((20, 30), np.float32)).save(folder / "float.tif")
+    (folder / "dead.png").symlink_to(folder / "gone.png")
+    return {
+        "empty.jpg": "the file is empty",
+        "text.jpg": "no image of a known format",
+        "cut.png": "truncated",
+        "short.jpg": "Truncated",
+        "huge.png": "decompression bomb",
+        "float.tif": "32-bit",
+        "dead.png": "it is not a file",
+    }

@@ -1,0 +1,103 @@
+"""A model card: its code, taken from it and run, says of a photograph what `longtail predict` says."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import longtail
+from longtail import runs
+from longtail.cli import main
+from longtail.inference.formats import FORMATS
+from longtail.inference.preprocessing import Preprocessing
+from longtail.inference.snippets import prepared
+from longtail.views import Views
+from tests.conftest import tiny
+from tests.inference.made import CPU, finished_run, folder_config, photographs
+
+SHAPES = ((500, 333), (41, 90), (128, 128), (30, 17))
+ENDS = {
+    "onnx": "print(json.dumps(dict(zip(names, probabilities[0].tolist()))))",
+    "torch": "print(json.dumps(dict(zip(names, probabilities[0].tolist()))))",
+    "safetensors": "import json; print(json.dumps({g.name: g.probability for g in said.top(3)}))",
+}
+
+
+def scene(height: int, width: int) -> Image.Image:
+    """Smooth, with edges and some noise: what resizing changes most."""
+    y, x = np.mgrid[:height, :width] / 20
+    rng = np.random.default_rng(height)
+    levels = np.stack([np.sin(x), np.cos(y), np.sign(np.sin(x + y))], 2)
+    return Image.fromarray((127 + 80 * levels + rng.normal(0, 15, levels.shape)).clip(0, 255).astype(np.uint8))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> list[Path]:
+    """Large and small; upright, and turned by EXIF; with alpha, grey, with a palette."""
+    place = tmp_path_factory.mktemp("photographs")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for i, shape in enumerate(SHAPES):
+        scene(*shape).save(place / f"{i}.jpg", quality=90)
+        scene(*shape).save(place / f"{i}-turned.jpg", exif=turned)
+        scene(*shape).save(place / f"{i}.png")
+        for mode in ("RGBA", "L", "P"):
+            scene(*shape).convert(mode).save(place / f"{i}-{mode}.png")
+    return sorted(place.iterdir())
+
+
+@pytest.mark.parametrize("crop", [1.0, 0.875])
+@pytest.mark.parametrize("side", [0, 64, 200])
+def test_the_code_prepares_a_file_as_predict_does(files, side, crop):
+    views = Views(replace(tiny("ce").views, test_crop=crop), 48)
+    preprocessing = Preprocessing(views, side)
+    theirs: dict = {"np": np, "Image": Image}
+    exec("from PIL import ImageOps\n" + prepared(preprocessing), theirs)
+    for path in files:
+        wanted = preprocessing.squares([preprocessing.pixels(path)], CPU)[0].numpy().astype(int)
+        found = theirs["prepared"](path)
+        assert found.dtype == np.uint8 and found.shape == wanted.shape
+        differs = np.abs(found - wanted)
+        assert differs.max() <= 1 and (differs > 0).mean() < 5e-3, path.name  # a half may be rounded either way
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """Of images that are kept whole, and cut where it is evaluated."""
+    place = tmp_path_factory.mktemp("made")
+    config = folder_config(photographs(place / "data", n=(12, 6, 4)), "ce", load="stream", image_size=32)
+    return finished_run(place / "run/seed0", replace(config, views=replace(config.views, test_crop=0.875)))
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_the_code_says_what_predict_says(run, files, tmp_path, to):
+    pytest.importorskip("onnxruntime")
+    assert longtail.load(run).preprocessing.side > 0
+    done = longtail.export(run, to, tmp_path / f"x{FORMATS[to].suffix}", "uniform")
+    photo = next(path for path in files if path.name == "0-turned.jpg")
+    (tmp_path / "photo.jpg").write_bytes(photo.read_bytes())
+    (block,) = re.findall(r"```python\n(.*?)```", done.card.read_text(), re.S)
+    env = {"PYTHONPATH": str(Path(longtail.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", block + ENDS[to]]
+    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=env)
+    assert told.returncode == 0, told.stderr
+    name, found = told.stdout.split()[0], json.loads(told.stdout.splitlines()[-1])
+    asked = ["--prior", "uniform", "--device", "cpu", "--json", str(tmp_path / "said.json")]
+    assert main(["predict", str(run), str(photo), *asked]) == 0
+    said = json.loads((tmp_path / "said.json").read_text())
+    wanted = {guess["class"]: guess["probability"] for guess in said["predictions"]}
+    assert found == pytest.approx(wanted, abs=1e-3) and name == max(wanted, key=wanted.get)
+
+
+def test_a_commit_is_named_where_there_is_one(run, tmp_path):
+    path = run / runs.ENVIRONMENT
+    for commit, words in ((None, "- seed 0\n"), ("abc123", "- seed 0, commit abc123\n")):
+        runs.write_json(path, runs.read_json(path) | {"commit": commit})
+        card = longtail.export(run, "safetensors", tmp_path / "x.safetensors").card.read_text()
+        assert words in card and "None" not in card

@@ -1,0 +1,133 @@
+"""A full disk is one message with one exit code, whatever was being written; /dev/full is one on which nothing has room."""
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import SafetensorError
+
+import longtail
+from longtail import runs
+from longtail.cli import main
+from longtail.engine import checkpoint
+from longtail.errors import NoRoom, RunError, UserError, full_disk, room_for, why
+from tests.inference.made import finished_run, folder_config, photographs
+
+ONE_MESSAGE = "no space left to write {}: free some, or name another place"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    place = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("longtail.engine.evaluate.latency", lambda *_: 1.0)
+        return finished_run(place / "run/seed0", folder_config(photographs(place / "data"), "ce"))
+
+
+def full(path: Path) -> Path:
+    """A file on a disk that is full."""
+    path.symlink_to("/dev/full")
+    return path
+
+
+def raised(error: Exception, after: Exception | None = None, because: Exception | None = None) -> Exception:
+    """As Python would: while another was handled, or on account of it."""
+    error.__context__, error.__cause__ = after, because
+    return error
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_it_is_known_in_whatever_it_is_wrapped(code):
+    plain = OSError(code, "x", "/x")
+    theirs = SafetensorError(f"Error while serializing: I/O error: x (os error {code})")
+    for error in (
+        plain,
+        theirs,
+        raised(RuntimeError("unexpected pos"), after=plain),
+        raised(UserError("x"), because=raised(RuntimeError("y"), after=plain)),
+    ):
+        assert full_disk(error) == why(error) != ""
+        with pytest.raises(NoRoom, match="no space left to write x: free some"), room_for("x"):
+            raise error
+    for error in (OSError(errno.EACCES, "x"), ValueError("28"), SafetensorError("(os error 13)"), None):
+        assert full_disk(error) == ""
+    with pytest.raises(PermissionError), room_for("x"):
+        raise PermissionError(errno.EACCES, "x")
+
+
+def test_of_several_files_the_one_that_has_no_room_is_named():
+    with pytest.raises(NoRoom, match="to write inner:"), room_for("outer"), room_for("inner"):
+        raise OSError(errno.ENOSPC, "x")
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["report", "RUN", "-o"], "x.html"),
+        (["predict", "RUN", "IMAGES", "--csv"], "x.csv"),
+        (["predict", "RUN", "IMAGES", "--json"], "x.json"),
+        (["export", "RUN", "--to", "safetensors", "-o"], "x.safetensors"),
+        (["export", "RUN", "--to", "onnx", "-o"], "x.onnx"),
+        (["theory", "--counts", "5", "1", "--json"], "x.json"),
+        (["figure", "framework", "-o"], "x.svg"),
+        (["data", "inspect", "IMAGES", "--json"], "x.json"),
+    ],
+)
+def test_every_output(run, tmp_path, capsys, words, name):
+    if "onnx" in words:
+        pytest.importorskip("onnxscript")
+    out, named = full(tmp_path / name), {"RUN": str(run), "IMAGES": str(run.parents[1] / "data")}
+    assert main([*(named.get(word, word) for word in words), str(out)]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "longtail: " + ONE_MESSAGE.format(out)
+    assert [path.name for path in tmp_path.iterdir()] == [name] and Path("/dev/full").is_char_device()
+
+
+def test_torch_s_writer_does_not_end_the_process(run, tmp_path):
+    """It would throw where C++ cannot catch it: a process of its own."""
+    out = full(tmp_path / "x.pt2")
+    command = [sys.executable, "-m", "longtail", "export", str(run), "--to", "torch", "-o", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (1, f"longtail: {ONE_MESSAGE.format(out)}\n")
+
+
+def test_a_network_is_not_there_without_its_card(run, tmp_path):
+    card = full(tmp_path / "x.safetensors.md")
+    with pytest.raises(NoRoom, match=f"to write {card}:"):
+        longtail.export(run, "safetensors", tmp_path / "x.safetensors")
+    assert list(tmp_path.iterdir()) == [card]
+
+
+def test_a_folder_that_has_no_room_for_another(run, tmp_path, monkeypatch, capsys):
+    def mkdir(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    assert main(["report", str(run), "-o", str(tmp_path / "new/x.html")]) == 1
+    assert "No space left on device" in capsys.readouterr().err
+    with pytest.raises(NoRoom):
+        longtail.export(run, "safetensors", tmp_path / "new/x.safetensors")
+
+
+@pytest.mark.parametrize("numbers", [10, 100_000])
+def test_a_checkpoint_says_what_torch_does_not(tmp_path, numbers):
+    """Small ones fail as they are closed, large ones while torch writes."""
+    full(tmp_path / "state.tmp")
+    with pytest.raises(RunError, match=r"state.pt \(No space left on device\): there is none from before; free some"):
+        checkpoint.save(tmp_path / "state.pt", {"x": torch.zeros(numbers)})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_is_measured_again(run, monkeypatch, capsys):
+    before = (run / runs.METRICS).read_bytes()
+
+    def save(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("longtail.engine.evaluate.latency", lambda *_: 1.0)
+    monkeypatch.setattr(np, "savez_compressed", save)
+    assert main(["eval", str(run), "--device", "cpu"]) == 1
+    assert ONE_MESSAGE.format(run) in capsys.readouterr().err and (run / runs.METRICS).read_bytes() == before
