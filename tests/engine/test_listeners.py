@@ -1,6 +1,7 @@
 """TensorBoard and Weights & Biases, the real packages (the latter offline): what they heard is what log.jsonl holds, once."""
 
 import json
+import os
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from longtail.engine.train import train
 from longtail.errors import Interrupted, UserError
 from tests.conftest import tiny
 from tests.engine.test_train import DATA, StopAt
+from tests.processes import start
 
 
 @pytest.fixture(autouse=True)
@@ -172,12 +174,24 @@ def test_a_run_of_wandb_has_config_rows_and_final_metrics(tmp_path):
     assert float(summary["test/top1"]) == json.loads((folder / runs.METRICS).read_text())["top1"]
 
 
+def in_its_own_process(*written) -> None:
+    """As each start of a run is."""
+    process = start(write_and_close, *written)
+    process.join(60)
+    assert process.exitcode == 0
+
+
+def write_and_close(*written) -> None:
+    os.environ["WANDB_MODE"] = "offline"
+    with write(*written):
+        pass
+
+
 def test_a_resumed_run_is_the_same_there_and_sends_nothing_twice(tmp_path):
     config, folder = told("ce", "wandb"), tmp_path / "run"
-    write(folder, config, row(0), row(1), row(2)).tell(lambda listener: listener.close())
+    in_its_own_process(folder, config, row(0), row(1), row(2))
     truncate(folder / runs.LOG, 2)
-    with write(folder, config, row(2), row(3)):
-        pass
+    in_its_own_process(folder, config, row(2), row(3))
     first, second = records(folder)
     assert [sorted(sent(part)) for part in (first, second)] == [[0, 1, 2], [3]]
     (one,), (two,) = ([record.run.run_id for record in part if record.HasField("run")] for part in (first, second))

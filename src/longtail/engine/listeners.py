@@ -90,7 +90,8 @@ class WandB:
     def epoch(self, number: int, row: Row) -> None:
         if number < self.seen:
             return
-        self.run.log(scalars(row, row["stage"]) | {"epoch": number}, step=number)
+        # commit: by itself wandb holds a row back until the next one comes, and may lose the last
+        self.run.log(scalars(row, row["stage"]) | {"epoch": number}, step=number, commit=True)
         self.seen = number + 1
         runs.write_json(self.path, {"id": self.id, "epochs": self.seen})
 

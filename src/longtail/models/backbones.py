@@ -189,7 +189,7 @@ class Trunk(nn.Module):
         low = self.precision != torch.float32
         with torch.autocast(x.device.type, self.precision if low else torch.bfloat16, enabled=low):
             features = self.body(x, *part)
-            return features if features.dtype == torch.float64 else features.float()
+            return features.to(torch.promote_types(features.dtype, torch.float32))
 
 
 class Maps(nn.Module):

@@ -49,7 +49,7 @@ def width_of(stage: nn.Sequential) -> int:
 
 
 def pooled(x: Tensor) -> Tensor:
-    return x.mean((2, 3), dtype=torch.float32)
+    return x.mean((2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
 
 
 class TwinBlock(nn.Module):
