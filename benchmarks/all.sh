@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# What results/ holds of one GPU, part by part, as far as the time goes. What is recorded there is not measured again.
+#
+#   LONGTAIL_DATA=... TINY=... COUNTS=... bash benchmarks/all.sh SECONDS PART...
+#
+# LONGTAIL_DATA: the folder of cifar-100-python. TINY: Tiny-ImageNet-LT, an image folder with train/ and val/. COUNTS: images of
+# each class of the large data sets, a JSON file (benchmarks/scale.py). Run folders go to runs/, what was printed to runs/PART.log.
+set -u
+cd "$(dirname "$0")/.."
+export PYTHONPATH=src PYTHONUNBUFFERED=1
+end=$((SECONDS + $1))
+shift
+mkdir -p runs
+
+call() { timeout -s INT -k 20 $((end - SECONDS)) python3 "$@"; }
+table() { call -c "import longtail; longtail.reproduce($1, minutes=$((end - SECONDS)) / 60)"; }
+
+part() {
+  case $1 in
+    stream) call benchmarks/stream.py --tiles "$TINY" --profile --out results/stream.json ;;
+    published | ablations) table "'$1'" ;;
+    multitask) table "'cifar100', methods=['ce-supcon'], epochs=100" ;;
+    tiny) table "'tiny-imagenet-lt', data_root='$TINY'" ;;
+    epochs) call benchmarks/epochs.py --data "$LONGTAIL_DATA" --results results/epochs.json ;;
+    alpha) call benchmarks/factors.py --data "$LONGTAIL_DATA" --only "alpha auto" "longer queue" ;;
+    finetune) call benchmarks/finetune.py "$TINY" --learns all head && cp runs/finetune/finetune.json results/ ;;
+    scale) call benchmarks/scale.py --counts "$COUNTS" --out results/scale.json ;;
+    gradients) call benchmarks/gradients.py --data "$LONGTAIL_DATA" ;;
+    *) echo "no such part: $1" && return 2 ;;
+  esac
+}
+
+for name in "$@"; do
+  [ $((end - SECONDS)) -gt 20 ] || { echo "no time left for $name" && break; }
+  echo "== $name, $((end - SECONDS)) s left"
+  part "$name" 2>&1 | tee -a "runs/$name.log"
+done
