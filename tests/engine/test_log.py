@@ -22,6 +22,18 @@ def test_a_line_an_epoch_and_plain_lines_when_piped(tmp_path, capsys):
     assert "\x1b" not in shown
 
 
+def test_within_a_long_epoch_a_pipe_hears_once_a_minute(tmp_path, capsys, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with Log(tmp_path / "log.jsonl", 90, "plain", "x") as log, Log(tmp_path / "none", 90, "none", "") as silent:
+        for _ in range(40):
+            now[0] += 5
+            assert not silent.wants_news()
+            if log.wants_news():
+                log.news(7, ROW, 3725)
+    assert capsys.readouterr().err.splitlines() == [f"x  {summary(ROW)}  1:02:05 left"] * 3
+
+
 def test_a_bar_shows_the_same(tmp_path, capsys):
     with Log(tmp_path / "log.jsonl", 90, "bar", "PaCo, seed 0") as log:
         log.epoch(50, ROW, 75)

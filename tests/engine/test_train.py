@@ -211,6 +211,20 @@ def test_a_signal_while_a_stage_begins_ends_the_run(method, tmp_path, monkeypatc
     assert train(config, tmp_path, resume=True) and (tmp_path / "seed0" / runs.METRICS).exists()
 
 
+def test_within_an_epoch_a_pipe_is_told_what_is_left(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("longtail.engine.log.PIPE_SECONDS", 0.0)
+    config = tiny("ce", epochs=1)
+    train(replace(config, log=replace(config.log, progress="plain")), tmp_path, data=DATA)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.endswith(" left")]
+    assert len(lines) == len(DATA.train.labels) // 64 > 3 and lines[-1].endswith("  0:00 left")
+
+
+def test_what_is_left_goes_by_the_pace_so_far(tmp_path):
+    run = run_until(tiny("ce", epochs=2), tmp_path, step=3)
+    run.seconds = 4.0
+    assert run.total_steps() == 12 and run.seconds_left(2.0) == 6.0 / 3 * 9
+
+
 def test_seeds_differ_and_repeat(tmp_path):
     config = tiny("ce", epochs=1, seeds=(0, 1))
     a, b = train(config, tmp_path / "a"), train(config, tmp_path / "b")

@@ -1,6 +1,7 @@
 """What a run says: a line of log.jsonl per epoch, and on the screen a bar (terminal) or plain lines (pipe)."""
 
 import json
+import math
 import os
 import sys
 import time
@@ -12,6 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from longtail.progress import clock
+
+BAR_SECONDS, PIPE_SECONDS = 0.5, 60.0  # without news, within an epoch
 
 
 def truncate(path: Path, epochs: int) -> None:
@@ -51,31 +54,32 @@ class Log:
             self.bar.stop()
 
     def wants_news(self) -> bool:
-        """Reading the loss off the device makes it wait, so the bar asks for it twice a second at most."""
-        return self.bar is not None and time.monotonic() - self._spoke > 0.5
+        """Reading the loss off the device makes it wait: a bar asks twice a second at most, a pipe within long epochs."""
+        silence = BAR_SECONDS if self.bar else PIPE_SECONDS if self.plain else math.inf
+        return time.monotonic() - self._spoke > silence
 
-    def news(self, step: int, row: dict[str, Any]) -> None:
-        """Move the bar."""
+    def news(self, step: int, row: dict[str, Any], left: float) -> None:
+        """Move the bar, or say where the run is; `left` is the time it still needs, in seconds."""
+        self._said, self._spoke = step, time.monotonic()
         if self.bar and self.task is not None:
             self.bar.update(self.task, completed=step, now=summary(row, self.narrow))
-            self._spoke = time.monotonic()
+        if self.plain:
+            try:
+                print(f"{self.title}  {summary(row)}  {clock(left)} left", file=sys.stderr, flush=True)
+            except OSError:  # whoever listened has gone; the run goes on
+                self.plain = False
 
     def epoch(self, step: int, row: dict[str, Any], left: float) -> None:
-        """Write the epoch's line; `left` is the time the run still needs, in seconds.
+        """Write the epoch's line.
 
         Piped output gets a line every five seconds at most, forty a run at most, and the last epoch's always.
         """
         with open(self.path, "a") as file:
             file.write(json.dumps(row) + "\n")
         self.then()
-        self.news(step, row)
         due = step - self._said >= self.steps / 40 and time.monotonic() - self._spoke > 5
-        if self.plain and (due or row["epoch"] + 1 == row["epochs"]):
-            self._said, self._spoke = step, time.monotonic()
-            try:
-                print(f"{self.title}  {summary(row)}  {clock(left)} left", file=sys.stderr, flush=True)
-            except OSError:  # whoever listened has gone; the run goes on
-                self.plain = False
+        if self.bar or due or row["epoch"] + 1 == row["epochs"]:
+            self.news(step, row, left)
 
 
 def summary(row: dict[str, Any], narrow: bool = False) -> str:

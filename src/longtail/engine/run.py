@@ -182,6 +182,10 @@ class Run:
     def steps_done(self) -> int:
         return self.epochs_before() * self.steps_per_epoch + self.step
 
+    def seconds_left(self, since: float = 0.0) -> float:
+        """At the pace so far; `since` the last epoch ended so many seconds have passed."""
+        return (self.seconds + since) / self.steps_done() * (self.total_steps() - self.steps_done())
+
     def row(self, now: float | None = None) -> dict[str, Any]:
         """The log line of the epoch so far; reading the means waits for the device. `now` is the clock's end."""
         means = self.meter.means()
@@ -203,8 +207,7 @@ class Run:
             row["val_accuracy"] = balanced_accuracy(
                 self.method, self.data.val, self.views, self.device, train.batch_size
             )
-        left = self.seconds / self.steps_done() * (self.total_steps() - self.steps_done())
-        journal.epoch(self.steps_done(), row, left)
+        journal.epoch(self.steps_done(), row, self.seconds_left())
         if epoch % train.checkpoint_every == 0 or last:
             self.save()
         self.start_clock()

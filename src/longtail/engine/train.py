@@ -77,7 +77,8 @@ def end_epoch(group: Sequence[Run], logs: Sequence[Log]) -> None:
 
 def show(run: Run, log: Log) -> None:
     if distributed.largest(log.wants_news()):
-        log.news(run.steps_done(), run.row())
+        row = run.row()
+        log.news(run.steps_done(), row, run.seconds_left(row["seconds"]))
 
 
 def for_each(group: Sequence[Run], logs: Sequence[Log], work: Callable[[Run, Log], None]) -> None:
