@@ -69,11 +69,11 @@ def prepared(config: Config, data: Path | None, epochs: int) -> Config:
     return changed(config, "train", epochs=epochs, seeds=SEEDS, checkpoint_every=epochs, validate_every=epochs)
 
 
-def with_validation(config: Config) -> DataSet:
+def with_validation(config: Config, wider: float = 10) -> DataSet:
     """The usual draw to train on, and what a less skewed one has beyond it to validate on."""
-    data, wider = load(config.data), load(replace(config.data, imbalance=10)).train
-    unused = ~np.isin(wider.ids, data.train.ids)
-    val = Source(wider.images[unused], wider.labels[unused], wider.class_names, wider.ids[unused])
+    data, more = load(config.data), load(replace(config.data, imbalance=wider)).train
+    unused = ~np.isin(more.ids, data.train.ids)
+    val = Source(more.images[unused], more.labels[unused], more.class_names, more.ids[unused])
     return replace(data, val=val)
 
 

@@ -1,0 +1,81 @@
+"""PaCo's alpha, fixed and by the theory (`auto`), scored on training images that no run trains on, never on the test set.
+
+    python benchmarks/alpha.py [--recipe digits-lt] [--data DATA] [--wider 1] [--seeds 0 1 2 ...] [--alphas 0.005 ... auto]
+
+The recipe's own setting and length. The validation images are those that a draw of imbalance `--wider` has beyond the one that
+is trained on (the CIFAR-100 files that hold the usual draws alone have it at 10). What has finished under --out is not trained
+again. Each row: the validation accuracy, class-balanced, at the last epoch, and the seed-paired difference of `auto` from it
+with its 95 % t interval; P_sup as the run's log ends with it.
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from factors import changed, validation, with_validation
+from measure import Row, save, table, where
+
+from longtail import recipes, runs
+from longtail.engine.device import choose_device
+from longtail.engine.train import train
+from longtail.metrics import mean_std, paired_difference
+
+ALPHAS = ["0.005", "0.01", "0.02", "0.05", "0.1", "0.2", "auto"]
+
+
+def measure(args: argparse.Namespace) -> list[Row]:
+    base = recipes.make(args.recipe, method="paco")
+    base = changed(base, "data", root=args.data)
+    base = changed(base, "train", seeds=tuple(args.seeds), validate_every=base.train.epochs)
+    base = replace(base, log=replace(base.log, progress="none"))
+    data = with_validation(base, args.wider)
+    found = []
+    for alpha in args.alphas:
+        config = changed(base, "method", alpha=alpha if alpha == "auto" else float(alpha))
+        folders = train(config, args.out / args.recipe / alpha, resume=True, data=data)
+        ends = [json.loads((folder / runs.LOG).read_text().splitlines()[-1])["P_sup"] for folder in folders]
+        chosen = json.loads((folders[0] / runs.ENVIRONMENT).read_text())["chosen"]
+        found.append(
+            {
+                "alpha": f"auto = {chosen['alpha']:.3g}" if alpha == "auto" else alpha,
+                "validation": [validation(folder) for folder in folders],
+                "P_sup": float(np.mean(ends)),
+            }
+        )
+        print(found[-1], flush=True)
+    return found
+
+
+def shown(rows: list[Row]) -> list[Row]:
+    auto = next((row["validation"] for row in rows if row["alpha"].startswith("auto")), None)
+    lines = []
+    for row in rows:
+        mean, std = mean_std(row["validation"])
+        line = {"alpha": row["alpha"], "validation": f"{mean:.1f} ± {std or 0:.1f}", "P_sup": f"{row['P_sup']:.2f}"}
+        if auto is not None:
+            difference, half = paired_difference(auto, row["validation"])
+            line["auto is ahead by"] = "" if row["validation"] is auto else f"{difference:+.1f} ± {half:.1f}"
+        lines.append(line)
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", default="digits-lt")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--wider", type=float, default=1)
+    parser.add_argument("--alphas", nargs="+", default=ALPHAS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(10)))
+    parser.add_argument("--out", type=Path, default=Path("runs/alpha"))
+    parser.add_argument("--results", type=Path, help="a JSON file")
+    args = parser.parse_args()
+    rows = measure(args)
+    record = {"what": (__doc__ or "").strip(), "recipe": args.recipe, "seeds": args.seeds, "rows": rows}
+    save(args.results, record | {"where": where(choose_device("auto"))})
+    print(table(shown(rows)))
+
+
+if __name__ == "__main__":
+    main()
