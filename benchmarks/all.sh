@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What results/ holds of one GPU, part by part, as far as the time goes. What is recorded there is not measured again.
+# What results/ holds of one GPU, part by part, as far as the time goes. Of tables and factors what is recorded there is not
+# measured again; what is timed (stream, scale) is measured anew.
 #
 #   LONGTAIL_DATA=... TINY=... COUNTS=... bash benchmarks/all.sh SECONDS PART...
 #
@@ -23,7 +24,6 @@ part() {
     tiny) table "'tiny-imagenet-lt', data_root='$TINY'" ;;
     epochs) call benchmarks/epochs.py --data "$LONGTAIL_DATA" --results results/epochs.json ;;
     alpha) call benchmarks/factors.py --data "$LONGTAIL_DATA" --only "alpha auto" "longer queue" ;;
-    finetune) call benchmarks/finetune.py "$TINY" --learns all head && cp runs/finetune/finetune.json results/ ;;
     scale) call benchmarks/scale.py --counts "$COUNTS" --out results/scale.json ;;
     gradients) call benchmarks/gradients.py --data "$LONGTAIL_DATA" ;;
     *) echo "no such part: $1" && return 2 ;;

@@ -31,7 +31,9 @@ def test_within_a_long_epoch_a_pipe_hears_once_a_minute(tmp_path, capsys, monkey
             assert not silent.wants_news()
             if log.wants_news():
                 log.news(7, ROW, 3725)
-    assert capsys.readouterr().err.splitlines() == [f"x  {summary(ROW)}  1:02:05 left"] * 3
+        log.epoch(10, ROW | {"val_accuracy": 40.0}, 3600)  # soon after such a line, and has what it had not
+    *within, end = capsys.readouterr().err.splitlines()
+    assert within == [f"x  {summary(ROW)}  1:02:05 left"] * 3 and "val 40.0 %" in end
 
 
 def test_a_bar_shows_the_same(tmp_path, capsys):

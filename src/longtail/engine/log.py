@@ -42,7 +42,8 @@ class Log:
         columns = (TextColumn("{task.description}"), bar, now, TimeRemainingColumn(compact=True))
         self.bar = Progress(*columns, console=console, transient=True) if terminal else None
         self.task = self.bar.add_task(title, total=steps, now="") if self.bar else None
-        self._spoke, self._said = time.monotonic(), 0  # when the screen last had news, and at which step
+        self._spoke = self._told = time.monotonic()  # when the screen last had news, and when of an epoch's end
+        self._said = 0  # the step of that end
 
     def __enter__(self) -> "Log":
         if self.bar:
@@ -60,7 +61,7 @@ class Log:
 
     def news(self, step: int, row: dict[str, Any], left: float) -> None:
         """Move the bar, or say where the run is; `left` is the time it still needs, in seconds."""
-        self._said, self._spoke = step, time.monotonic()
+        self._spoke = time.monotonic()
         if self.bar and self.task is not None:
             self.bar.update(self.task, completed=step, now=summary(row, self.narrow))
         if self.plain:
@@ -72,14 +73,15 @@ class Log:
     def epoch(self, step: int, row: dict[str, Any], left: float) -> None:
         """Write the epoch's line.
 
-        Piped output gets a line every five seconds at most, forty a run at most, and the last epoch's always.
+        Piped output hears of an epoch's end every five seconds at most, forty times a run at most, and of the last one always.
         """
         with open(self.path, "a") as file:
             file.write(json.dumps(row) + "\n")
         self.then()
-        due = step - self._said >= self.steps / 40 and time.monotonic() - self._spoke > 5
+        due = step - self._said >= self.steps / 40 and time.monotonic() - self._told > 5
         if self.bar or due or row["epoch"] + 1 == row["epochs"]:
             self.news(step, row, left)
+            self._said, self._told = step, self._spoke
 
 
 def summary(row: dict[str, Any], narrow: bool = False) -> str:
