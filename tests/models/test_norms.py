@@ -51,8 +51,10 @@ def passed(layer: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("which", range(4))
 @pytest.mark.parametrize("G", [1, 3, 4])
-def test_ghost_norm_is_torch_s_on_each_group(which, G, layout):
+@pytest.mark.parametrize("compiling", [False, True])
+def test_ghost_norm_is_torch_s_on_each_group(which, G, layout, compiling, monkeypatch):
     """Every G-th image makes a group; the averages are the mean of what each group's norm would have."""
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
     layer, shape = layers()[which]
     alone, x = [copy.deepcopy(layer) for _ in range(G)], images(shape)
     convert(layer, "ghost", N // G)
@@ -69,6 +71,17 @@ def test_ghost_norm_is_torch_s_on_each_group(which, G, layout):
         else:
             both = sum(parts) if name in ("weight", "bias") else parts[0]
         torch.testing.assert_close(found[name], both, rtol=1e-9, atol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_ghost_norm_keeps_the_layout_there_and_back(layout):
+    layer, came = nn.BatchNorm2d(5), []
+    convert(layer, "ghost", N // 3)
+    x = torch.randn(N, 5, 3, 2, requires_grad=True).to(memory_format=layout) * 1
+    x.register_hook(lambda grad: came.append(grad.is_contiguous(memory_format=layout)))
+    out = layer(x)
+    out.square().sum().backward()
+    assert out.is_contiguous(memory_format=layout) and came == [True]
 
 
 def test_groups_have_at_least_the_images_asked_for():
@@ -97,9 +110,11 @@ def test_sync_norm_alone_is_torch_s():
             torch.testing.assert_close(found[name], wanted[name], rtol=1e-9, atol=1e-9, msg=name)
 
 
-def test_half_precision_is_normalised_in_float32():
+@pytest.mark.parametrize("norm", ["ghost", "sync"])
+def test_half_precision_is_normalised_in_float32(norm, monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     layer = nn.BatchNorm2d(5)
-    convert(layer, "sync", 8)
+    convert(layer, norm, N)
     x = 1000 + torch.randn(N, 5, 3, 2)
     out = layer(x.bfloat16())
     wanted = nn.functional.batch_norm(x.bfloat16().float(), None, None, training=True)

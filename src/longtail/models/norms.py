@@ -50,23 +50,53 @@ class Other(_BatchNorm):
         self.num_batches_tracked.add_(1)
         return 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
 
+    def scaled(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        """By statistics that have every dimension of x but the first up to its channels."""
+        shape = (*mean.shape, *(1,) * (x.dim() - 1 - mean.dim()))
+        scale = (var + self.eps).rsqrt()
+        out = (x - mean.view(shape)) * (scale if self.weight is None else scale * self.weight).view(shape)
+        return out if self.bias is None else out + self.bias.view(-1, *shape[mean.dim() :])
+
+    def follow(self, mean_C: Tensor, var_C: Tensor, n: int) -> None:
+        """Move the running averages; that of the variance is of its estimate from n numbers, without bias."""
+        share = self.share()
+        self.running_mean.lerp_(mean_C.detach(), share)
+        self.running_var.lerp_(var_C.detach() * (n / max(n - 1, 1)), share)
+
 
 class Ghost(Other):
     """Ghost batch norm (Hoffer et al., 2017): group g of G has every G-th image from the g-th on, as process g of G would.
 
-    The running averages move once, by the mean over the groups: what G processes with norms of their own have on average.
+    The running averages move once, by the mean over the groups: what G processes with norms of their own have on average. To a
+    compiler it is written as one expression; torch by itself would make many passes of that, and has kernels for a group.
     """
 
     def normalise(self, x: Tensor) -> Tensor:
-        N, C = x.shape[:2]
-        G = groups(N, self.ghost)
-        mean_GC, var_GC = self.running_mean.repeat(G), self.running_var.repeat(G)
-        weight, bias = (None if p is None else p.repeat(G) for p in (self.weight, self.bias))
-        rows = x.reshape(N // G, G * C, *x.shape[2:])  # to torch, groups are further channels
-        out = F.batch_norm(rows, mean_GC, var_GC, weight, bias, True, self.share(), self.eps)
-        self.running_mean.copy_(mean_GC.view(G, C).mean(0))
-        self.running_var.copy_(var_GC.view(G, C).mean(0))
-        return out.view(x.shape)
+        G = groups(len(x), self.ghost)
+        return self.expressed(x, G) if torch.compiler.is_compiling() else self.in_turn(x, G)
+
+    def expressed(self, x: Tensor, G: int) -> Tensor:
+        exact = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(0, (-1, G))
+        others = [d for d in range(exact.dim()) if d not in (1, 2)]
+        var_GC, mean_GC = torch.var_mean(exact, others, correction=0)
+        self.follow(mean_GC.mean(0), var_GC.mean(0), x.numel() // var_GC.numel())
+        return self.scaled(exact, mean_GC, var_GC).flatten(0, 1).to(x.dtype)
+
+    def in_turn(self, x: Tensor, G: int) -> Tensor:
+        """What lies with its channels last stays so, its gradient too: else every convolution would turn it round."""
+        last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+        share, (mean_GC, var_GC) = self.share(), (t.repeat(G, 1) for t in (self.running_mean, self.running_var))
+
+        def normalised(group: Tensor, mean_C: Tensor, var_C: Tensor) -> Tensor:
+            group = group.contiguous().permute(0, 3, 1, 2) if last else group
+            out = F.batch_norm(group, mean_C, var_C, self.weight, self.bias, True, share, self.eps)
+            return out.permute(0, 2, 3, 1) if last else out
+
+        each = (x.permute(0, 2, 3, 1) if last else x).unflatten(0, (-1, G)).unbind(1)
+        out = torch.stack(list(map(normalised, each, mean_GC, var_GC)), 1).flatten(0, 1)
+        self.running_mean.copy_(mean_GC.mean(0))
+        self.running_var.copy_(var_GC.mean(0))
+        return out.permute(0, 3, 1, 2) if last else out
 
 
 def groups(images: int, least: int) -> int:
@@ -83,14 +113,5 @@ class Sync(Other):
         var_WC, mean_WC = gather_with_gradient(own_2C[None]).unbind(1)
         mean_C = mean_WC.mean(0)
         var_C = var_WC.mean(0) + mean_WC.var(0, correction=0)  # within the processes, and between them
-        self.follow(mean_C.detach(), var_C.detach(), len(mean_WC) * x.numel() // x.shape[1])
-        scale_C = (var_C + self.eps).rsqrt()
-        shape = (1, -1) + (1,) * (x.dim() - 2)
-        out = (exact - mean_C.view(shape)) * (scale_C if self.weight is None else scale_C * self.weight).view(shape)
-        return (out if self.bias is None else out + self.bias.view(shape)).to(x.dtype)
-
-    def follow(self, mean_C: Tensor, var_C: Tensor, n: int) -> None:
-        """Move the running averages; that of the variance is of its estimate from n numbers, without bias."""
-        share = self.share()
-        self.running_mean.lerp_(mean_C, share)
-        self.running_var.lerp_(var_C * (n / max(n - 1, 1)), share)
+        self.follow(mean_C, var_C, len(mean_WC) * x.numel() // x.shape[1])
+        return self.scaled(exact, mean_C, var_C).to(x.dtype)
