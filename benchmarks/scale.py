@@ -32,6 +32,7 @@ from longtail.config import Config
 from longtail.data.imbalance import checksum
 from longtail.data.pool import OnDisk
 from longtail.data.sources import DataSet, Source
+from longtail.engine.capture import own_stream
 from longtail.engine.device import choose_device, precision
 from longtail.engine.run import Run
 from longtail.engine.train import make_step
@@ -118,7 +119,8 @@ def steps(run: Run, seconds: float) -> float:
         step_on()
         run.finished(at)
 
-    found = seconds_per_call(once, run.device, 10 if run.device.type == "cuda" else 1, seconds)
+    with own_stream(run.device):
+        found = seconds_per_call(once, run.device, 10 if run.device.type == "cuda" else 1, seconds)
     run.batches.close()
     return found
 

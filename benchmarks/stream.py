@@ -39,6 +39,7 @@ from longtail.config import Config
 from longtail.data.loader import Loader, make_loader
 from longtail.data.pool import OnDisk
 from longtail.data.sources import load
+from longtail.engine.capture import own_stream
 from longtail.engine.device import choose_device, precision
 from longtail.engine.run import Run
 from longtail.engine.train import make_step
@@ -197,7 +198,8 @@ def measure(args: argparse.Namespace) -> Row:
         print(f"{args.images:,} mosaics of {size:,} bytes", flush=True)
         config = make_config(folder, args)
         (run,) = make_runs(config, 1, load(config.data), device)
-        rates, memory, found = ours(run, args.seconds, args.profile)
+        with own_stream(device):
+            rates, memory, found = ours(run, args.seconds, args.profile)
         run.batches.close()
         if device.type == "cuda":
             rates["nvJPEG"] = nvjpeg(folder, args.batch, device, args.seconds)

@@ -28,6 +28,7 @@ from longtail.data.pool import OnDisk, Source
 from longtail.data.sources import load
 from longtail.data.stream import AHEAD, Reader
 from longtail.engine import examples
+from longtail.engine.capture import own_stream
 from longtail.errors import Alone, RunError, UserError
 from longtail.views import Views
 from tests.data.files import bad_files
@@ -351,6 +352,23 @@ def test_batches_decoded_on_cuda_are_not_overwritten_by_later_ones():
             busy = (busy @ busy).clamp(-1, 1)
         sums.append(torch.stack([image[:, :8, :8].long().sum() for image in frames.images]))
     assert all(torch.equal(sums[0], each) for each in sums[1:])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_images_are_decoded_on_cuda_while_a_step_is_at_work():
+    device = torch.device("cuda")
+
+    def corners() -> list[int]:
+        frames = Reader(photos(), device, nvjpeg.decoder_for(device, "gpu")).batches(np.arange(24).reshape(3, 8))
+        return [each.images[:, :, :8, :8].long().sum().item() for each in frames]
+
+    wanted = corners()
+    with own_stream(device):
+        torch.cuda._sleep(8 * 10**9)  # cycles: seconds
+        done = torch.cuda.Event()
+        done.record()
+        with torch.cuda.stream(stream.way_to(device)):
+            assert corners() == wanted and not done.query()
 
 
 LABELS = np.repeat([0, 1, 2], [30, 9, 4])[np.random.default_rng(1).permutation(43)]

@@ -65,9 +65,9 @@ def check_room(n: int, side: int) -> None:
 
 @functools.cache
 def way_to(device: torch.device) -> torch.cuda.Stream:
-    """The stream that images come on, the same for all readers: torch has 32 and hands them out in turn, and who asks for many
-    makes others share theirs unknowingly. Its work is little, and goes before that of a step."""
-    return torch.cuda.Stream(device, priority=-1)
+    """The stream that images come on, the same for all readers: torch has 32 of a priority and hands them out in turn, and who
+    asks for many makes others share theirs unknowingly. They come batches ahead of the step, which goes first."""
+    return torch.cuda.Stream(device, priority=0)
 
 
 @functools.cache

@@ -9,14 +9,13 @@ from torch import Tensor
 
 from longtail.data.loader import Loader, StreamLoader
 from longtail.data.samplers import derive_seed, place
-from longtail.engine.capture import Captured, stream
+from longtail.engine.capture import VIEWS, Captured, stream
 from longtail.methods import Batch, Mixed, Stage
 from longtail.views import Views
 from longtail.views.mixup import mixup
 
 # Views of so many pixels are made at once: on a GPU a hundred small kernels cost the same for thirty batches as for one.
 PIXELS_AT_ONCE = 4096 * 32 * 32
-VIEWS = -1  # the stream on which views are made beside a step
 
 
 class Batches:

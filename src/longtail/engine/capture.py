@@ -1,7 +1,8 @@
 """Work recorded once as a CUDA graph and replayed: hundreds of small kernels for the price of one launch."""
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from longtail.engine.run import Run
 
 WARM_UP = 3  # calls that choose kernels and allocate what lives on
+REHEARSAL, VIEWS, STEPS = 0, -1, -2  # streams; those from 1 on are branches of a captured step
 
 
 class Captured:
@@ -59,9 +61,28 @@ def recorded(graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
 
 @functools.cache
 def stream(number: int) -> torch.cuda.Stream:
-    """The same for the same number. torch has 32 streams and hands them out in turn: a new one may be an old one, and branches
-    of a graph that unknowingly share a stream also share memory."""
-    return torch.cuda.Stream()
+    """The same for the same number. torch has 32 streams of a priority and hands them out in turn: a new one may be an old one,
+    and branches of a graph that unknowingly share a stream also share memory.
+
+    A step goes before the views of the next, which find room where its kernels leave some.
+    """
+    return torch.cuda.Stream(priority=0 if number == VIEWS else -1)
+
+
+@contextlib.contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """Steps leave CUDA's default stream alone. With that the streams on which nvJPEG decodes wait in turn: every few images
+    would wait for the end of a whole step, and the next step for them."""
+    if device.type != "cuda":
+        yield
+        return
+    usual, own = torch.cuda.current_stream(), stream(STEPS)
+    own.wait_stream(usual)
+    try:
+        with torch.cuda.stream(own):
+            yield
+    finally:
+        usual.wait_stream(own)
 
 
 def rehearse(runs: "Sequence[Run]", advance: "Callable[[Run], None]") -> None:
@@ -87,7 +108,7 @@ def rehearse(runs: "Sequence[Run]", advance: "Callable[[Run], None]") -> None:
 
 def warm_up(work: Callable[[], None]) -> None:
     """On another stream than the usual one, as recording wants it."""
-    side = stream(0)
+    side = stream(REHEARSAL)
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(WARM_UP):

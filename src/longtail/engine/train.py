@@ -19,7 +19,7 @@ from longtail.data.pool import OnDisk
 from longtail.data.sources import DataSet, load
 from longtail.engine import distributed
 from longtail.engine.advice import advise_batch, advise_finite, advise_several, advise_smaller, out_of_memory
-from longtail.engine.capture import CapturedStep, rehearse
+from longtail.engine.capture import CapturedStep, own_stream, rehearse
 from longtail.engine.device import choose_device, compile_kernels, precision, products_in
 from longtail.engine.environment import describe_model
 from longtail.engine.evaluate import finish, peak_memory
@@ -265,7 +265,7 @@ def fit_group(group: Sequence[Run], heard: Sequence[Listeners]) -> None:
     """Train them, with their logs open and stop signals minded."""
     config = group[0].config
     seeds = runs.seeds_named([run.seed for run in group])
-    with StopSignals() as stop, contextlib.ExitStack() as open_logs:
+    with StopSignals() as stop, own_stream(group[0].device), contextlib.ExitStack() as open_logs:
         logs = []
         for run, listeners in zip(group, heard, strict=True):  # the first speaks for all
             progress = config.log.progress if run is group[0] else "none"

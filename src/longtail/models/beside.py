@@ -42,5 +42,5 @@ class Beside:
 
 @functools.cache
 def _other(first: torch.cuda.Stream, line: int) -> torch.cuda.Stream:
-    """Of each stream and line its own."""
-    return torch.cuda.Stream(first.device)
+    """Of each stream and line its own, as urgent."""
+    return torch.cuda.Stream(first.device, priority=first.priority)
