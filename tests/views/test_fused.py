@@ -8,6 +8,7 @@ from longtail.config import ViewConfig, ViewsConfig
 from longtail.kernels import expression
 from longtail.views import Views, crops, fused, ops, policies, tones
 from longtail.views.ops import Op
+from longtail.views.view import STATISTICS
 from tests.emulator import ORDERS, Emulated, emulate
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -34,6 +35,7 @@ def device(request) -> str:
 INSTANCES = [
     *(expression("apply_draw", side, bilinear) for side in (32, 224) for bilinear in (False, True)),
     *(expression(name, side) for side in (32, 224) for name in ("apply_sim", "apply_tone", "crop")),
+    *(expression("finish", floats) for floats in (False, True)),
 ]
 
 
@@ -149,6 +151,29 @@ def test_crops_are_the_operations_up_to_rounding(side, size, device):
 
 
 @everywhere
+@pytest.mark.parametrize("side", [32, 84])
+@pytest.mark.parametrize("floats", [False, True])
+def test_what_is_finished_is_normalised_and_rounded(floats, side, device):
+    """Division by 255 may be a product: on the CPU it is none, and a sum at the middle of two numbers falls to the other."""
+    x, out = pictures(12, device, side), torch.empty(12, 3, side, side, device=device, dtype=torch.bfloat16)
+    x, out = ops.to_float(x) ** 0.5 if floats else x, out.to(memory_format=torch.channels_last)
+    scale = [torch.tensor(values, device=device)[:, None, None] for values in STATISTICS["imagenet"]]
+    wanted = ops.normalise(ops.to_float(x), *scale).bfloat16()
+    assert fused.finishes(x, out) and fused.finish(x, *scale, out) is out
+    assert torch.equal(out, wanted) or (not floats and device == "cpu" and (out != wanted).float().mean() < 1e-3)
+    torch.testing.assert_close(out, wanted, rtol=2**-7, atol=0)
+
+
+def test_only_what_the_kernel_knows_is_finished_by_it(monkeypatch):
+    monkeypatch.setattr(kernels, "available", lambda device: True)
+    x, last = torch.zeros(2, 3, 8, 8), torch.channels_last
+    out = torch.zeros(2, 3, 8, 8, dtype=torch.bfloat16).to(memory_format=last)
+    assert fused.finishes(x, out) and fused.finishes(x.byte(), out)
+    assert not fused.finishes(x.mT, out) and not fused.finishes(x.half(), out) and not fused.finishes(x[:, :1], out)
+    assert not fused.finishes(x, out.float()) and not fused.finishes(x, out.contiguous())
+
+
+@everywhere
 @pytest.mark.parametrize("policy", ["none", "sim", "rand", "stacked-rand", "auto"])
 def test_a_view_is_the_same_by_kernels(policy, device):
     """Of images on canvases, cropped, jittered, and by the policy; a level that was rounded otherwise may be stretched."""
@@ -160,3 +185,8 @@ def test_a_view_is_the_same_by_kernels(policy, device):
     )
     far = (plain - kernels).abs() * 127.5
     assert (far > 1.01).float().mean() < 0.01 and far.mean() < 0.05
+    for layout in (torch.channels_last, torch.contiguous_format):
+        out = torch.empty_like(kernels, dtype=torch.bfloat16, memory_format=layout)
+        by_kernels = Views(ViewsConfig(query=view, normalise="half"), 36, True)
+        assert by_kernels.query(x, torch.Generator(device).manual_seed(5), sizes, out) is out
+        torch.testing.assert_close(out.float(), kernels, rtol=2**-8, atol=1e-6)

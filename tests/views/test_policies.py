@@ -644,4 +644,4 @@ def test_a_view_turns_before_its_policy_and_its_cutout() -> None:
     turned = ops.to_uint8(255 * raw(x, ViewConfig(crop="none", flip=False, rotate=45), 32))
     rng = after_flip(16)
     torch.rand(16, 1, generator=rng)  # the angles
-    assert torch.equal(raw(x, view, 32), policies.cut(policies._auto(turned, view, rng, False), 8, rng))
+    assert torch.equal(raw(x, view, 32), ops.to_float(policies.cut(policies._auto(turned, view, rng, False), 8, rng)))

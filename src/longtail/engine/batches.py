@@ -124,14 +124,15 @@ class Batches:
     def _fill(self, room: "Room", loader: Loader) -> None:
         (images, size_N2), y = loader.take(self.ahead * self.accumulate)
         room.y.copy_(y)
-        query = self.views.query(images, self.rng, size_N2)
-        if room.mixed is not None:
+        if room.mixed is None:
+            self.views.query(images, self.rng, size_N2, room.query)
+        else:
+            query = self.views.query(images, self.rng, size_N2)
             query, other, share = mixup(query, y, loader.batch_size, room.mixup, self.rng)
-            room.mixed[0].copy_(other)
-            room.mixed[1].copy_(share)
-        room.query.copy_(query)
+            for to, ready in zip((room.query, *room.mixed), (query, other, share), strict=True):
+                to.copy_(ready)
         if room.key is not None:
-            room.key.copy_(self.views.key(images, self.rng, size_N2))
+            self.views.key(images, self.rng, size_N2, room.key)
 
     def next(self) -> Batch:
         """The batch at the cursor, which moves on."""

@@ -27,6 +27,13 @@ def knows(x: Tensor) -> bool:
     return x.dtype == torch.uint8 and x.shape[1] == 3 and square and kernels.available(x.device)
 
 
+def finishes(x: Tensor, out: Tensor) -> bool:
+    """Whether there is a kernel that brings such images to such a place."""
+    known = x.dtype in (torch.uint8, torch.float32) and x.is_contiguous() and x.shape[1] == 3
+    last = out.dtype == torch.bfloat16 and out.is_contiguous(memory_format=torch.channels_last)
+    return known and last and kernels.available(x.device)
+
+
 def threads_for(side: int) -> int:
     return 256 if side <= 64 else 1024
 
@@ -78,4 +85,11 @@ def crop(
     launch = source().kernel(kernels.expression("crop", size))
     box = (t.contiguous() for t in (top_N, left_N, height_N, width_N, flip_N))
     launch((len(x), -(-(size**2) // PIXELS)), 256, x, *box, out, *x.shape[2:])
+    return out
+
+
+def finish(x: Tensor, mean_C11: Tensor, std_C11: Tensor, out: Tensor) -> Tensor:
+    """`ops.normalise`, into bf16 with its channels last."""
+    launch, pixels = source().kernel(kernels.expression("finish", x.is_floating_point())), x.shape[2] * x.shape[3]
+    launch((len(x), -(-pixels // PIXELS)), 256, x, mean_C11.contiguous(), std_C11.contiguous(), out, pixels)
     return out

@@ -70,8 +70,8 @@ def to_uint8(x: Tensor) -> Tensor:
 
 
 def to_float(x: Tensor) -> Tensor:
-    """Grey levels to [0, 1]."""
-    return x.float() / 255
+    """Grey levels to [0, 1], where floats are already."""
+    return x if x.is_floating_point() else x.float() / 255
 
 
 # Crops and blurs: products with one matrix per sample and direction.

@@ -184,11 +184,11 @@ def apply_sim(x: Tensor, draw: SimDraw, jitters: bool = True) -> Tensor:
     return ops.gaussian_blur(x, draw.sigma)
 
 
-# Policies, from uint8 images to floats in [0, 1].
+# Policies, from uint8 images to the same, or to floats in [0, 1].
 
 
 def _plain(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Tensor:
-    return ops.to_float(x)
+    return x
 
 
 def _sim(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Tensor:
@@ -200,7 +200,7 @@ def _sim(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Te
 def _rand(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Tensor:
     draw = draw_randaugment(len(x), x.shape[3], view.rand_ops, view.rand_magnitude, view.rand_std, rng)
     # timm interpolates, bilinear or bicubic at random; bilinear here.
-    return ops.to_float(apply_draw(x, draw, view.fill, bilinear=True, kernels=kernels))
+    return apply_draw(x, draw, view.fill, bilinear=True, kernels=kernels)
 
 
 def _stacked_rand(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Tensor:
@@ -209,7 +209,7 @@ def _stacked_rand(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bo
 
 
 def _auto(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Tensor:
-    return ops.to_float(apply_draw(x, draw_autoaugment(len(x), x.shape[3], rng), view.fill, kernels=kernels))
+    return apply_draw(x, draw_autoaugment(len(x), x.shape[3], rng), view.fill, kernels=kernels)
 
 
 POLICIES: dict[str, Callable[[Tensor, ViewConfig, torch.Generator, bool], Tensor]] = {

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from longtail.config import ViewConfig, ViewsConfig
-from longtail.views import ops
+from longtail.views import fused, ops
 from longtail.views.crops import crop, resize
 from longtail.views.policies import POLICIES, cut, jitter, turn
 
@@ -20,8 +20,9 @@ def make_view(
     std_C11: Tensor,
     kernels: bool = False,
     size_N2: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """One view of uint8 images N,3,H,W: crop, mirror, turn, jitter, policy, Cutout, normalise; float32 N,3,size,size.
+    """One view of uint8 images N,3,H,W: crop, mirror, turn, jitter, policy, Cutout, normalise; N,3,size,size, float32 or `out`.
 
     `size_N2`: height and width of each, where they do not fill H and W. `kernels`: by our own where there are some for such
     images, equal to the operations up to the rounding of sums.
@@ -35,7 +36,10 @@ def make_view(
         x = POLICIES[view.policy](x, view, rng, kernels)
         if view.cutout:
             x = cut(x, view.cutout, rng)
-        return ops.normalise(x, mean_C11, std_C11)
+        if kernels and out is not None and fused.finishes(x, out):
+            return fused.finish(x, mean_C11, std_C11, out)
+        x = ops.normalise(ops.to_float(x), mean_C11, std_C11)
+        return x if out is None else out.copy_(x)
 
 
 STATISTICS = {
@@ -57,17 +61,20 @@ def statistics(name: str, device: torch.device) -> tuple[Tensor, Tensor]:
 class Views:
     """The views of a run: `query` and `key` are drawn, `plain` is what the network sees at test time.
 
-    Of images x, uint8 N,3,H,W, with the height and width of each where they do not fill H and W.
+    Of images x, uint8 N,3,H,W, with the height and width of each where they do not fill H and W. `out`: where to put them, in
+    its type and layout; else they are float32.
     """
 
     def __init__(self, config: ViewsConfig, size: int, kernels: bool = False) -> None:
         self.config, self.size, self.kernels = config, size, kernels
 
-    def query(self, x: Tensor, rng: torch.Generator, size_N2: Tensor | None = None) -> Tensor:
-        return self._make(x, size_N2, self.config.query, rng)
+    def query(
+        self, x: Tensor, rng: torch.Generator, size_N2: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        return self._make(x, size_N2, self.config.query, rng, out)
 
-    def key(self, x: Tensor, rng: torch.Generator, size_N2: Tensor | None = None) -> Tensor:
-        return self._make(x, size_N2, self.config.key, rng)
+    def key(self, x: Tensor, rng: torch.Generator, size_N2: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        return self._make(x, size_N2, self.config.key, rng, out)
 
     def plain(self, x: Tensor, size_N2: Tensor | None = None) -> Tensor:
         return self.normalised(self.square(x, size_N2))
@@ -79,6 +86,8 @@ class Views:
     def normalised(self, x: Tensor) -> Tensor:
         return ops.normalise(ops.to_float(x), *statistics(self.config.normalise, x.device))
 
-    def _make(self, x: Tensor, size_N2: Tensor | None, view: ViewConfig, rng: torch.Generator) -> Tensor:
+    def _make(
+        self, x: Tensor, size_N2: Tensor | None, view: ViewConfig, rng: torch.Generator, out: Tensor | None
+    ) -> Tensor:
         scale = statistics(self.config.normalise, x.device)
-        return make_view(x, view, self.size, rng, *scale, self.kernels, size_N2)
+        return make_view(x, view, self.size, rng, *scale, self.kernels, size_N2, out)

@@ -215,6 +215,20 @@ __global__ void __launch_bounds__(256) crop(const uchar* x, const long long* top
   }
 }
 
+// ops.normalise of x (FLOATS: of floats in [0, 1]; else of to_float(x)), rounded to bf16 as bits, the channels of a pixel together.
+template <bool FLOATS>
+__global__ void __launch_bounds__(256) finish(const void* x, const float* mean, const float* std, unsigned short* out, int P) {
+  const size_t image = (size_t)blockIdx.x * 3 * P;
+  for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < P; i += gridDim.y * blockDim.x) {
+    for (int c = 0; c < 3; c++) {
+      size_t from = image + (size_t)c * P + i;
+      float level = FLOATS ? ((const float*)x)[from] : ((const uchar*)x)[from] * (1.f / 255);
+      union { float number; unsigned bits; } y = {(level - mean[c]) / std[c]};
+      out[image + 3 * i + c] = (y.bits + 0x7fff + (y.bits >> 16 & 1)) >> 16;  // to the nearest, ties to even
+    }
+  }
+}
+
 // Floats in [0, 1]
 
 __device__ float luminance(float r, float g, float b) { return 0.2989f * r + 0.587f * g + 0.114f * b; }
