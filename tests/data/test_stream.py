@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 from sklearn.datasets import load_sample_images
 
 import longtail
-from longtail import recipes
+from longtail import kernels, recipes
 from longtail.config import Config, DataConfig
-from longtail.data import decode, nvjpeg, stream
+from longtail.data import canvas, decode, nvjpeg, stream
 from longtail.data.decode import BadImage, decode_whole, read_file
 from longtail.data.jpeg import Header, read_header
 from longtail.data.loader import ResidentLoader, StreamLoader, frames_of, make_loader
@@ -32,8 +32,10 @@ from longtail.engine.capture import own_stream
 from longtail.errors import Alone, RunError, UserError
 from longtail.views import Views
 from tests.data.files import bad_files
+from tests.emulator import ORDERS, emulate
 
 PHOTO = Image.fromarray(load_sample_images().images[0])  # 640 x 427
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 CPU = torch.device("cpu")
 
 
@@ -320,13 +322,41 @@ def test_what_is_no_file_is_not_waited_for(tmp_path):
     assert read_file(str(tmp_path / "file")) == bytes(range(256)) * 999
 
 
+@pytest.mark.parametrize("device", [*ORDERS, pytest.param("cuda", marks=cuda)])
+@pytest.mark.parametrize("side", [48, 50])
+def test_images_are_laid_on_canvases_in_one_launch(side, device, monkeypatch, tmp_path):
+    """Rows of a multiple of sixteen bytes are copied so; the rest of a canvas, and one without an image, is left alone."""
+    if device in ORDERS:
+        emulated = emulate(canvas.source(), tmp_path)
+        emulated.order, device = device, "cpu"
+        monkeypatch.setattr(canvas, "source", lambda: emulated)
+    rng = torch.Generator().manual_seed(0)
+    sizes = {0: (48, 48), 1: (1, 1), 3: (31, 16), 4: (side, 33), 6: (2, 32), 7: (5, 48)}
+    images = {i: torch.randint(256, (3, *s), generator=rng, dtype=torch.uint8).to(device) for i, s in sizes.items()}
+    images[7] = torch.cat([images[7].flatten()[:1], images[7].flatten()])[1:].view(3, 5, 48)  # begins at an odd place
+    wanted, found = torch.full((2, 8, 3, side, side), 9, dtype=torch.uint8, device=device)
+    monkeypatch.setattr(kernels, "available", lambda device: False)
+    canvas.lay_out(images, wanted)
+    monkeypatch.setattr(kernels, "available", lambda device: True)
+    canvas.lay_out(images, found)
+    assert torch.equal(found, wanted) and (wanted[2] == 9).all() and (wanted[0, :, :48, :48] != 9).any()
+    for i, (height, width) in sizes.items():
+        assert torch.equal(found[i, :, :height, :width], images[i])
+
+
+def test_the_kernel_compiles(tmp_path, monkeypatch):
+    pytest.importorskip("cuda.bindings", reason="comes with torch for CUDA")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert canvas.source().cubin("lay_out", "sm_80")[0][:4] == b"\x7fELF"
+
+
 def test_where_images_are_decoded():
     assert nvjpeg.decoder_for(CPU, "auto") is None and nvjpeg.decoder_for(CPU, "cpu") is None
     with pytest.raises(UserError, match="needs a CUDA device"):
         nvjpeg.decoder_for(CPU, "gpu")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@cuda
 def test_decoded_on_cuda_they_are_nearly_those_of_the_cpu():
     device = torch.device("cuda")
     decoder = nvjpeg.decoder_for(device, "gpu")
@@ -340,7 +370,7 @@ def test_decoded_on_cuda_they_are_nearly_those_of_the_cpu():
             assert far.mean() < 3
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@cuda
 def test_batches_decoded_on_cuda_are_not_overwritten_by_later_ones():
     """While the device is busy with other work, which is when a decoder may be given memory that is still to be read."""
     device = torch.device("cuda")
@@ -354,7 +384,7 @@ def test_batches_decoded_on_cuda_are_not_overwritten_by_later_ones():
     assert all(torch.equal(sums[0], each) for each in sums[1:])
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@cuda
 def test_images_are_decoded_on_cuda_while_a_step_is_at_work():
     device = torch.device("cuda")
 

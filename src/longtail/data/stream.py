@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longtail.data.canvas import lay_out
 from longtail.data.decode import cores, decode_whole, memory, naming
 from longtail.data.jpeg import is_plain
 from longtail.data.pool import ImageArray, IntArray, OnDisk
@@ -158,9 +159,8 @@ class Reader:
                 images = room.images.to(self.device, non_blocking=True)
             else:  # nothing to copy
                 images = torch.empty_like(room.images, device=self.device, pin_memory=False)
-            onto = [images[i, :, : image.shape[1], : image.shape[2]] for i, image in decoded.items()]
-            if decoded:  # in one call, which the threads that read cannot interrupt
-                torch._foreach_copy_(onto, list(decoded.values()))
+            if decoded:
+                lay_out(decoded, images)
             if self.stream is None:
                 return Brought(Frames(images, size_N2), None)
             there = torch.cuda.Event()

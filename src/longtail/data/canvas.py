@@ -1,0 +1,33 @@
+"""Images of their own sizes on square canvases, so that a batch is one tensor."""
+
+import functools
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from longtail import kernels
+
+BLOCKS = 16  # that share an image
+
+
+@functools.cache
+def source() -> kernels.Source:
+    return kernels.read(Path(__file__).with_name("canvas.cu"))
+
+
+def lay_out(found: dict[int, Tensor], canvases: Tensor) -> None:
+    """Image i, uint8 (3, height, width), in the upper left corner of canvas i of (N, 3, side, side).
+
+    On a GPU in one launch: a hundred slices and copies keep the host busy longer than the device, and the device longer than
+    they would have to.
+    """
+    if not kernels.available(canvases.device):
+        onto = [canvases[i, :, : image.shape[1], : image.shape[2]] for i, image in found.items()]
+        torch._foreach_copy_(onto, list(found.values()))
+        return
+    images = {i: image.contiguous() for i, image in found.items()}  # as they are; alive until the launch
+    rows = [(images[i].data_ptr(), *images[i].shape[1:]) if i in images else (0, 0, 0) for i in range(len(canvases))]
+    table = torch.tensor(rows)
+    table = table.pin_memory().to(canvases.device, non_blocking=True) if canvases.is_cuda else table
+    source().kernel("lay_out")((len(canvases), BLOCKS), 256, table, canvases, canvases.shape[3])
