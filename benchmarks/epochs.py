@@ -1,9 +1,10 @@
 """What it is worth to pick the best epoch on the test set, as some released codes do and this package never does.
 
-    python benchmarks/epochs.py --data DATA [--methods bbn cb-focal focal] [--imbalance 100] [--every 5] [--out runs/epochs]
+    python benchmarks/epochs.py --data DATA [--cells bbn-100 cb-focal-100 ...] [--every 5] [--out runs/epochs]
 
-Methods as their authors ran them, CIFAR-100-LT, three seeds, tested every few epochs. Each line: the accuracy after the last
-epoch, after the best one of each seed, and at which epochs those were.
+Methods as their authors ran them, each at an imbalance of CIFAR-100-LT, three seeds, tested every few epochs: those that end
+more than a point below what was published. Each line: the accuracy after the last epoch, after the best one of each seed, and
+at which epochs those were. Cells that the file of results has are not measured again.
 """
 
 import argparse
@@ -22,10 +23,12 @@ from longtail.engine.train import train
 from longtail.metrics import mean_std
 
 SEEDS = (0, 1, 2)
+CELLS = ("bbn-100", "cb-focal-100", "reslt-100", "causal-norm-50", "focal-50")
 
 
-def prepared(method: str, args: argparse.Namespace) -> Config:
-    config = recipes.cifar100_lt(method, args.imbalance, "released")
+def prepared(cell: str, args: argparse.Namespace) -> Config:
+    method, imbalance = cell.rsplit("-", 1)
+    config = recipes.cifar100_lt(method, int(imbalance), "released")
     epochs = args.epochs or config.train.epochs
     tested = replace(config.train, seeds=SEEDS, validate_every=args.every, checkpoint_every=epochs, epochs=epochs)
     return replace(config, data=replace(config.data, root=args.data), train=tested)
@@ -64,18 +67,18 @@ def line(name: str, found: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--methods", nargs="+", default=["bbn", "cb-focal", "focal"])
-    parser.add_argument("--imbalance", type=int, default=100)
+    parser.add_argument("--cells", nargs="+", default=CELLS, metavar="METHOD-IMBALANCE")
     parser.add_argument("--every", type=int, default=5, help="epochs")
     parser.add_argument("--epochs", type=int, default=0, help="fewer than a method's own, to try it out")
     parser.add_argument("--out", type=Path, default=Path("runs/epochs"))
     parser.add_argument("--results", type=Path, help="a JSON file")
     args = parser.parse_args()
-    book: dict[str, Any] = {}
-    for method in args.methods:
-        book[method] = measure(prepared(method, args), args.out / f"{method}-{args.imbalance}")
-        print(line(method, book[method]), flush=True)
-        save(args.results, book)
+    book: dict[str, Any] = json.loads(args.results.read_text()) if args.results and args.results.exists() else {}
+    for cell in args.cells:
+        if cell not in book:
+            book[cell] = measure(prepared(cell, args), args.out / cell)
+            save(args.results, book)
+        print(line(cell, book[cell]), flush=True)
 
 
 if __name__ == "__main__":
