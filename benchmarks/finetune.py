@@ -1,11 +1,12 @@
 """Fine-tuning on few images: methods on pretrained weights, the trunk frozen and learning, and from scratch where asked for.
 
-    python benchmarks/finetune.py FOLDER [--out RUNS] [--classes 20] [--most 60] [--size 96] [--epochs 5] [--seeds 0 1 2]
+    python benchmarks/finetune.py FOLDER [--out RUNS] [--classes 20] [--most 60] [--others] [--size 96] [--epochs 5]
 
 FOLDER is an image folder with train/ and val/ (Tiny-ImageNet-LT). Of its classes some are taken evenly from the most frequent
-to the rarest, of each at most `--most` training images, the first by name; all their images in val/ are tested on. All methods
-have the same weights, views, optimiser and length; nothing was tuned for one of them. The rows are in OUT/finetune.json, the
-runs beside it; what has finished there is not trained again.
+to the rarest, of each at most `--most` training images, the first by name; all their images in val/ are tested on. `--others`
+takes as many of the classes that are left: what is decided on these may be tested on those. All methods have the same weights,
+views, optimiser and length; nothing was tuned for one of them. The rows are in OUT/finetune.json, the runs beside it; what has
+finished there is not trained again.
 """
 
 import argparse
@@ -28,11 +29,17 @@ METHODS = ("ce", "balanced-softmax", "paco")
 RATES = {"head": 0.01, "all": 0.005, "scratch": 0.02}  # of SGD, at 32 images
 
 
-def images(folder: Path, classes: int, most: int, out: Path) -> DataConfig:
+def evenly(names: list[str], number: int) -> list[str]:
+    return [names[round(i)] for i in np.linspace(0, len(names) - 1, number)]
+
+
+def images(folder: Path, classes: int, most: int, others: bool, out: Path) -> DataConfig:
     """Lists of the images that are taken."""
     files = {c.name: sorted(c.iterdir()) for c in sorted((folder / "train").iterdir())}
     by_count = sorted(files, key=lambda c: -len(files[c]))
-    chosen = [by_count[round(i)] for i in np.linspace(0, len(by_count) - 1, classes)]
+    chosen = evenly(by_count, classes)
+    if others:
+        chosen = evenly([c for c in by_count if c not in chosen], classes)
     out.mkdir(parents=True, exist_ok=True)
     for split in ("train", "val"):
         found = {c: files[c][:most] if split == "train" else sorted((folder / split / c).iterdir()) for c in chosen}
@@ -65,7 +72,7 @@ def configure(method: str, learns: str, data: DataConfig, args: argparse.Namespa
 
 
 def measure(args: argparse.Namespace) -> list[Row]:
-    data = images(args.folder, args.classes, args.most, args.out)
+    data = images(args.folder, args.classes, args.most, args.others, args.out)
     loaded = load(replace(data, image_size=args.size))
     print(*loaded.describe(), sep="\n", flush=True)
     found: list[Row] = []
@@ -100,6 +107,7 @@ def main() -> None:
     parser.add_argument("--model", default="tf_efficientnet_lite0")
     parser.add_argument("--classes", type=int, default=20)
     parser.add_argument("--most", type=int, default=60)
+    parser.add_argument("--others", action="store_true")
     parser.add_argument("--size", type=int, default=96)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--epochs", type=int, default=5)

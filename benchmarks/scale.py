@@ -1,11 +1,13 @@
 """Dry runs in the shape of the paper's large data sets: PaCo's recipes, as many classes and images, and pixels of no meaning.
 
-    python benchmarks/scale.py [--counts FILE] [--rows imagenet-lt/resnet50 ...] [--out FILE]
+    python benchmarks/scale.py [--counts FILE] [--rows imagenet-lt/resnet50 ...] [--compiled] [--out FILE]
 
 Measured on one GPU: images per second of whole steps (JPEG decoded, both views made, networks, loss, queue), and memory. From
-these the seconds of an epoch and the hours of the recipe. For eight GPUs, which were not there: the step of a process that has
-an eighth of the batch, uncaptured as several processes run it, plus the time in which gradients and averages of so many bytes
-pass twice by a link of LINK bytes a second; each process is assumed to have as many cores for decoding as the one had.
+these the seconds of an epoch and the hours of the recipe. Steps are captured, not compiled: a run of the recipe's length would
+compile them too, which takes minutes for each network and makes them faster (`--compiled`). For eight GPUs, which were not
+there: the step of a process that has an eighth of the batch, neither captured nor compiled, plus the time in which gradients
+and averages of so many bytes pass twice by a link of LINK bytes a second; each process is assumed to have as many cores for
+decoding as the one had.
 
 The images are one of 64 JPEGs in memory: reading a disk is left out. `--counts` has the images of each class, as JSON lists by
 name; without it they fall from the largest class to the smallest so that their sum is right.
@@ -128,11 +130,17 @@ def steps(run: Run, seconds: float) -> float:
 def measure_row(name: str, counts: np.ndarray, args: argparse.Namespace, device: torch.device) -> Row:
     recipe, network = name.split("/")
     config = recipes.make(recipe, network=network)
+    epochs = config.train.epochs
     config = replace(
         config,
         data=replace(config.data, image_size=args.size),
         model=replace(config.model, pretrained=False),
-        train=replace(config.train, batch_size=args.batch or config.train.batch_size, step=args.step),
+        # an epoch is too short for `auto` to compile
+        train=replace(
+            config.train,
+            batch_size=args.batch or config.train.batch_size,
+            epochs=epochs if args.compiled else 1,
+        ),
     )
     data, start = make_data(counts, config), time.perf_counter()
     if device.type == "cuda":
@@ -145,12 +153,12 @@ def measure_row(name: str, counts: np.ndarray, args: argparse.Namespace, device:
     del run
     release()
     row: Row = {"row": name, "step": how, "batch": batch, "images_per_second": batch / one, "GB": memory}
-    epoch, images = config.train.epochs, len(data.train.labels)
-    row |= {"s_per_epoch": images / batch * one, "epochs": epoch, "hours": epoch * images / batch * one / 3600}
+    images = len(data.train.labels)
+    row |= {"s_per_epoch": images / batch * one, "epochs": epochs, "hours": epochs * images / batch * one / 3600}
     part = replace(config, train=replace(config.train, batch_size=max(batch // 8, 2), step="eager"))
     (run,) = make_runs(part, 1, data, device)
     eighth = steps(run, args.seconds) + 2 * sent / LINK
-    row |= {"hours_on_8": epoch * images / batch * eighth / 3600, "took_s": made}
+    row |= {"hours_on_8": epochs * images / batch * eighth / 3600, "took_s": made}
     return row
 
 
@@ -178,7 +186,7 @@ def main() -> None:
         "--counts", type=Path, help="JSON: the images of each class, by ImageNet_LT, iNaturalist18, Places_LT"
     )
     parser.add_argument("--rows", nargs="+", default=ROWS)
-    parser.add_argument("--step", default="captured", help="auto: compiled too, which takes minutes for each network")
+    parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--batch", type=int, help="another than the recipe's")
     parser.add_argument("--seconds", type=float, default=BUDGET, help="for each figure")
