@@ -75,8 +75,9 @@ def main() -> None:
     args = parser.parse_args()
     book: dict[str, Any] = json.loads(args.results.read_text()) if args.results and args.results.exists() else {}
     for cell in args.cells:
-        if cell not in book:
-            book[cell] = measure(prepared(cell, args), args.out / cell)
+        config = prepared(cell, args)
+        if book.get(cell, {}).get("identity") != config.identity():
+            book[cell] = measure(config, args.out / cell)
             save(args.results, book)
         print(line(cell, book[cell]), flush=True)
 

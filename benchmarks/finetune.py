@@ -30,7 +30,8 @@ RATES = {"head": 0.01, "all": 0.005, "scratch": 0.02}  # of SGD, at 32 images
 
 
 def evenly(names: list[str], number: int) -> list[str]:
-    return [names[round(i)] for i in np.linspace(0, len(names) - 1, number)]
+    """So many of them, from the first to the last, or all."""
+    return [names[round(i)] for i in np.linspace(0, len(names) - 1, min(number, len(names)))]
 
 
 def images(folder: Path, classes: int, most: int, others: bool, out: Path) -> DataConfig:
@@ -103,7 +104,7 @@ def verdicts(args: argparse.Namespace) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("runs/finetune"))
+    parser.add_argument("--out", type=Path, help="runs/finetune, or runs/finetune-others")
     parser.add_argument("--model", default="tf_efficientnet_lite0")
     parser.add_argument("--classes", type=int, default=20)
     parser.add_argument("--most", type=int, default=60)
@@ -115,6 +116,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--learns", nargs="+", choices=list(RATES), default=["head", "all"])
     args = parser.parse_args()
+    args.out = args.out or Path("runs/finetune-others" if args.others else "runs/finetune")
     rows = measure(args)
     print(table(rows))
     print(*verdicts(args), sep="\n")

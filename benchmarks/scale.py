@@ -5,9 +5,9 @@
 Measured on one GPU: images per second of whole steps (JPEG decoded, both views made, networks, loss, queue), and memory. From
 these the seconds of an epoch and the hours of the recipe. Steps are captured, not compiled: a run of the recipe's length would
 compile them too, which takes minutes for each network and makes them faster (`--compiled`). For eight GPUs, which were not
-there: the step of a process that has an eighth of the batch, neither captured nor compiled, plus the time in which gradients
-and averages of so many bytes pass twice by a link of LINK bytes a second; each process is assumed to have as many cores for
-decoding as the one had.
+there: the step of a process that has an eighth of the batch, neither captured nor compiled nor with our kernels for views, plus
+the time in which gradients and averages of so many bytes pass twice by a link of LINK bytes a second; each process is assumed
+to have as many cores for decoding as the one had.
 
 The images are one of 64 JPEGs in memory: reading a disk is left out. `--counts` has the images of each class, as JSON lists by
 name; without it they fall from the largest class to the smallest so that their sum is right.
@@ -113,15 +113,15 @@ def make_data(counts: np.ndarray, config: Config) -> DataSet:
 
 def steps(run: Run, seconds: float) -> float:
     """Seconds of a step."""
-    step_on, count = make_step([run]), itertools.count()
-
-    def once() -> None:
-        at = next(count)
-        run.prepare(at)
-        step_on()
-        run.finished(at)
-
     with own_stream(run.device):
+        step_on, count = make_step([run]), itertools.count()
+
+        def once() -> None:
+            at = next(count)
+            run.prepare(at)
+            step_on()
+            run.finished(at)
+
         found = seconds_per_call(once, run.device, 10 if run.device.type == "cuda" else 1, seconds)
     run.batches.close()
     return found

@@ -263,15 +263,16 @@ class Decoded:
 
 def same(ours, theirs):
     for one, other in zip(ours, theirs, strict=True):
-        assert torch.equal(one.size_N2, other.size_N2)
-        for a, b, (height, width) in zip(one.images, other.images, one.size_N2.tolist(), strict=True):
+        assert torch.equal(one.size_N2.cpu(), other.size_N2)
+        for a, b, (height, width) in zip(one.images.cpu(), other.images, one.size_N2.tolist(), strict=True):
             assert torch.equal(a[:, :height, :width], b[:, :height, :width])
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=cuda)])
 @pytest.mark.parametrize("refused", [(), (1,), (0, 1, 2)])
-def test_a_decoder_of_the_device_has_the_plain_ones_and_the_cpu_the_rest(refused):
+def test_a_decoder_of_the_device_has_the_plain_ones_and_the_cpu_the_rest(refused, device):
     plan, decoder = np.arange(24).reshape(3, 8), Decoded(*refused)
-    same(Reader(photos(), CPU, decoder).batches(plan), Reader(photos(), CPU).batches(plan))
+    same(Reader(photos(), torch.device(device), decoder).batches(plan), Reader(photos(), CPU).batches(plan))
     assert decoder.calls == [4, 8, 8]
 
 

@@ -74,14 +74,29 @@ def test_ghost_norm_is_torch_s_on_each_group(which, G, layout, compiling, monkey
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_ghost_norm_keeps_the_layout_there_and_back(layout):
+def test_ghost_norm_keeps_the_layout_there_and_back(layout, monkeypatch):
+    """Of the whole, and of each group as torch's kernels see it."""
     layer, came = nn.BatchNorm2d(5), []
     convert(layer, "ghost", N // 3)
+    plain = torch.nn.functional.batch_norm
+
+    def watched(x, *args):
+        assert x.is_contiguous(memory_format=layout) or layout == torch.contiguous_format
+        out = plain(x, *args)
+        seen.append(out)
+        return out
+
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.nn.functional, "batch_norm", watched)
     x = torch.randn(N, 5, 3, 2, requires_grad=True).to(memory_format=layout) * 1
     x.register_hook(lambda grad: came.append(grad.is_contiguous(memory_format=layout)))
     out = layer(x)
+    if layout == torch.channels_last:
+        for each in seen:
+            each.register_hook(lambda grad: came.append(grad.is_contiguous(memory_format=layout)))
     out.square().sum().backward()
-    assert out.is_contiguous(memory_format=layout) and came == [True]
+    assert out.is_contiguous(memory_format=layout) and len(seen) == 3
+    assert came == [True] * (4 if layout == torch.channels_last else 1)
 
 
 def test_groups_have_at_least_the_images_asked_for():

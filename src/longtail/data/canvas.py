@@ -16,6 +16,12 @@ def source() -> kernels.Source:
     return kernels.read(Path(__file__).with_name("canvas.cu"))
 
 
+def prepare(device: torch.device) -> None:
+    """Compile what `lay_out` will launch there, before another thread asks for it."""
+    if kernels.available(device):
+        source().kernel("lay_out")
+
+
 def lay_out(found: dict[int, Tensor], canvases: Tensor) -> None:
     """Image i, uint8 (3, height, width), in the upper left corner of canvas i of (N, 3, side, side).
 
@@ -26,7 +32,7 @@ def lay_out(found: dict[int, Tensor], canvases: Tensor) -> None:
         onto = [canvases[i, :, : image.shape[1], : image.shape[2]] for i, image in found.items()]
         torch._foreach_copy_(onto, list(found.values()))
         return
-    images = {i: image.contiguous() for i, image in found.items()}  # as they are; alive until the launch
+    images = {i: image.to(canvases.device).contiguous() for i, image in found.items()}  # alive until the launch
     rows = [(images[i].data_ptr(), *images[i].shape[1:]) if i in images else (0, 0, 0) for i in range(len(canvases))]
     table = torch.tensor(rows)
     table = table.pin_memory().to(canvases.device, non_blocking=True) if canvases.is_cuda else table

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.data.canvas import lay_out
+from longtail.data.canvas import lay_out, prepare
 from longtail.data.decode import cores, decode_whole, memory, naming
 from longtail.data.jpeg import is_plain
 from longtail.data.pool import ImageArray, IntArray, OnDisk
@@ -88,6 +88,8 @@ class Reader:
         self.free: list[Canvases] = []
         self.workers = images.workers or cores()
         self.reading = threading.Semaphore(images.workers or READING) if decoder else contextlib.nullcontext()
+        if decoder:
+            prepare(device)
         _hush()
 
     def batches(self, plan: Iterable[IntArray]) -> Generator[Frames]:

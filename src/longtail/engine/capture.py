@@ -59,14 +59,18 @@ def recorded(graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
     return torch.cuda.graph(graph, capture_error_mode="thread_local")
 
 
-@functools.cache
 def stream(number: int) -> torch.cuda.Stream:
-    """The same for the same number. torch has 32 streams of a priority and hands them out in turn: a new one may be an old one,
-    and branches of a graph that unknowingly share a stream also share memory.
+    """The same for the same number, on the current device. torch has 32 streams of a priority and hands them out in turn: a new
+    one may be an old one, and branches of a graph that unknowingly share a stream also share memory.
 
     A step goes before the views of the next, which find room where its kernels leave some.
     """
-    return torch.cuda.Stream(priority=0 if number == VIEWS else -1)
+    return _stream(number, torch.cuda.current_device())
+
+
+@functools.cache
+def _stream(number: int, device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=0 if number == VIEWS else -1)
 
 
 @contextlib.contextmanager

@@ -257,6 +257,7 @@ def at_the_same_step(all_runs: Sequence[Run]) -> list[list[Run]]:
 def train_group(group: Sequence[Run]) -> None:
     with contextlib.ExitStack() as listening:
         heard = [listening.enter_context(Listeners(run.folder, run.config, run.seed)) for run in group]
+        listening.enter_context(own_stream(group[0].device))
         fit_group(group, heard)
         measure_group(group, heard)
 
@@ -265,7 +266,7 @@ def fit_group(group: Sequence[Run], heard: Sequence[Listeners]) -> None:
     """Train them, with their logs open and stop signals minded."""
     config = group[0].config
     seeds = runs.seeds_named([run.seed for run in group])
-    with StopSignals() as stop, own_stream(group[0].device), contextlib.ExitStack() as open_logs:
+    with StopSignals() as stop, contextlib.ExitStack() as open_logs:
         logs = []
         for run, listeners in zip(group, heard, strict=True):  # the first speaks for all
             progress = config.log.progress if run is group[0] else "none"

@@ -90,6 +90,8 @@ class Ghost(Other):
         def normalised(group: Tensor, mean_C: Tensor, var_C: Tensor) -> Tensor:
             group = group.contiguous().permute(0, 3, 1, 2) if last else group
             out = F.batch_norm(group, mean_C, var_C, self.weight, self.bias, True, share, self.eps)
+            if last and out.requires_grad:  # torch's kernel for this layout wants no gaps between images
+                out.register_hook(lambda grad: grad.contiguous(memory_format=torch.channels_last))
             return out.permute(0, 2, 3, 1) if last else out
 
         each = (x.permute(0, 2, 3, 1) if last else x).unflatten(0, (-1, G)).unbind(1)
