@@ -121,7 +121,7 @@ def fixed_side(name: str) -> int | None:
 
 
 def choose_learning(facts: Facts, book: Ledger) -> None:
-    """All of it where there is a GPU. On a CPU, where runs are short, a frozen trunk did better on photographs (docs/log.md)."""
+    """All of it where there is a GPU. On a CPU runs are short, and a frozen trunk did better on photographs (docs/log.md)."""
     what, why = "all", "the whole network is fine-tuned, the new head at ten times its rate"
     if not facts.gpu:
         what, why = "head", "without a GPU the trunk stays as it is: faster; try all for images unlike photographs"
