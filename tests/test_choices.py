@@ -1,5 +1,6 @@
 """What is chosen for a folder: sensible at every size, by machine and weights; flags stand, and reasons are said."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -49,14 +50,14 @@ def somewhere(tmp_path):
 @pytest.mark.parametrize("side", [8, 32, 64, 500])
 def test_every_size_gets_a_valid_configuration(classes, images, gpu, side, tmp_path):
     n_C = tail(images, classes, 100)
-    for weights in ((), ("resnet50.tv_in1k", "tf_efficientnet_lite0")):
-        found = chosen(facts(n_C, side, gpu, 16, weights), tmp_path)
+    for weights, grey in itertools.product(((), ("resnet50.tv_in1k", "tf_efficientnet_lite0")), (False, True)):
+        found = chosen(facts(n_C, side, gpu, 16, weights, grey), tmp_path)
         config, n = found.config, sum(n_C)
         assert isinstance(config, Config) and config.method.name == "paco"
         assert config.method.rebalance == (max(n_C) > 1.5 * min(n_C))  # 10,000 classes of one image each have no tail
         assert 2 <= config.train.batch_size <= min(n, 128) and config.method.queue <= 8192
         assert config.method.queue <= n and config.train.epochs >= 5
-        assert config.model.pretrained == (bool(weights) and side >= 48)
+        assert config.model.pretrained == (bool(weights) and side >= (48 if grey else 24))
         assert config.data.image_size <= (224 if gpu else 128) and (side < 48 or config.data.image_size >= 64)
         assert all(choice.why and choice.flag.startswith("--") for choice in found.choices)
         assert config.optim.warmup_epochs < config.train.epochs

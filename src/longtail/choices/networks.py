@@ -9,7 +9,10 @@ from longtail.choices.facts import Facts
 from longtail.choices.ledger import Ledger
 from longtail.models.weights import normalisation
 
-SMALL = 48  # pixels: below, ImageNet's weights have learnt another world, and stems with strides see nothing
+SMALL = (
+    48  # pixels: below, networks that begin without strides, and of what has no colours ImageNet's weights know little
+)
+TINY = 24  # pixels: below, no photograph is worth enlarging
 PHOTOGRAPH = 96  # pixels: from here on networks for photographs, below those for small images
 MANY = 50_000  # training images from which a deeper network is worth its time from scratch
 
@@ -59,7 +62,7 @@ def choose_trunk(facts: Facts, book: Ledger) -> tuple[str, bool]:
     """Name and weights, which are one choice: its line says where the weights come from, or why there are none."""
     named, asked = book.given.get("model.name"), book.given.get("model.pretrained")
     names = (named,) if named else ON_GPU if facts.gpu else ON_CPU
-    small = facts.side < SMALL and named is None and not asked
+    small = facts.side < (SMALL if facts.grey else TINY) and named is None and not asked
     sought = () if small or asked is False else names
     name, place = next(((n, p) for n in sought if (p := facts.weights(n))), (None, None))
     name = name or named or (names[0] if asked else from_scratch(facts))
@@ -73,7 +76,7 @@ def choose_trunk(facts: Facts, book: Ledger) -> tuple[str, bool]:
 def origin(place: str | None, small: bool) -> str:
     """Where the weights come from, or why there are none."""
     if small:
-        return "images this small have little in common with ImageNet's"
+        return "small images without colours, or very small ones, have little in common with ImageNet's"
     return {
         "package": "on ImageNet, from an installed package: few images suffice",
         "cache": "on ImageNet, downloaded before: few images suffice",
@@ -105,7 +108,7 @@ def seen(facts: Facts, name: str, pretrained: bool) -> tuple[int, str]:
         side = min(max(32 * round(facts.side / 16), 96), most)  # small ones are shown at twice their size
         larger = side > facts.side
         return side, "pretrained networks know things larger" if larger else "as many as are worth their time here"
-    if facts.side < 24:
+    if facts.side < TINY:
         return max(8, 4 * -(-facts.side // 4)), "shown as they are"
     if facts.side < SMALL:
         return 32, "what networks for small images know"
