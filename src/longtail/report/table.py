@@ -30,7 +30,7 @@ COLUMNS = {
     "parameters": ("parameters", 0),
 }
 WIDE = {"ece": 100, "seconds": 130, "latency_b64": 130, "parameters": 130, "macro_f1": 170, "knn_top1": 170}
-"""Columns of a terminal that a column is shown from; what there is no room for stands in table.md."""
+"""Columns of a terminal that a column is shown from; what there is no room for stands in table.md (`longtail table`)."""
 SAYS = {
     "top1": "accuracy over all images, and mean over classes with many (>100), medium (20-100) and few (<20) training images",
     "macro_f1": "macro F1",
@@ -222,7 +222,7 @@ def to_rich(rows: Sequence[Row], width: int = 150) -> Table:
     below = (
         caption(shown, rows)
         + (f" {TIES}" if said else "")
-        + ("" if len(shown) == len(COLUMNS) else " More in table.md.")
+        + ("" if len(shown) == len(COLUMNS) else " More in the table.md that `longtail table` writes.")
     )
     table = Table(
         title=plain(rows[0].data) if one else None, caption=Text(below), title_justify="left", caption_justify="left"
