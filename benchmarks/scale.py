@@ -186,7 +186,7 @@ def main() -> None:
         "--counts", type=Path, help="JSON: the images of each class, by ImageNet_LT, iNaturalist18, Places_LT"
     )
     parser.add_argument("--rows", nargs="+", default=ROWS)
-    parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--compiled", action="store_true", help="at the recipe's own length; minutes for each network")
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--batch", type=int, help="another than the recipe's")
     parser.add_argument("--seconds", type=float, default=BUDGET, help="for each figure")

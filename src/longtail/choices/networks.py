@@ -9,9 +9,7 @@ from longtail.choices.facts import Facts
 from longtail.choices.ledger import Ledger
 from longtail.models.weights import normalisation
 
-SMALL = (
-    48  # pixels: below, networks that begin without strides, and of what has no colours ImageNet's weights know little
-)
+SMALL = 48  # pixels: below, stems with strides see nothing, and without colours ImageNet's weights have learnt another world
 TINY = 24  # pixels: below, no photograph is worth enlarging
 PHOTOGRAPH = 96  # pixels: from here on networks for photographs, below those for small images
 MANY = 50_000  # training images from which a deeper network is worth its time from scratch
