@@ -17,6 +17,8 @@ struct alignas(16) uint4 { unsigned x, y, z, w; };
 
 void __syncthreads() { emulated::meet(emulated::barrier, blockDim.x); }
 
+void __syncwarp() { emulated::exchange(emulated::SYNC, {}); }
+
 template <class To, class From>
 To bits_as(From x) {
   To same;

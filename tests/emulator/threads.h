@@ -26,7 +26,7 @@ struct Index { unsigned x, y; } threadIdx, blockIdx, blockDim, gridDim;
 namespace emulated {
 
 enum Order { FORWARD, REVERSED, SHUFFLED };
-enum Instruction { SHUFFLE, LOAD, LOAD_TRANSPOSED, MULTIPLY };
+enum Instruction { SYNC, SHUFFLE, LOAD, LOAD_TRANSPOSED, MULTIPLY };
 
 struct Meeting { int arrived = 0, held = 0; };  // of threads that wait for each other; `held` counts those that took place
 

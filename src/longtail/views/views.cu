@@ -82,17 +82,19 @@ struct Table {  // what a channel's levels become
   int count[256], low, high;
 };
 
-// The levels that a channel has, and how often.
+// The levels that a channel has, and how often. The extremes are found among 256 counts: asked of every pixel, all threads would
+// queue for two words.
 template <int SIDE>
 __device__ void count_levels(const uchar* image, Table* tables) {
   constexpr int P = SIDE * SIDE;
   for (int i = threadIdx.x; i < 3 * 256; i += blockDim.x) tables[i / 256].count[i % 256] = 0;
   if (threadIdx.x < 3) tables[threadIdx.x].low = 255, tables[threadIdx.x].high = 0;
   __syncthreads();
-  for (int i = threadIdx.x; i < 3 * P; i += blockDim.x) {
-    Table& t = tables[i / P];
-    atomicAdd(&t.count[image[i]], 1);
-    atomicMin(&t.low, (int)image[i]), atomicMax(&t.high, (int)image[i]);
+  for (int i = threadIdx.x; i < 3 * P; i += blockDim.x) atomicAdd(&tables[i / P].count[image[i]], 1);
+  __syncthreads();
+  for (int i = threadIdx.x; i < 3 * 256; i += blockDim.x) {
+    Table& t = tables[i / 256];
+    if (t.count[i % 256]) atomicMin(&t.low, i % 256), atomicMax(&t.high, i % 256);
   }
   __syncthreads();
 }
@@ -179,16 +181,19 @@ __global__ void __launch_bounds__(THREADS<SIDE>) apply_draw(const uchar* x, cons
 
 struct Taps {  // of a line of the box, those that an output pixel is made of
   int first, last;
-  float centre, reach;
-  __device__ float weight(int k) { return fmaxf(1 - fabsf(k + 0.5f - centre) / reach, 0.f); }
+  float centre, slope;
+  __device__ float weight(float middle) { return fmaxf(1 - fabsf(middle - centre) * slope, 0.f); }
 };
 
 template <int SIZE>
 __device__ Taps taps_of(int place, int length) {
   float scale = (float)length / SIZE, reach = fmaxf(scale, 1.f), centre = (place + 0.5f) * scale;
   int first = max((int)ceilf(centre - reach - 0.5f), 0), last = min((int)floorf(centre + reach - 0.5f), length - 1);
-  return {first, last, centre, reach};
+  return {first, last, centre, 1 / reach};
 }
+
+// A byte as a float, by its place in the mantissa of 2^23: conversions have a quarter of the throughput.
+__device__ float as_float(uchar level) { return __uint_as_float(0x4b000000u | level) - 8388608.f; }
 
 template <int SIZE>
 __global__ void __launch_bounds__(256) crop(const uchar* x, const long long* tops, const long long* lefts,
@@ -198,17 +203,21 @@ __global__ void __launch_bounds__(256) crop(const uchar* x, const long long* top
   int n = blockIdx.x;
   size_t plane = (size_t)rows * columns;
   x += n * 3 * plane + tops[n] * columns + lefts[n], out += (size_t)n * 3 * P;
+  int height = heights[n], width = widths[n];
+  bool flip = flips[n];
   for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < P; i += gridDim.y * blockDim.x) {
     int column = i % SIZE;
-    Taps down = taps_of<SIZE>(i / SIZE, heights[n]);
-    Taps across = taps_of<SIZE>(flips[n] ? SIZE - 1 - column : column, widths[n]);
+    Taps down = taps_of<SIZE>(i / SIZE, height), across = taps_of<SIZE>(flip ? SIZE - 1 - column : column, width);
     float sum[3] = {}, total_down = 0.f, total_across = 0.f;
-    for (int k = across.first; k <= across.last; k++) total_across += across.weight(k);
+    for (int k = across.first; k <= across.last; k++) total_across += across.weight(k + 0.5f);
     for (int j = down.first; j <= down.last; j++) {
-      float w = down.weight(j), line[3] = {};
+      float w = down.weight(j + 0.5f), line[3] = {}, middle = across.first + 0.5f;
       total_down += w;
-      for (int k = across.first; k <= across.last; k++)
-        for (int c = 0; c < 3; c++) line[c] += across.weight(k) * x[c * plane + (size_t)j * columns + k];
+      const uchar* at = x + (size_t)j * columns + across.first;
+      for (int k = across.first; k <= across.last; k++, at++, middle += 1) {
+        float share = across.weight(middle);
+        line[0] += share * as_float(at[0]), line[1] += share * as_float(at[plane]), line[2] += share * as_float(at[2 * plane]);
+      }
       for (int c = 0; c < 3; c++) sum[c] += w * line[c];
     }
     for (int c = 0; c < 3; c++) out[c * P + i] = (uchar)fminf(fmaxf(rintf(sum[c] / (total_down * total_across)), 0.f), 255.f);
@@ -251,44 +260,91 @@ __device__ void shift_hue(float& r, float& g, float& b, float hue) {
   float sixths = (value == r ? (g - b) / unit : value == g ? 2 + (b - r) / unit : 4 + (r - g) / unit) + 6 * hue;
   float* to[3] = {&r, &g, &b};
   for (int c = 0; c < 3; c++) {
-    float phase = fmodf(sixths + (5 - 2 * c), 6.f);
-    if (phase < 0.f) phase += 6.f;
+    float phase = sixths + (5 - 2 * c);  // from -3 to 13: its remainder by 6 without a division, and as exact
+    phase += phase < 0.f ? 6.f : phase < 6.f ? 0.f : phase < 12.f ? -6.f : -12.f;
     *to[c] = value - chroma * clamp01(2 - fabsf(phase - 2));
   }
 }
 
-// One direction of the blur: `along` is the distance of neighbours, `place` the place in their line; reflected at the border.
+template <int SIDE> constexpr int RADIUS = 6 < SIDE ? 6 : SIDE - 1;  // of the blur, in pixels
+template <int SIDE> constexpr int SEGMENT = SIDE < 128 ? SIDE : 128;  // of a row, that a warp blurs at a time
+template <int SIDE> constexpr int LINE = SEGMENT<SIDE> + 2 * RADIUS<SIDE>;  // what it looks at for that
+constexpr int STRIP = 8;  // rows, that a thread blurs at a time
+
+// The place of a pixel beyond the border, mirrored at it; who asks for one further out does not look at the answer.
 template <int SIDE>
-__device__ float blurred(const float* x, int place, int along, const float* taps) {
-  constexpr int RADIUS = 6 < SIDE ? 6 : SIDE - 1;
-  float total = 0.f;
-  for (int k = -RADIUS; k <= RADIUS; k++) {
-    int q = place + k;
-    q = q < 0 ? -q : q >= SIDE ? 2 * SIDE - 2 - q : q;
-    total += taps[k + RADIUS] * x[(q - place) * along];
+__device__ int mirrored(int place) {
+  place = place < 0 ? -place : place;
+  return max(place < SIDE ? place : 2 * SIDE - 2 - place, 0);
+}
+
+// Along the columns: neighbouring threads have neighbouring columns, and each pixel is fetched for several rows.
+template <int SIDE>
+__device__ void blur_down(const float* from, float* to, const float* taps) {
+  constexpr int R = RADIUS<SIDE>, STRIPS = (SIDE + STRIP - 1) / STRIP;
+  for (int i = threadIdx.x; i < 3 * STRIPS * SIDE; i += blockDim.x) {
+    int row = i / SIDE % STRIPS * STRIP, at = i / (STRIPS * SIDE) * SIDE * SIDE + i % SIDE;
+    float window[STRIP + 2 * R];
+    #pragma unroll
+    for (int k = 0; k < STRIP + 2 * R; k++) window[k] = from[at + mirrored<SIDE>(row + k - R) * SIDE];
+    #pragma unroll
+    for (int r = 0; r < STRIP; r++) {
+      float total = 0.f;
+      #pragma unroll
+      for (int k = 0; k <= 2 * R; k++) total += taps[k] * window[r + k];
+      if (row + r < SIDE) to[at + (row + r) * SIDE] = total;
+    }
   }
-  return total;
+}
+
+// Along the rows: a warp brings a segment near, and its threads look at it. `lines`: LINE for each warp.
+template <int SIDE>
+__device__ void blur_across(const float* from, float* to, const float* taps, float* lines) {
+  constexpr int R = RADIUS<SIDE>, SEGMENTS = (SIDE + SEGMENT<SIDE> - 1) / SEGMENT<SIDE>;
+  int lane = threadIdx.x % 32;
+  float* line = lines + threadIdx.x / 32 * LINE<SIDE>;
+  for (int i = threadIdx.x / 32; i < 3 * SIDE * SEGMENTS; i += blockDim.x / 32) {
+    int row = i / SEGMENTS * SIDE, first = i % SEGMENTS * SEGMENT<SIDE>;
+    for (int k = lane; k < LINE<SIDE>; k += 32) line[k] = from[row + mirrored<SIDE>(first + k - R)];
+    __syncwarp();
+    for (int k = lane; k < SEGMENT<SIDE> && first + k < SIDE; k += 32) {
+      float total = 0.f;
+      #pragma unroll
+      for (int t = 0; t <= 2 * R; t++) total += taps[t] * line[k + t];
+      to[row + first + k] = total;
+    }
+    __syncwarp();
+  }
 }
 
 struct Pixel { float r, g, b; };
 
-// The changes of tone that an image gets, one after another: 0 brightness, 1 contrast, 2 saturation, 3 hue.
+// The changes of tone that an image gets, one after another: 0 brightness, 1 contrast, 2 saturation, 3 hue. Their kinds and
+// factors in the order of turns, read once: what is written to an image could be these, for all that the compiler knows.
+template <int TURNS>
 struct Jitter {
-  const long long* order;
-  const float* factors;
-  float hue;
-  int turns;
+  int kinds[TURNS];
+  float factors[TURNS];
+
+  __device__ Jitter(const long long* order, const float* of_kinds, float hue) {
+    for (int turn = 0; turn < TURNS; turn++) {
+      kinds[turn] = order[turn];
+      factors[turn] = kinds[turn] == 3 ? hue : of_kinds[kinds[turn]];
+    }
+  }
 
   // Up to the contrast, or all; `mean` is the luminance of the image when the contrast's turn comes.
   __device__ Pixel change(Pixel p, float mean, bool all) {
-    for (int turn = 0; turn < turns; turn++) {
-      int kind = order[turn];
+    #pragma unroll
+    for (int turn = 0; turn < TURNS; turn++) {
+      int kind = kinds[turn];
+      float f = factors[turn];
       if (kind == 1 && !all) break;
       if (kind == 3) {
-        shift_hue(p.r, p.g, p.b, hue);
+        shift_hue(p.r, p.g, p.b, f);
         continue;
       }
-      float f = factors[kind], start = kind == 0 ? 0.f : kind == 1 ? mean : luminance(p.r, p.g, p.b);
+      float start = kind == 0 ? 0.f : kind == 1 ? mean : luminance(p.r, p.g, p.b);
       p = {clamp01(f * p.r + (1 - f) * start), clamp01(f * p.g + (1 - f) * start), clamp01(f * p.b + (1 - f) * start)};
     }
     return p;
@@ -299,8 +355,8 @@ __device__ Pixel pixel_of(const uchar* x, int i, int P) {
   return {x[i] * (1.f / 255), x[P + i] * (1.f / 255), x[2 * P + i] * (1.f / 255)};
 }
 
-template <int SIDE>
-__device__ float mean_before_contrast(const uchar* x, Jitter jitter, float* warps) {
+template <int SIDE, class Jitter>
+__device__ float mean_before_contrast(const uchar* x, Jitter& jitter, float* warps) {
   constexpr int P = SIDE * SIDE;
   float mine = 0.f;
   for (int i = threadIdx.x; i < P; i += blockDim.x) {
@@ -318,7 +374,7 @@ __global__ void __launch_bounds__(THREADS<SIDE>) apply_tone(const uchar* x, cons
   __shared__ float warps[THREADS<SIDE> / 32];
   int n = blockIdx.x;
   x += (size_t)n * 3 * P, out += (size_t)n * 3 * P;
-  Jitter jitter = {orders + n * 3, factors + n * 3, 0.f, 3};
+  Jitter<3> jitter(orders + n * 3, factors + n * 3, 0.f);
   float mean = mean_before_contrast<SIDE>(x, jitter, warps);
   for (int i = threadIdx.x; i < P; i += blockDim.x) {
     Pixel p = jitter.change(pixel_of(x, i, P), mean, true);
@@ -332,30 +388,32 @@ template <int SIDE>
 __global__ void __launch_bounds__(THREADS<SIDE>) apply_sim(const uchar* x, const bool* jittered, const float* factors,
                                                                const float* hues, const long long* orders, const bool* greys,
                                                                const float* sigmas, float* out, float* near) {
-  constexpr int P = SIDE * SIDE, RADIUS = 6 < SIDE ? 6 : SIDE - 1;
+  constexpr int P = SIDE * SIDE, R = RADIUS<SIDE>, WARPS = THREADS<SIDE> / 32;
   constexpr bool HERE = 6 * P * sizeof(float) <= SHARED;
-  __shared__ float room[HERE ? 6 * P : 1], warps[THREADS<SIDE> / 32], taps[2 * RADIUS + 1];
+  __shared__ float room[HERE ? 6 * P : 1], warps[WARPS], taps[2 * R + 1], lines[WARPS * LINE<SIDE>];
   int n = blockIdx.x;
   x += (size_t)n * 3 * P, out += (size_t)n * 3 * P;
   float *image = HERE ? room : out, *other = HERE ? room + 3 * P : near + (size_t)n * 3 * P;
-  Jitter jitter = {orders + n * 4, factors + n * 3, hues[n], jittered[n] ? 4 : 0};
-  float mean = jittered[n] ? mean_before_contrast<SIDE>(x, jitter, warps) : 0.f;
+  Jitter<4> jitter(orders + n * 4, factors + n * 3, hues[n]);
+  bool tinted = jittered[n], grey = greys[n];
+  float mean = tinted ? mean_before_contrast<SIDE>(x, jitter, warps) : 0.f;
   for (int i = threadIdx.x; i < P; i += blockDim.x) {
-    Pixel p = jitter.change(pixel_of(x, i, P), mean, true);
-    if (greys[n]) p.r = p.g = p.b = luminance(p.r, p.g, p.b);
+    Pixel p = pixel_of(x, i, P);
+    if (tinted) p = jitter.change(p, mean, true);
+    if (grey) p.r = p.g = p.b = luminance(p.r, p.g, p.b);
     image[i] = p.r, image[P + i] = p.g, image[2 * P + i] = p.b;
   }
   float sigma = sigmas[n];
   if (sigma > 0.f) {
     if (threadIdx.x == 0) {
       float total = 0.f;
-      for (int k = -RADIUS; k <= RADIUS; k++) total += taps[k + RADIUS] = expf(-0.5f * (k / sigma) * (k / sigma));
-      for (int k = 0; k <= 2 * RADIUS; k++) taps[k] /= total;
+      for (int k = -R; k <= R; k++) total += taps[k + R] = expf(-0.5f * (k / sigma) * (k / sigma));
+      for (int k = 0; k <= 2 * R; k++) taps[k] /= total;
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < 3 * P; i += blockDim.x) other[i] = blurred<SIDE>(image + i, i % P / SIDE, SIDE, taps);
+    blur_down<SIDE>(image, other, taps);
     __syncthreads();
-    for (int i = threadIdx.x; i < 3 * P; i += blockDim.x) image[i] = blurred<SIDE>(other + i, i % SIDE, 1, taps);
+    blur_across<SIDE>(other, image, taps, lines);
   }
   if (!HERE) return;
   __syncthreads();
