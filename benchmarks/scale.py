@@ -5,9 +5,10 @@
 Measured on one GPU: images per second of whole steps (JPEG decoded, both views made, networks, loss, queue), and memory. From
 these the seconds of an epoch and the hours of the recipe. Steps are captured, not compiled: a run of the recipe's length would
 compile them too, which takes minutes for each network and makes them faster (`--compiled`). For eight GPUs, which were not
-there: the step of a process that has an eighth of the batch, neither captured nor compiled nor with our kernels for views, plus
-the time in which gradients and averages of so many bytes pass twice by a link of LINK bytes a second; each process is assumed
-to have as many cores for decoding as the one had.
+there: the step of one process, neither captured nor compiled nor with our kernels for views, plus the time in which gradients and
+averages of so many bytes pass twice by a link of LINK bytes a second. `hours_on_8`: each has an eighth of the batch, the run is
+the same; `hours_on_8_larger`: each has the whole of it, so that a step sees eight times as many images, which is another run. Each
+process is assumed to have as many cores for decoding as the one had.
 
 The images are one of 64 JPEGs in memory: reading a disk is left out. `--counts` has the images of each class, as JSON lists by
 name; without it they fall from the largest class to the smallest so that their sum is right.
@@ -142,24 +143,30 @@ def measure_row(name: str, counts: np.ndarray, args: argparse.Namespace, device:
             epochs=epochs if args.compiled else 1,
         ),
     )
-    data, start = make_data(counts, config), time.perf_counter()
+    data, batch = make_data(counts, config), config.train.batch_size
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    (run,) = make_runs(config, 1, data, device)
-    one = steps(run, args.seconds)
+    start = time.perf_counter()
+    one, how, sent = measure_steps(config, data, args.seconds, device)
+    made = time.perf_counter() - start
     memory = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else None
-    sent = sum(t.numel() * 4 for t in run.method.net.state_dict().values())
-    made, how, batch = time.perf_counter() - start, run.how, config.train.batch_size
+    row: Row = {"row": name, "step": how, "batch": batch, "images_per_second": batch / one, "GB": memory}
+    per_epoch = len(data.train.labels) / batch
+    row |= {"s_per_epoch": per_epoch * one, "epochs": epochs, "hours": epochs * per_epoch * one / 3600}
+    for key, each in (("hours_on_8", max(batch // 8, 2)), ("hours_on_8_larger", batch)):
+        part = replace(config, train=replace(config.train, batch_size=each, step="eager"))
+        together = measure_steps(part, data, args.seconds, device)[0] + 2 * sent / LINK
+        row[key] = epochs * len(data.train.labels) / (8 * each) * together / 3600
+    return row | {"took_s": made}
+
+
+def measure_steps(config: Config, data: DataSet, seconds: float, device: torch.device) -> tuple[float, str, int]:
+    """Seconds of a step, how it is made, and the bytes of a network, as gradients are sent."""
+    (run,) = make_runs(config, 1, data, device)
+    found = steps(run, seconds), run.how, sum(t.numel() * 4 for t in run.method.net.state_dict().values())
     del run
     release()
-    row: Row = {"row": name, "step": how, "batch": batch, "images_per_second": batch / one, "GB": memory}
-    images = len(data.train.labels)
-    row |= {"s_per_epoch": images / batch * one, "epochs": epochs, "hours": epochs * images / batch * one / 3600}
-    part = replace(config, train=replace(config.train, batch_size=max(batch // 8, 2), step="eager"))
-    (run,) = make_runs(part, 1, data, device)
-    eighth = steps(run, args.seconds) + 2 * sent / LINK
-    row |= {"hours_on_8": epochs * images / batch * eighth / 3600, "took_s": made}
-    return row
+    return found
 
 
 def measure(args: argparse.Namespace) -> Row:

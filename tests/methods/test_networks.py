@@ -71,6 +71,12 @@ def test_bbn_s_weight_falls_along_a_parabola(epochs):
         assert method.a.item() == pytest.approx(1 - ((T - 1) / epochs) ** 2)
 
 
+def test_bbn_s_classifier_begins_small_as_its_authors_do():
+    """He's weights are two and a half times as large, of any number of features."""
+    weight = make("bbn").net.head.weight
+    assert weight.abs().max() <= weight.shape[1] ** -0.5 and weight.std() > 0.5 * weight.shape[1] ** -0.5
+
+
 @pytest.mark.parametrize("a", [1.0, 0.8, 0.3, 0.0])
 def test_bbn_s_loss_agrees_with_a_loop(a):
     method = make("bbn").double()

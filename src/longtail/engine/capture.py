@@ -75,8 +75,7 @@ def _stream(number: int, device: int) -> torch.cuda.Stream:
 
 @contextlib.contextmanager
 def own_stream(device: torch.device) -> Iterator[None]:
-    """Steps leave CUDA's default stream alone. With that the streams on which nvJPEG decodes wait in turn: every few images
-    would wait for the end of a whole step, and the next step for them."""
+    """Steps leave CUDA's default stream alone, with which the streams of libraries may wait in turn."""
     if device.type != "cuda":
         yield
         return

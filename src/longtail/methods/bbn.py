@@ -23,6 +23,12 @@ class BBN(Method, settings=cfg.BBN):
     def body(cls, net: nn.Module, config: cfg.Config) -> nn.Module:
         return TwinBlock(net, config.model.name, config.model.pretrained)
 
+    @classmethod
+    def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
+        """As its authors have it, with torch's own small weights: those of the second branch hardly learn before the rate has
+        fallen, and what they begin with would stay."""
+        return nn.Linear(width, classes, bias=config.model.bias)
+
     def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
         return (self.first_stage(config, partner="reversed"),)
 
