@@ -148,7 +148,7 @@ class Reproduce:
     table: Positional[str]
     """cifar100-lt (Table 6: five methods, three imbalance factors), published (every method as its authors ran it), methods
     (every method under one budget), latency (PaCo and RIDE at equal inference time), ablations (the paper's), cifar100
-    (Table 8: balanced, ResNet-50)."""
+    (Table 8: balanced, ResNet-50), tiny-imagenet-lt (an image folder, named by --data_root)."""
     out: Path | None = None
     """Where the runs go (default: runs/reproduce-TABLE); what has finished there is not trained again."""
     results: Path = Path("results")

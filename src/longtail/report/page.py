@@ -25,7 +25,7 @@ from longtail.report.ties import ENOUGH, standings
 from longtail.runs import seeds_named
 
 DETAILS = ("top1", "many", "medium", "few", "ece", "knn_top1", "seconds", "latency_b64", "parameters")
-HEADLINE = "Top-1 accuracy in percent, last epoch, mean ± standard deviation over seeds; – is not run yet."
+HEADLINE = "Top-1 accuracy in percent, last epoch, mean ± standard deviation over seeds; –: no run."
 BRACKETS = "In brackets the paper's figure."
 DETAIL = (
     "Percent, last epoch, test set: accuracy of all images and of classes with many (>100), medium (20-100) and few (<20) "

@@ -185,7 +185,8 @@ TABLES = {
         imbalance=(100,),
         variants=ABLATIONS,
         note="In brackets the paper's figure: PaCo's own is for CIFAR-100-LT, the others are for ImageNet-LT (ResNet-50; "
-        "multi-task: ResNeXt-50, where PaCo has 58.2), so compare differences. Alpha is 0.01 where nothing else is said.",
+        "multi-task: ResNeXt-50, where PaCo has 58.2), so compare differences. Alpha is 0.01 where nothing else is said. "
+        "Strategies keep the recipe's crops: from 0.08 for the query, from 0.2 for the key.",
         shares=("cifar100-lt", "methods"),
     ),
     "tiny-imagenet-lt": PaperTable(
@@ -252,6 +253,8 @@ def make_cell(
     config, usual = table.config(method, factor, epochs), table.config(method, factor)
     if data_root is not None:
         config = replace(config, data=replace(config.data, root=Path(data_root)))
+    elif config.data.name == "folder":
+        raise UserError(f"the images of {table.recipe} are a folder, but which one? add --data_root DIR")
     length = config.train.epochs
     suffix = f"-{length}-epochs" if length != usual.train.epochs else ""
     return Cell(method, factor, config, out / f"{method}-{factor:g}{suffix}", table.label(method))
