@@ -5,10 +5,10 @@
 Measured on one GPU: images per second of whole steps (JPEG decoded, both views made, networks, loss, queue), and memory. From
 these the seconds of an epoch and the hours of the recipe. Steps are captured, not compiled: a run of the recipe's length would
 compile them too, which takes minutes for each network and makes them faster (`--compiled`). For eight GPUs, which were not
-there: the step of one process, neither captured nor compiled nor with our kernels for views, plus the time in which gradients and
-averages of so many bytes pass twice by a link of LINK bytes a second. `hours_on_8`: each has an eighth of the batch, the run is
-the same; `hours_on_8_larger`: each has the whole of it, so that a step sees eight times as many images, which is another run. Each
-process is assumed to have as many cores for decoding as the one had.
+there: the step of one process, neither captured nor compiled nor with our kernels for views, plus the time in which gradients
+and averages of so many bytes pass twice by a link of LINK bytes a second. `hours_on_8`: each has an eighth of the batch, and
+the run is the same; `hours_on_8_larger`: each has the whole of it, so that a step sees eight times as many images, which is
+another run. Each process is assumed to have as many cores for decoding as the one had.
 
 The images are one of 64 JPEGs in memory: reading a disk is left out. `--counts` has the images of each class, as JSON lists by
 name; without it they fall from the largest class to the smallest so that their sum is right.

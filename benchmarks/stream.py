@@ -116,6 +116,7 @@ def ours(run: Run, seconds: float, profiles: bool) -> tuple[dict[str, float], Ro
     if run.device.type == "cuda":
         with contextlib.closing(decoding_on_cpu(run)) as loader:
             rates["read, CPU"] = rate("read, CPU", lambda: read(loader))
+    rate("together, to warm up", together)  # memory that threads and allocators keep is there after it
     before = in_use(run.device)
     rates["together"] = rate("together", together)
     after = in_use(run.device)

@@ -167,6 +167,13 @@ def test_facts_come_from_labels_and_headers(tmp_path):
     assert look(DataConfig(name="folder", root=folder(tmp_path / "b", mode="L", side=(8, 8))), "cpu").grey
 
 
+def test_a_batch_has_all_images_at_most(tmp_path):
+    """Rates and alpha go by the images that a step will have."""
+    found = facts(tail(300, 5, 20), gpu=False)
+    all_of_them, more = (chosen(found, tmp_path, **{"train.batch_size": n}).config for n in (found.images, 100_000))
+    assert more.train.batch_size == 100_000 and more.optim == all_of_them.optim and more.method == all_of_them.method
+
+
 FAST = ["--train.epochs", "1", "--train.device", "cpu", "--log.progress", "none"]
 
 
@@ -177,10 +184,39 @@ def test_a_folder_is_trained_with_nothing_else_said(kind, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "chosen for these images" in said and "--model.name" in said and "--method.alpha" in said
     (line,) = [line for line in said.splitlines() if "--train.epochs" in line]
-    assert line.endswith(YOURS)
+    assert YOURS in line and line.endswith("would be: after fewer PaCo may still be behind")
     stored = runs.load_config(tmp_path / "out/seed0")
     assert stored.recipe == "folder/chosen" and stored.train.epochs == 1 and stored.method.alpha == "auto"
     assert stored.method.rebalance == (kind.get("counts") != (10, 10))
+
+
+def test_another_length_has_the_same_share_of_warm_up(tmp_path, monkeypatch, capsys):
+    """Also from another folder: the stored run knows where its images are."""
+    monkeypatch.chdir(tmp_path)
+    folder(tmp_path / "images")
+    assert main(["train", "images", *FAST, "--train.epochs", "4", "--out", "first"]) == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    warm_up = runs.load_config(tmp_path / "first/seed0").optim.warmup_epochs
+    for flags, wanted in (([], warm_up / 2), (["--optim.warmup_epochs", "1"], 1.0)):
+        out = f"again{len(flags)}"
+        assert main(["train", "--from", "../first", "--train.epochs", "2", *flags, "--out", out]) == 0
+        assert runs.load_config(Path(out) / "seed0").optim.warmup_epochs == pytest.approx(wanted)
+    assert capsys.readouterr().out.count("the same share of the training") == 1
+    assert main(["eval", "../first"]) == 0
+
+
+def test_an_image_that_cannot_be_read_leaves_no_run_behind(tmp_path, capsys):
+    """Removed, as the message asks for, the same command begins anew."""
+    root = folder(folder(tmp_path / "images"), split="val")
+    bad = root / "train" / "class0" / "bad.png"
+    bad.write_bytes(b"no image")
+    streamed = ["--data.load", "stream", "--train.batch_size", "64"]  # all of them in the first step
+    train = ["train", str(root), *FAST, *streamed, "--out", str(tmp_path / "out")]
+    assert main(train) == 1 and "bad.png" in capsys.readouterr().err
+    assert (tmp_path / "out/seed0" / runs.CONFIG).exists()
+    bad.unlink()
+    assert main(train) == 0 and main(train) == 2 and "already holds a run" in capsys.readouterr().err
 
 
 def test_a_stored_run_is_trained_anew_with_what_is_changed(tmp_path, capsys, monkeypatch):

@@ -20,6 +20,11 @@ def quiet(config):
     return replace(config, log=replace(config.log, progress="none"), train=replace(config.train, device="cpu"))
 
 
+def test_names_are_not_parted_by_commas():
+    with pytest.raises(UserError, match="put spaces between names, as in --methods ce paco"):
+        chosen("ce,paco")
+
+
 def test_three_methods_three_seeds(tmp_path, capsys, monkeypatch):
     rows = compare("digits-lt", ("ce", "tau-norm", "ride-2"), tmp_path, epochs=2, change=quiet)
     assert {row.label for row in rows} == {"Cross-entropy", "tau-norm, 10 % held out", "RIDE, 2 experts"}

@@ -303,7 +303,7 @@ def test_other_images_are_refused_before_training(place, calls):
 
 
 def test_images_in_a_folder_want_to_be_named(tmp_path):
-    with pytest.raises(UserError, match="tiny-imagenet-lt.*add --data_root DIR"):
+    with pytest.raises(UserError, match=r"tiny-imagenet-lt.*add --data_root DIR"):
         reproduce("tiny-imagenet-lt", out=tmp_path / "runs", results=tmp_path / "results")
 
 

@@ -95,6 +95,8 @@ def chosen(names: Sequence[str] | str) -> list[str]:
     if not names:
         raise UserError("--methods without a value: name some, or all")
     for name in names:
+        if "," in name:
+            raise UserError(f"--methods {name}: put spaces between names, as in --methods {name.replace(',', ' ')}")
         if name != ALL:
             recipes.entry(name)
     return list(recipes.METHODS) if ALL in names else names

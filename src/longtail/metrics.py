@@ -22,6 +22,9 @@ MANY = 1_000  # classes; of more no matrix is kept, be it classes by classes or 
 SHIFTS = (2, 5, 10, 25, 50)  # imbalance factors of the shifted test priors, as in LADE (Hong et al. 2021)
 
 
+TOO_FEW = 50  # test images; of fewer a share of a half is not known within 14 points, whatever the seeds say
+
+
 def shot_groups(counts: npt.ArrayLike) -> dict[str, BoolArray]:
     """Masks over the classes: more than 100, 20 to 100, and fewer than 20 training images (OLTR's bounds)."""
     n = np.asarray(counts)

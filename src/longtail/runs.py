@@ -137,7 +137,8 @@ def finished(paths: Iterable[Path | str] | Path | str) -> list[Run]:
     done, others = divided(paths)
     if not done:
         where = ", ".join(map(str, paths))
-        advice = f"{len(others)} unfinished, continue with --resume" if others else "train first, e.g. `longtail demo`"
+        begin = "name a run folder, or train first, e.g. `longtail demo`"
+        advice = f"{len(others)} unfinished, continue with --resume" if others else begin
         raise UserError(f"no finished run below {where or 'nothing'}: {advice}")
     return [read(folder) for folder in done]
 

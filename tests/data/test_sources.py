@@ -361,6 +361,8 @@ def test_folder_that_splits_itself(tmp_path):
         assert image[0, 0, 0] == int(Path(path).stem)
     assert data.notes == (
         "no val/ folder: 5 of 32 images (a fifth per class) are the evaluation set",
+        "5 evaluation images of the 4 classes with fewer than 20 training images are too few for a verdict on these: an "
+        "evaluation set with 50 or more of them gives one",
         "class eel has 1 image: it trains, but has no evaluation image",
         "class fox has 2 images: it trains, but has no evaluation image",
     )

@@ -372,6 +372,15 @@ def test_the_cpu_can_run_out_of_memory_too(owner, work, tmp_path, monkeypatch):
         train(tiny("paco"), tmp_path)
 
 
+def test_who_reads_going_away_is_no_full_disk(tmp_path, monkeypatch):
+    def gone(*_):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("longtail.engine.train.fit_group", gone)
+    with pytest.raises(BrokenPipeError):
+        train(tiny("ce", epochs=1), tmp_path)
+
+
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
     (folder,) = train(tiny("ce", epochs=1), tmp_path)
     before = (folder / runs.METRICS).stat().st_mtime_ns

@@ -93,7 +93,7 @@ def test_the_summary_gives_the_difference_on_rare_classes_with_its_interval(fold
     assert mean > half  # made so
     says = unescape(re.sub("<[^>]*>", "", str(rare))).replace("\xa0", " ")
     assert says == (
-        "On rare classes (fewer than 20 training images; mean over 2 of 6 classes, 16 test images) PaCo is best with "
+        "On rare classes (fewer than 20 training images; mean over 2 classes, 16 test images) PaCo is best with "
         f"{np.mean(ours):.1f} %, ahead of Cross-entropy by {mean:.1f} ± {half:.1f} points."
     )
     assert "Over all test images" in str(overall)

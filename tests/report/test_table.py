@@ -50,6 +50,9 @@ def made(tmp_path):
 def test_rows_group_seeds_and_name_differences(made):
     rows = table([made], made)
     found = {row.label: (len(row.runs), row.cell("top1"), row.cell("few")) for row in rows}
+    assert rows[0].cell("all") == rows[0].cell("top1")
+    with pytest.raises(UserError, match="unknown metric 'alll'"):
+        rows[0].cell("alll")
     assert found == {
         "Cross-entropy": (1, "40.0", "–"),
         "PaCo (method.alpha=0.1)": (1, "51.0", "–"),

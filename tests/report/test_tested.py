@@ -79,7 +79,7 @@ def test_no_interval_is_called_good_below_a_hundred(tmp_path, monkeypatch):
 def test_the_verdict_counts_tested_classes_and_their_images(tmp_path):
     rows = give(tmp_path, [9, 9, 40, 60, 0], [1, 1, 0.5, 0.25, 1])
     rare, overall, *_, worth = verdict(rows)
-    base = "mean over 2 of 4 classes, 100 test images, 1 without test images left out"
+    base = "mean over 2 classes, 100 test images, 1 more without test images left out"
     assert f"(fewer than 20 training images; {base}) PaCo is best with 37.5 %" in rare  # by images it would be 35
     assert "Caution" not in overall and "Yes: on rare classes" in worth
     assert f" few: {base}." in to_markdown(rows)
@@ -92,7 +92,7 @@ def test_too_few_images_decide_nothing(tmp_path):
     assert worth == "Is PaCo worth it? No verdict: on rare classes there are 3 test images, too few to decide."
     (chapter,) = make_chapters(rows)
     page = unescape(re.sub("<[^>]*>", "", "".join(map(str, words.summary(chapter)))))
-    assert "3 of 5 classes, 3 test images" in page and caution in page
+    assert "mean over 3 classes, 3 test images" in page and caution in page
     assert "3 test images (too few to decide" in to_markdown(rows)
 
 
@@ -100,6 +100,6 @@ def test_a_run_that_does_not_tell_is_believed_to_have_some(tmp_path):
     run = give(tmp_path, [9, 9, 1, 1, 0], [1] * 5, seeds=1)[0].runs[0]
     run.metrics["confusion"] = None
     found = basis(run, "few")
-    assert found.images is None and not found.too_few and str(found).startswith("mean over 2 of 4 classes")
+    assert found.images is None and not found.too_few and str(found).startswith("mean over 2 classes")
     run.metrics["counts"], run.environment["data"]["counts"] = None, None
     assert basis(run, "few") is None

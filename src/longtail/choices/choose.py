@@ -90,12 +90,15 @@ def choose_length(facts: Facts, network: Network, book: Ledger) -> None:
     fits = power_below(facts.memory / HEADROOM / (network.bytes_per_pixel * network.side**2))
     if fits < batch:
         batch, why = max(fits, 2), f"what {facts.memory / 2**30:.0f} GiB of memory hold, by a careful estimate"
-    batch = book.pick("train.batch_size", batch, why)
+    batch = min(book.pick("train.batch_size", batch, why), n)
     steps, least, most = LENGTHS[network.pretrained, facts.gpu]
     epochs = min(max(round(steps * batch / n), least), most)
     start = "pretrained weights need few" if network.pretrained else "from scratch takes long"
     where = "" if facts.gpu else ", and a CPU is slow"
-    epochs = book.pick("train.epochs", epochs, f"{start}{where}: about {max(n // batch, 1) * epochs:,} steps")
+    why = f"{start}{where}: about {max(n // batch, 1) * epochs:,} steps"
+    short = book.given.get("train.epochs", epochs) < epochs / 2
+    yours = f"{YOURS}; {epochs} would be: after fewer PaCo may still be behind" if short else YOURS
+    epochs = book.pick("train.epochs", epochs, why, yours=yours)
     book.set("optim.warmup_epochs", min(5.0, round(epochs / 10, 1)))
 
 
@@ -108,11 +111,16 @@ LENGTHS = {
 }
 
 
+def batch_of(facts: Facts, book: Ledger) -> int:
+    """Images of a step: all of them at most, whatever was asked for."""
+    return min(book.values["train.batch_size"], facts.images)
+
+
 def choose_contrast(facts: Facts, settings: set[str], book: Ledger) -> None:
     """Of methods that have a queue, centres, a key network."""
     if "queue" not in settings:
         return
-    n, batch = facts.images, book.values["train.batch_size"]
+    n, batch = facts.images, batch_of(facts, book)
     queue = min(max(power_below(n / 10), min(power_below(n), 64)), 8192)
     why = "the paper's longest" if queue == 8192 else "about a tenth of the images, as on CIFAR-100-LT"
     why = why if queue <= n / 8 else "the shortest worth having"
@@ -130,7 +138,7 @@ def choose_contrast(facts: Facts, settings: set[str], book: Ledger) -> None:
 
 def choose_rates(facts: Facts, network: Network, book: Ledger) -> None:
     """SGD as the paper has it; AdamW with rates by layer for networks that are trained by it."""
-    modern, share = network.modern, (book.values["train.batch_size"] / 128) ** 0.5
+    modern, share = network.modern, (batch_of(facts, book) / 128) ** 0.5
     why = "what transformers and ConvNeXts are trained by" if modern else "what ResNets and the paper have"
     name = book.pick("optim.name", "adamw" if modern else "sgd", why)
     frozen = book.values.get("model.learns") == "head"

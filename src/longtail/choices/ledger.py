@@ -28,14 +28,14 @@ class Ledger:
         self.values[flag] = self.given.get(flag, value)
         return self.values[flag]
 
-    def pick(self, flag: str, value: T, why: str, shown: str = "{}") -> T:
-        """A choice with its line."""
+    def pick(self, flag: str, value: T, why: str, shown: str = "{}", yours: str = YOURS) -> T:
+        """A choice with its line; `yours` is what it says of the user's own."""
         value = self.set(flag, value)
-        self.say(flag, shown.format(spoken(value)), why)
+        self.say(flag, shown.format(spoken(value)), why, yours)
         return value
 
-    def say(self, flag: str, value: str, why: str) -> None:
-        self.choices.append(Choice(f"--{flag}", value, YOURS if flag in self.given else why))
+    def say(self, flag: str, value: str, why: str, yours: str = YOURS) -> None:
+        self.choices.append(Choice(f"--{flag}", value, yours if flag in self.given else why))
 
 
 def spoken(value: Any) -> str:

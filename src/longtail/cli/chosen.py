@@ -10,7 +10,7 @@ from typing import Any
 from longtail import recipes, runs
 from longtail.cli.arguments import Compare, Inspect, Train
 from longtail.cli.parsing import name_first, parse, scanned
-from longtail.config import Config, PaCo
+from longtail.config import Config, OptimConfig, PaCo
 from longtail.errors import UserError
 from longtail.progress import speaks
 
@@ -50,8 +50,18 @@ def stored_arguments(args: list[str]) -> tuple[str, Train, Config]:
             raise UserError(
                 f"--{flag} chooses a recipe, and --from has one: use flags of sections, such as --method.alpha"
             )
-    out = given.out or Path("runs") / name
-    return name, replace(given, out=out), replace(config, **sections_of(given, *EVERY))
+    given = replace(given, out=given.out or Path("runs") / name, optim=warmed_up(config, args[2:], given))
+    return name, given, replace(config, **sections_of(given, *EVERY))
+
+
+def warmed_up(stored: Config, args: list[str], given: Train) -> OptimConfig:
+    """At another length the rate rises for the same share of it, unless the user says how long."""
+    values, before = given_values(args, given), stored.optim.warmup_epochs
+    if given.train.epochs == stored.train.epochs or "optim.warmup_epochs" in values or not before:
+        return given.optim
+    now = round(before * given.train.epochs / stored.train.epochs, 2)
+    say([f"--optim.warmup_epochs {now:g}: the same share of the training as in the stored run ({before:g})"])
+    return replace(given.optim, warmup_epochs=now)
 
 
 def chosen_recipe(name: str, args: list[str]) -> Config:

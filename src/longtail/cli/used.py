@@ -13,6 +13,7 @@ from tyro.conf import Positional, arg
 from longtail.cli.parsing import parse
 from longtail.cli.verbs import check_writable, console
 from longtail.errors import UserError, visible
+from longtail.progress import speaks
 
 if TYPE_CHECKING:
     from longtail.inference.predict import Predicted
@@ -105,5 +106,7 @@ def run_export(args: list[str]) -> None:
 
     from longtail.inference.export import export
 
+    if speaks():
+        print(f"writing {given.to}, then running it and comparing: some seconds", flush=True)
     done = export(given.run, given.to, given.out, given.prior)
     print(*map(visible, done.words()), sep="\n")

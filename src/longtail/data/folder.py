@@ -11,6 +11,7 @@ from longtail.data.decode import encoded_pool, read_file
 from longtail.data.imbalance import validation_split
 from longtail.data.pool import IntArray, Opened, Pool, check_classes, no_image_notes
 from longtail.errors import UserError, some, unknown
+from longtail.metrics import TOO_FEW, shot_groups
 
 EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"}
@@ -170,4 +171,14 @@ def own_split(name: str, pool: Pool, why: str) -> Opened:
     train, test = pool.subset(kept), pool.subset(held)
     bare = no_image_notes(pool.class_names, pool.counts, test.counts, "evaluation")
     note = f"{why}: {len(held):,} of {len(pool.labels):,} images (a fifth per class) are the evaluation set"
-    return Opened(name, train, test, int(train.counts.max()), (note, *bare))
+    return Opened(name, train, test, int(train.counts.max()), (note, *_too_few(train.counts, test.counts), *bare))
+
+
+def _too_few(train_C: IntArray, test_C: IntArray) -> list[str]:
+    """Said before anything is trained: what the report will not be able to say."""
+    few_C = shot_groups(train_C)["few"]
+    images = int(test_C[few_C].sum())
+    if not few_C.any() or images >= TOO_FEW:
+        return []
+    have = f"{images:,} evaluation images of the {int(few_C.sum()):,} classes with fewer than 20 training images"
+    return [f"{have} are too few for a verdict on these: an evaluation set with {TOO_FEW} or more of them gives one"]

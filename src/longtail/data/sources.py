@@ -73,10 +73,11 @@ class DataSet:
         counts = self.train.counts
         many, medium, few = (int(mask.sum()) for mask in shot_groups(self.counts).values())
         held = f"{len(self.val.labels):,} images" if self.val else "none"
+        counted = ", those held out counted" if self.val else ""
         return [
             f"{visible(self.name)}: {counts.sum():,} training images of {len(counts)} classes, {_kept(self.train)}",
             f"images per class: {_head_to_tail(counts)}",
-            f"classes by training images: {many} many (>100), {medium} medium (20-100), {few} few (<20)",
+            f"classes by training images{counted}: {many} many (>100), {medium} medium (20-100), {few} few (<20)",
             f"validation: {held}; test: {len(self.test.labels):,} images",
             f"checksum of the draw: {self.checksum}",
             *map(visible, self.notes),

@@ -3,7 +3,9 @@
 import contextlib
 import fcntl
 import json
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from longtail import runs
@@ -14,25 +16,34 @@ from longtail.engine.run import Run
 from longtail.errors import UserError, room_for
 
 
-def check_folder(folder: Path, config: Config, resume: bool) -> None:
-    """A folder that holds a run is continued on request, and only by the configuration that started it."""
+def holds_a_run(folder: Path) -> bool:
+    """One that has got somewhere: what stopped before its first epoch, at an image that cannot be read, may begin anew."""
     try:
-        there_is_one = (folder / runs.CONFIG).exists()
+        log, others = folder / runs.LOG, (runs.CHECKPOINT, runs.METRICS)
+        begun = any((folder / name).exists() for name in others) or (log.exists() and log.stat().st_size > 0)
+        return begun and (folder / runs.CONFIG).exists()
     except OSError as error:
         raise UserError(f"--out {folder}: {error.strerror}, choose another") from error
-    if not there_is_one:
+
+
+def check_folder(folder: Path, config: Config, resume: bool) -> None:
+    """A folder that holds a run is continued on request, and only by the configuration that started it."""
+    if not holds_a_run(folder):
         return
     if not resume:
         raise UserError(f"{folder} already holds a run: continue it with --resume, or choose another --out")
     there, here = runs.load_config(folder).identity(), config.identity()
-    for field, (was, now) in differences(there, here).items():
+    found = differences(there, here)
+    if found:
+        field = "train.epochs" if "train.epochs" in found else next(iter(found))  # others follow from it
+        was, now = found[field]
         changed = f"{field} was {was}, now {now}"
         raise UserError(f"{folder} was started with another configuration ({changed}): use its flags, or another --out")
 
 
 def check_images(folder: Path, data: DataSet) -> None:
     """Seeds of one run share their images."""
-    if (folder / runs.ENVIRONMENT).exists():
+    if holds_a_run(folder) and (folder / runs.ENVIRONMENT).exists():
         stored = runs.read_json(folder / runs.ENVIRONMENT)
         if not isinstance(stored, dict) or stored.get("data", {}).get("checksum") != data.checksum:
             raise UserError(f"{folder} was trained on other images: use its --data.root, or another --out")
@@ -55,17 +66,23 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
+def from_anywhere(config: Config) -> Config:
+    """The same, to be read in whatever folder one stands."""
+    root = config.data.root
+    return config if root is None else replace(config, data=replace(config.data, root=Path(os.path.abspath(root))))
+
+
 def start_folder(run: Run) -> None:
     """The files that say what the run is; a resume is added to what the first start wrote."""
     path, now = run.folder / runs.ENVIRONMENT, describe_environment(run)
     try:
         run.folder.mkdir(parents=True, exist_ok=True)
-        if path.exists():
+        if path.exists() and holds_a_run(run.folder):
             first = runs.read_json(path)
             again = {k: now[k] for k in ("started", "commit", "versions", "device", "precision", "step")}
             now = first | {"resumed": [*first.get("resumed", []), again]}
         else:
-            runs.write_json(run.folder / runs.CONFIG, to_dict(run.config))
+            runs.write_json(run.folder / runs.CONFIG, to_dict(from_anywhere(run.config)))
         lines = [json.dumps(image._asdict()) + "\n" for image in run.data.skipped]
         if lines:
             runs.write_text(run.folder / runs.SKIPPED, "".join(lines))

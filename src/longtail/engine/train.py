@@ -205,6 +205,8 @@ def train_seeds(config: Config, folders: dict[int, Path], data: DataSet, device:
         if not out_of_memory(error):
             raise
         exhausted = True  # handled below: in here the traceback still holds the memory
+    except BrokenPipeError:  # who reads what is printed has gone away
+        raise
     except (OSError, SafetensorError, NoRoom) as error:
         parent = next(iter(folders.values())).parent
         raise RunError(f"cannot write to {parent} ({why(error)}): free some space and --resume") from error

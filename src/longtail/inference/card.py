@@ -40,7 +40,7 @@ def card(model: Model, to: str, file: str, difference: float, latency: dict[int,
         + (results(record) if record else "No figures are known to the file it was made from."),
         "## Limits\n\n" + LIMITS,
         "## Checks\n\n" + lines(check_words(difference, latency)),
-        "## Classes\n\n" + classes(model, record.metrics.get("per_class") if record else None),
+        "## Classes\n\n" + classes(model, record),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -69,6 +69,7 @@ def results(record: runs.Run) -> str:
     said = [
         f"{data.get('images', sum(counts)):,} training images, {max(counts):,} of the largest class and {min(counts):,} of the "
         f"smallest ({plain(record.config.data.name)}, checksum {plain(data['checksum'])})",
+        *held_out(metrics, counts),
         "the network of the last epoch, measured once on the test set; percentages, by group the mean over its classes",
         f"seed {record.seed}" + (f", commit {plain(commit)}" if commit else ""),
     ]
@@ -78,6 +79,11 @@ def results(record: runs.Run) -> str:
         for key, name in (("macro_f1", "macro F1"), ("ece", "calibration error (ECE), without temperature"))
     ]
     return lines(said) + "\n\n" + table(("classes, by training images", "accuracy", "test images"), rows)
+
+
+def held_out(metrics: dict[str, Any], counts: list[int]) -> list[str]:
+    more = sum(metrics.get("counts") or counts) - sum(counts)
+    return [f"{more:,} more were held out for validation; groups go by both together"] if more > 0 else []
 
 
 def base(record: runs.Run, group: str) -> str:
@@ -100,18 +106,20 @@ def check_words(difference: float, latency: dict[int, tuple[float, float]]) -> l
     return [f"run after it was written, at batch {sizes}: its logits differ by {difference:.1e} at most", *times]
 
 
-def classes(model: Model, accuracy: list[float | None] | None) -> str:
+def classes(model: Model, record: runs.Run | None) -> str:
     """From the most frequent to the rarest."""
     counts = np.zeros(len(model.class_names), int) if model.counts is None else model.counts
     order = np.argsort(-counts, kind="stable").tolist()
     shown = order if len(order) <= CLASSES else [*order[: CLASSES // 2], None, *order[-CLASSES // 2 :]]
-    rows = [("…", "…", "…") if c is None else class_row(model, c, accuracy) for c in shown]
-    return table(("class", "training images", "accuracy"), rows)
+    rows = [("…", "…", "…", "…") if c is None else class_row(model, c, record) for c in shown]
+    return table(("class", "training images", "accuracy", "test images"), rows)
 
 
-def class_row(model: Model, c: int, accuracy: list[float | None] | None) -> tuple[str, str, str]:
+def class_row(model: Model, c: int, record: runs.Run | None) -> tuple[str, str, str, str]:
     count = "–" if model.counts is None else f"{model.counts[c]:,}"
-    return plain(model.class_names[c]), count, figure(accuracy[c] if accuracy else None)
+    accuracy, tested_C = (record.metrics.get("per_class"), reading.tested(record)) if record else (None, None)
+    tested = "–" if tested_C is None else f"{tested_C[c]:,}"
+    return plain(model.class_names[c]), count, figure(accuracy[c] if accuracy else None), tested
 
 
 def figure(value: float | None) -> str:

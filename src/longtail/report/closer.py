@@ -132,7 +132,8 @@ def feature_map(run: Run) -> Element:
         )
     columns = {"x": place_N2[:, 0].round(2).tolist(), "y": place_N2[:, 1].round(2).tolist()}
     columns |= {"class": y_N.tolist(), "group": group_N.tolist()}
-    legend = [(Look(i), f"{group} training images") for i, group in enumerate(shot_groups(counts)) if group in group_N]
+    seen = ((i, group) for i, group in enumerate(shot_groups(counts)) if group in group_N)
+    legend = [(Look(i), f"classes with {group} training images") for i, group in seen]
     words = f"t-SNE of the features of {plural(len(y_N), 'test image')}: axes and distances between far groups mean nothing."
     return figure(plot, "features", columns, words, legend)
 

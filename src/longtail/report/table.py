@@ -11,7 +11,7 @@ from rich.text import Text
 
 from longtail import runs
 from longtail.config import differences
-from longtail.errors import UserError, visible, why
+from longtail.errors import UserError, unknown, visible, why
 from longtail.metrics import mean_std
 from longtail.report.tested import few_rests_on
 from longtail.report.ties import standings
@@ -83,7 +83,11 @@ class Row:
         return {r.seed: value for r in self.runs if (value := r.metrics.get(metric)) is not None}
 
     def cell(self, metric: str) -> str:
-        return figure(metric, self.values(metric))
+        """As tables show it; `metric` by its name in metrics.json, or as tables head it."""
+        key = {heading: name for name, (heading, _) in COLUMNS.items()}.get(metric, metric)
+        if key not in COLUMNS:
+            raise unknown("metric", metric, COLUMNS)
+        return figure(key, self.values(key))
 
     def to_dict(self) -> dict[str, Any]:
         stats = {m: mean_std(self.values(m)) if self.values(m) else (None, None) for m in COLUMNS}

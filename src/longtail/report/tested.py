@@ -7,12 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from longtail.errors import visible
-from longtail.metrics import FloatArray, IntArray, shot_groups
+from longtail.metrics import TOO_FEW, FloatArray, IntArray, shot_groups
 from longtail.report import reading
 from longtail.report.parts import plural
 from longtail.runs import Run
 
-TOO_FEW = 50  # test images; of fewer a share of a half is not known within 14 points, whatever the seeds say
 SOUND = 100  # test images; of fewer no interval is called narrow
 DECIDE_NOTHING = "too few to decide which method is better there"
 
@@ -26,8 +25,6 @@ class Tested(NamedTuple):
     """Test images; None where the run does not tell."""
     untested: int
     """Classes of the group without a test image, which the figure leaves out."""
-    every: int
-    """Classes of all groups that have test images."""
 
     @property
     def images(self) -> int | None:
@@ -38,9 +35,9 @@ class Tested(NamedTuple):
         return self.images is not None and self.images < TOO_FEW
 
     def __str__(self) -> str:
-        left_out = f", {self.untested:,} without test images left out" if self.untested else ""
+        left_out = f", {self.untested:,} more without test images left out" if self.untested else ""
         images = "" if self.images is None else f", {plural(self.images, 'test image')}"
-        return f"mean over {len(self.classes_T):,} of {plural(self.every, 'class')}{images}{left_out}"
+        return f"mean over {plural(len(self.classes_T), 'class')}{images}{left_out}"
 
 
 def basis(run: Run, group: str) -> Tested | None:
@@ -53,7 +50,7 @@ def basis(run: Run, group: str) -> Tested | None:
     if len(classes_T) == 0:
         return None
     images_T = None if images_C is None else images_C[classes_T]
-    return Tested(classes_T, images_T, int((group_C & ~known_C).sum()), int(known_C.sum()))
+    return Tested(classes_T, images_T, int((group_C & ~known_C).sum()))
 
 
 def noise(shares_T: FloatArray, images_T: IntArray) -> float:
