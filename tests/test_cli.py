@@ -60,6 +60,8 @@ def says(capsys, args: list[str], *words: str, code: int = 2) -> str:
         (["train", "digits-lt", "--model.name", "resnet8_cifr"], ["'resnet8_cifr'", "did you mean 'resnet8_cifar'"]),
         (["train", "digits-lt", "--data.val_fraction", "0.5"], ["0.5", "a fifth"]),
         (["train", "digits-lt", "--optim.lr", "-1"], ["--optim.lr -1", "above 0"]),
+        (["train", "digits-lt", "--optim.lr", "x"], ["--optim.lr x: it must be a number"]),
+        (["train", "digits-lt", "--train.epochs", "many"], ["--train.epochs many: it must be a whole number"]),
         (["train", "digits-lt", "--method.rebalance", "False"], ["a switch takes no value"]),
         (["train", "digits-lt", "--data.name", "x"], ["'x'", "'digits'"]),
         (["train", "digits-lt", "--out"], ["Missing value", "--out"]),

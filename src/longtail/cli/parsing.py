@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import io
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
@@ -88,4 +89,16 @@ def in_one_line(box: str, meant: Sequence[str] = ()) -> str:
     hint = f": did you mean {[*meant, *near][0]}?" if unknown and (meant or near) else ""
     if message[0].endswith((" True", " False")):
         hint = ": a switch takes no value, write --x or --no_x"
-    return " ".join(message) + hint
+    return spoken(" ".join(message)) + hint
+
+
+def spoken(message: str) -> str:
+    """Python's words for what is no number, as a person would say them."""
+    pattern = (
+        r"Error parsing (\S+): (invalid literal for int\(\) with base 10|could not convert string to float): '?(.*?)'?$"
+    )
+    found = re.match(pattern, message)
+    if not found:
+        return message
+    flag, said, given = found.groups()
+    return f"{flag} {given}: it must be a {'whole ' if 'int' in said else ''}number"
