@@ -12,7 +12,7 @@ from PIL import Image
 from timm.data import create_dataset, create_loader
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
-from timm.utils import AverageMeter
+from timm.utils import AverageMeter, random_seed
 from torch import nn
 
 from longtail import PaCoLoss, metrics, recipes
@@ -31,7 +31,7 @@ def write_digits(root: Path) -> None:
 
 
 def fit(root: Path) -> None:
-    torch.manual_seed(0)
+    random_seed(0)
     train, val = (create_dataset("", root, split) for split in ("train", "validation"))
     common = {"input_size": (3, SIZE, SIZE), "batch_size": BATCH, "use_prefetcher": False, "num_workers": 0}
     loader = create_loader(train, is_training=True, scale=(0.6, 1.0), hflip=0.0, color_jitter=None, **common)
