@@ -90,7 +90,8 @@ def choose_length(facts: Facts, network: Network, book: Ledger) -> None:
     fits = power_below(facts.memory / HEADROOM / (network.bytes_per_pixel * network.side**2))
     if fits < batch:
         batch, why = max(fits, 2), f"what {facts.memory / 2**30:.0f} GiB of memory hold, by a careful estimate"
-    batch = min(book.pick("train.batch_size", batch, why), n)
+    book.pick("train.batch_size", batch, why)
+    batch = batch_of(facts, book)
     steps, least, most = LENGTHS[network.pretrained, facts.gpu]
     epochs = min(max(round(steps * batch / n), least), most)
     start = "pretrained weights need few" if network.pretrained else "from scratch takes long"

@@ -111,13 +111,15 @@ def classes(model: Model, record: runs.Run | None) -> str:
     counts = np.zeros(len(model.class_names), int) if model.counts is None else model.counts
     order = np.argsort(-counts, kind="stable").tolist()
     shown = order if len(order) <= CLASSES else [*order[: CLASSES // 2], None, *order[-CLASSES // 2 :]]
-    rows = [("…", "…", "…", "…") if c is None else class_row(model, c, record) for c in shown]
+    accuracy, tested_C = (record.metrics.get("per_class"), reading.tested(record)) if record else (None, None)
+    rows = [("…", "…", "…", "…") if c is None else class_row(model, c, accuracy, tested_C) for c in shown]
     return table(("class", "training images", "accuracy", "test images"), rows)
 
 
-def class_row(model: Model, c: int, record: runs.Run | None) -> tuple[str, str, str, str]:
+def class_row(
+    model: Model, c: int, accuracy: list[float | None] | None, tested_C: np.ndarray | None
+) -> tuple[str, str, str, str]:
     count = "–" if model.counts is None else f"{model.counts[c]:,}"
-    accuracy, tested_C = (record.metrics.get("per_class"), reading.tested(record)) if record else (None, None)
     tested = "–" if tested_C is None else f"{tested_C[c]:,}"
     return plain(model.class_names[c]), count, figure(accuracy[c] if accuracy else None), tested
 
