@@ -47,5 +47,5 @@ def test_as_a_user_runs_it_it_recognises_head_and_tail(example, tmp_path):
     said = SAID.search(run.stdout)
     assert said, run.stdout
     everything, head, tail = map(float, said.groups())
-    assert everything > 80 and head > 75 and tail > 70  # the head is one class of 40 test images
+    assert everything > 84 and head > 75 and tail > 80  # the head is one class of 40 test images: ± 5 points by chance
     assert not list(tmp_path.iterdir())
