@@ -24,6 +24,7 @@ part() {
     tiny) table "'tiny-imagenet-lt', data_root='$TINY'" ;;
     epochs) call benchmarks/epochs.py --data "$LONGTAIL_DATA" --results results/epochs.json ;;
     alpha) call benchmarks/factors.py --data "$LONGTAIL_DATA" --only "alpha auto" "longer queue" ;;
+    betas) call benchmarks/factors.py --data "$LONGTAIL_DATA" --only "CB-Focal" ;;
     scale) call benchmarks/scale.py --counts "$COUNTS" --out results/scale.json ;;
     gradients) call benchmarks/gradients.py --data "$LONGTAIL_DATA" ;;
     *) echo "no such part: $1" && return 2 ;;

@@ -38,6 +38,8 @@ def variants() -> dict[str, Config]:
     base = recipes.cifar100_lt("paco", IMBALANCE, "equal")
     balanced = recipes.cifar100_lt("balanced-softmax", IMBALANCE, "equal")
     black = replace(base.views.query, fill=0)
+    focal = recipes.cifar100_lt("cb-focal", IMBALANCE, "released")
+    betas = {f"CB-Focal, beta {beta}": changed(focal, "method", beta=beta) for beta in (0.9, 0.99, 0.999, 0.9999)}
     return {
         "base": base,
         "Balanced Softmax": balanced,
@@ -60,6 +62,7 @@ def variants() -> dict[str, Config]:
         "Balanced Softmax, cosine from 0.1": changed(balanced, "optim", lr=0.1, **COSINE),
         "no rebalance": recipes.cifar100_lt("paco-no-rebalance", IMBALANCE, "equal"),
         "fp32": changed(base, "train", precision="fp32"),
+        **betas,  # of which the published figure is the best
     }
 
 
