@@ -2,6 +2,7 @@
 
 import itertools
 import operator
+import os
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,17 @@ import torch
 
 from longtail import recipes
 from longtail.config import TrainConfig
-from longtail.engine.device import REPAID, REPAID_FUSED, can_compile, check_step, compiling_pays, fits, products_in
+from longtail.engine.device import (
+    QUEUES,
+    REPAID,
+    REPAID_FUSED,
+    can_compile,
+    check_step,
+    choose_device,
+    compiling_pays,
+    fits,
+    products_in,
+)
 from longtail.errors import UserError
 from longtail.models.backbones import make_body
 from tests.processes import start
@@ -32,6 +43,16 @@ def test_products_are_rounded_inside_and_not_after(before, precision, inside):
     finally:
         torch.set_float32_matmul_precision(found[0])
         torch.backends.cuda.matmul.fp32_precision = found[1]
+
+
+@pytest.mark.parametrize("variable", QUEUES)
+def test_cuda_gets_more_queues_unless_the_user_has_said_how_many(variable, monkeypatch):
+    monkeypatch.setenv(variable, "1")
+    choose_device("auto")
+    assert os.environ[variable] == "1"
+    monkeypatch.delenv(variable)
+    choose_device("auto")
+    assert os.environ[variable] == QUEUES[variable]
 
 
 def hold(switch: str) -> None:

@@ -20,9 +20,15 @@ from longtail.models.update import Pieces
 # quarter of a millisecond a step; PaCo with the CIFAR ResNet-50 takes 75 s and saves 8 ms.
 REPAID_FUSED, REPAID = 20_000, 10_000
 
+# CUDA has 8 queues to a GPU unless told otherwise, when it starts. Streams beyond that share them and wait for what is not
+# theirs: those that nvJPEG decodes on waited for the step (docs/log.md: 508 ms a batch, with 32 queues 10).
+QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_DEVICE_MAX_COPY_CONNECTIONS": "32"}
+
 
 def choose_device(name: str, flag: str = "--train.device") -> torch.device:
     """`auto` takes CUDA where there is one; asking for what is not there is an error."""
+    for variable, most in QUEUES.items():
+        os.environ.setdefault(variable, most)
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError(f"{flag} cuda: torch sees no CUDA device here; use {flag} cpu, or auto")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
