@@ -1,5 +1,6 @@
 """What README and docs/ show runs as it stands there: Python in order, page by page; commands on small data, and short."""
 
+import json
 import os
 import re
 import shlex
@@ -208,6 +209,21 @@ def test_links_lead_somewhere():
     for page in [*PAGES, *(ROOT / "results").glob("*.md"), ROOT / "CHANGELOG.md"]:
         for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
             assert link.startswith("http") or (page.parent / link).exists(), (page, link)
+
+
+def test_the_figures_of_scale_are_those_that_were_measured():
+    """A table that was copied from an older measurement is found here."""
+    text = (ROOT / "docs/scale.md").read_text()
+    scale, stream = (json.loads((ROOT / f"results/{name}.json").read_text()) for name in ("scale", "stream"))
+    for row in scale["rows"]:
+        shape = {"images_per_second": ",.0f", "GB": ".1f", "s_per_epoch": ",.0f", "epochs": ""}
+        shape |= dict.fromkeys(("hours", "hours_on_8", "hours_on_8_larger"), ".0f" if row["hours"] >= 99 else ".1f")
+        assert " | ".join(format(row[key], kind) for key, kind in shape.items()) + " |\n" in text, row["row"]
+    shown = {row["part"]: row["images_per_second"] for row in stream["rows"]}
+    for part in ("step", "views", "read", "read, CPU", "together", "PIL"):
+        assert f"{shown[part]:,.0f}" in text, part
+    assert f"**{shown['together'] / shown['step']:.3f}**" in text
+    assert {scale["commit"][:7], stream["commit"][:7]} <= set(re.findall(r"commit (\w{7})", text))
 
 
 if __name__ == "__main__":  # the `longtail` of a page's shell
