@@ -82,7 +82,7 @@ def tabulate(folders: Sequence[Path], configs: dict[str, Config], out: Path) -> 
     rows = make_rows([run for run in runs.finished(folders) if run.seed in seeds])
     write_table(rows, out)
     compared(make_dots(rows), out / "comparison.png")
-    document.write(document.page(rows), out / "report.html")
+    document.write(document.page(document.Gathered(rows)), out / "report.html")
     return rows
 
 

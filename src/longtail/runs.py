@@ -11,10 +11,10 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from longtail.config import Config, from_dict
 from longtail.errors import UserError, room_for
@@ -26,7 +26,10 @@ GRADIENTS = "gradients.npz"  # norms (epochs, classes) and stages (epochs,), whe
 TENSORBOARD, WANDB = "tensorboard", "wandb.json"  # of --log.to: event files; id and epochs of the run there
 CALIBRATION = "calibration.json"  # the temperature, where there were validation images
 ASK = "is it a run folder of longtail?"
+LOCK = "lock"  # held by the process that trains there
 SKIPPED = "skipped.jsonl"  # images that were left out as they could not be read: id, reason
+
+R = TypeVar("R")
 
 DATA = {"checksum": text, "images": maybe(count), "counts": maybe([count]), "resolution": maybe(count)}
 ENVIRONMENT_SHAPE: dict[str, Any] = {
@@ -85,8 +88,13 @@ def find(paths: Iterable[Path | str] | Path | str) -> list[Path]:
     for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
         if not os.path.exists(path):
             raise UserError(f"{path} does not exist: name a run folder or a folder that holds runs")
-        found |= {Path(top) for top, _, files in os.walk(path) if CONFIG in files and ENVIRONMENT in files}
+        found |= {Path(top) for top, _, files in os.walk(path) if _is_run({*files})}
     return sorted(found)
+
+
+def _is_run(files: set[str]) -> bool:
+    """Also a finished one that has lost one of the two that say what it is: who reads it is told so."""
+    return {CONFIG, ENVIRONMENT} <= files or ({METRICS, MODEL} <= files and bool({CONFIG, ENVIRONMENT} & files))
 
 
 def divided(paths: Iterable[Path | str] | Path | str) -> tuple[list[Path], list[Path]]:
@@ -129,6 +137,17 @@ def _tree(path: Path, shape: dict[str, Any]) -> dict[str, Any]:
     if wrong := fault(tree, shape):
         raise UserError(f"{path}: {wrong}: {ASK}")
     return tree
+
+
+def readable(read: Callable[[Path], R], folders: Iterable[Path]) -> tuple[list[R], list[str]]:
+    """What `read` makes of the folders, and why others cannot be read: they may be just being written, or damaged."""
+    found, bad = list[R](), list[str]()
+    for folder in folders:
+        try:
+            found.append(read(folder))
+        except UserError as error:
+            bad.append(str(error))
+    return found, bad
 
 
 def finished(paths: Iterable[Path | str] | Path | str) -> list[Run]:

@@ -117,3 +117,15 @@ def test_examples_show_the_worst_confusions_and_rare_classes(tmp_path):
     assert index["best_rare"][0]["accuracy"] == 100
     for item in index["confusions"][0]["items"]:
         assert truth[item] == 9 and (tmp_path / f"examples/{item}.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "best", "worst"), [([9], [6, 7, 8], [9]), ([5, 6, 7, 8, 9], [], [9, 8, 7, 6, 5]), ([], [7, 8, 9], [])]
+)
+def test_a_rare_class_is_best_or_worst_or_neither(tmp_path, wrong, best, worst):
+    """What is never recognised is not best, what always is not worst."""
+    truth = DATA.test.labels
+    write_examples(tmp_path / "examples", DATA, np.where(np.isin(truth, wrong), 0, truth))
+    index = json.loads((tmp_path / "examples/index.json").read_text())
+    found = [sorted(entry["class"] for entry in index[key]) for key in ("best_rare", "worst_rare")]
+    assert found == [best, sorted(worst)]

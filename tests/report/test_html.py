@@ -30,6 +30,10 @@ def test_what_no_page_may_hold_is_replaced():
     assert text == "<p>a\ufffdb\ufffdc\ufffdd\ne</p>" and text.encode()
 
 
+def test_a_name_cannot_turn_the_writing_round():
+    assert str(el("p", "a\u202egnp.exe\u2066 שלום")) == "<p>a\ufffdgnp.exe\ufffd שלום</p>"
+
+
 def test_absent_children_and_attributes_leave_nothing():
     assert str(el("details", None, 1.5, open=True, id=None, hidden=False)) == "<details open>1.5</details>"
     assert str(el("img", src="x", class_="y")) == '<img src="x" class="y">'
@@ -46,6 +50,29 @@ def test_data_of_a_plot_come_back_from_its_link():
     assert re.fullmatch(r"data:text/csv;charset=utf-8,[^#\"<>\n]*", href)
     rows = list(csv.reader(io.StringIO(unquote(href.split(",", 1)[1]))))
     assert rows == [["class", "n"], ['a,"b"', "1"], ["100 %\nx#?&", "2"], ["é", ""]]
+
+
+def test_a_spreadsheet_finds_no_formula():
+    from urllib.parse import unquote
+
+    href = str(download("x", {"class": ["=1+1", "@a", "-b", "a=b"], "n": [-1, 2.5]}).attributes["href"])
+    assert unquote(href).splitlines()[1:] == ["'=1+1,-1", "'@a,2.5", "'-b,", "a=b,"]
+
+
+def test_a_tick_at_the_edge_is_whole():
+    plot = Plot("t", "s", Scale(0, 1000), Scale(0, 1))
+    (last,) = [a for a in plot.element().children if getattr(a, "children", ()) == ("1,000",)]
+    assert float(last.attributes["x"]) + 7 * len("1,000") / 2 <= 440
+
+
+@pytest.mark.parametrize("length", [2, 3, 7, 400])
+def test_a_line_carries_its_marker(length):
+    for i in range(9):
+        plot = Plot("t", "s", Scale(0, length), Scale(0, 1))
+        plot.marked_line([(float(x), 0.5) for x in range(length)], Look(i), "a")
+        line, markers = plot.marks
+        shown = str(markers.attributes["d"]).count("M")
+        assert 1 <= shown <= min(length, 7) and line.attributes["class_"].split()[1] == Look(i).colour
 
 
 def test_epochs_are_whole_numbers():

@@ -1,13 +1,16 @@
 """The live page: what it says of runs in the middle of their training, when it is made anew, and what cannot break it."""
 
+import fcntl
 import os
 import re
+import threading
 from pathlib import Path
 
 import pytest
 
 from longtail import recipes, runs
-from longtail.report import live, training
+from longtail.engine.folder import locked
+from longtail.report import live, reading, training
 from longtail.report.document import report
 from longtail.report.live import Board
 from tests.report.made import FEW, Page, begin_run, log_line, make_run, under_way
@@ -170,7 +173,7 @@ def test_hostile_names_are_text(tmp_path):
 def test_a_report_shows_unfinished_runs_too(tmp_path):
     begin_run(tmp_path / "runs/ce/seed0", 3)
     page = Page(report(tmp_path / "runs", tmp_path / "page.html").read_text())
-    assert list(under_way(page)) == ["Cross-entropy, seed 0"] and "One run under way" in page.words()
+    assert list(under_way(page)) == ["Cross-entropy, seed 0"] and "One unfinished run" in page.words()
     make_run(tmp_path / "runs/paco/seed0", recipes.digits_lt("paco"), 0, FEW)
     page = Page(report(tmp_path / "runs", tmp_path / "page.html").read_text())
     assert list(under_way(page)) == ["Cross-entropy, seed 0"] and "In short" in page.words()
@@ -186,3 +189,31 @@ def test_of_very_many_runs_some_are_drawn(tmp_path):
     assert len(under_way(page)) == 23 and f"Curves of the {training.LOOKS} that began last" in page.words()
     drawn = [f"Cross-entropy, seed {i}" in page.text["title"] for i in range(23)]
     assert drawn == [False] * 3 + [True] * training.LOOKS
+
+
+# Who is at work
+
+
+def test_a_run_whose_process_has_gone_is_called_stopped(tmp_path):
+    folder, board = begin_run(tmp_path / "a/seed0", 2), Board([tmp_path])
+    assert reading.at_work(folder) is None and "about" in left_of(board)  # written by hand: nobody knows
+    with locked(folder):
+        assert reading.at_work(folder) is True
+        first = left_of(board)
+    assert "about" in first and reading.at_work(folder) is False
+    assert left_of(board) == "stopped"  # though no file has changed since
+
+
+def left_of(board):
+    board._looked = -live.GLANCE  # as if a second had passed
+    (row,) = under_way(read(board)).values()
+    return row["training time left"][0]
+
+
+def test_a_look_at_the_lock_does_not_turn_a_run_away(tmp_path):
+    (tmp_path / runs.LOCK).touch()
+    with open(tmp_path / runs.LOCK) as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        threading.Timer(0.1, fcntl.flock, (file, fcntl.LOCK_UN)).start()
+        with locked(tmp_path):
+            assert reading.at_work(tmp_path) is True

@@ -165,6 +165,67 @@ def test_other_budgets_are_a_caution(folder):
     assert any("outside the comparison" in text and "epochs=99" in text for text in says)
 
 
+def test_longer_training_is_not_called_the_same_length(folder):
+    """A second stage is said, and one that has hardly begun is too."""
+    good, cautions = grounds_with(folder, "supcon", 20)
+    assert any("optimiser for 40 epochs" in text and "SupCon and PaCo saw two views" in text for text in good)
+    assert not any("length of training" in text for text in (*good, *cautions))
+    assert any("second stage: SupCon 20 epochs" in text for text in cautions)
+    assert not any("this short" in text for text in cautions)
+    _, cautions = grounds_with(folder, "crt", 2)
+    assert any("this short" in text and "cRT" in text for text in cautions)
+
+
+def grounds_with(folder, method, epochs):
+    config = recipes.digits_lt(method)
+    config = replace(config, method=replace(config.method, linear_epochs=epochs))
+    for seed in range(3):
+        make_run(folder / f"{method}/seed{seed}", config, seed, COUNTS, right=0.99)
+    found = list(words.grounds(chapter_of(folder)))
+    return [g.says for g in found if g.sound], [g.says for g in found if not g.sound]
+
+
+def said(element) -> str:
+    return unescape(re.sub("<[^>]*>", "", str(element)))
+
+
+def test_what_is_to_be_believed_is_said_in_a_sentence(folder, monkeypatch):
+    monkeypatch.setattr(longtail.report.tested, "TOO_FEW", 10)  # these runs have 16 test images of rare classes
+    monkeypatch.setattr(words, "test_spread", lambda chapter: 1.0)
+    assert said(words.conclusion(chapter_of(folder))) == (
+        "Yes, that PaCo is better than Cross-entropy there, and by more than other test images would change. "
+    )
+    monkeypatch.setattr(words, "test_spread", lambda chapter: 99.0)
+    assert said(words.conclusion(chapter_of(folder))).startswith(
+        "Likely, that it is better than Cross-entropy: by less"
+    )
+    for seed in range(3):
+        make_run(folder / f"bs/seed{seed}", recipes.digits_lt("balanced-softmax"), seed, COUNTS, right=SHARES["paco"])
+    assert said(words.conclusion(chapter_of(folder))).endswith("Undecided, whether it is better than Balanced Softmax.")
+    monkeypatch.undo()
+    assert words.conclusion(chapter_of(folder)) is None  # 16 images decide nothing
+
+
+def test_settings_are_those_that_were_stored(folder, tmp_path):
+    config = recipes.digits_lt("paco")
+    config = replace(config, method=replace(config.method, alpha="auto"))
+    path = make_run(folder / "auto/seed0", config, 0, COUNTS) / runs.ENVIRONMENT
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chosen": {"alpha": 0.0345}}))
+    page = read(report(folder, tmp_path / "page.html"))
+    (found,) = [t for t in page.tables if t[0][1][0] == "its own settings"]
+    own = {line[0][0]: line[1][0] for line in found[1:]}
+    assert any("alpha auto (0.0345)" in text for text in own.values())
+    assert any("alpha 0.05" in text and "queue 256" in text for text in own.values())
+
+
+def test_without_cross_entropy_the_best_is_the_measure(folder, tmp_path):
+    for seed in range(3):
+        make_run(folder / f"focal/seed{seed}", recipes.digits_lt("focal"), seed, COUNTS, right=0.2)
+    said = read(report([folder / "paco", folder / "focal"], tmp_path / "page.html")).words()
+    assert "class by class, against PaCo" in said and "no run of cross-entropy" in said
+    assert "no run of cross-entropy" not in read(report(folder, tmp_path / "page.html")).words()
+
+
 def test_each_data_set_has_a_chapter(folder, tmp_path):
     make_run(folder / "other/seed0", recipes.cifar100_lt("paco", 100), 0, [200, 30, 5])
     page = read(report(folder, tmp_path / "page.html"))
@@ -247,6 +308,57 @@ def test_what_is_missing_is_said(folder, tmp_path):
     for what in ("feature map", "training curves", "calibration diagram", "examples of confusions", "examples of rare"):
         assert f"No {what}" in said
     report(folder, tmp_path / "all.html")  # one without, others with
+
+
+def test_without_images_confusions_are_those_of_metrics_json(folder):
+    run = runs.read(folder / "ce/seed0")
+    (run.folder / "examples/index.json").unlink()
+    note, table = closer.confusions(run)
+    assert "No examples of confusions" in said(note)
+    times = np.array(run.metrics["confusion"])
+    np.fill_diagonal(times, 0)
+    first = Page(str(table)).tables[0][1]
+    assert float(first[2][1]) == pytest.approx(100 * times.max() / PER_CLASS)
+
+
+def test_a_class_is_shown_as_best_or_as_worst(folder):
+    """Runs of an older version list it twice."""
+    tables = Page("".join(map(str, closer.rare_classes(runs.read(folder / "ce/seed0"))))).tables
+    assert len(tables) == 1
+
+
+def test_the_first_seed_that_has_features_is_mapped(folder):
+    (folder / "ce/seed0/features.npz").unlink()
+    (row,) = make_rows(runs.finished(folder / "ce"))
+    assert "No feature map" not in "".join(map(str, closer.look_at(row)))
+    (folder / "ce/seed1/log.jsonl").unlink()
+    assert "No curves of seed 1" in said(closer.training(row))
+
+
+@pytest.mark.parametrize("file", [runs.METRICS, runs.CONFIG, runs.ENVIRONMENT])
+def test_a_run_that_cannot_be_read_is_left_out_by_name(folder, tmp_path, capsys, file):
+    whole = (folder / "ce/seed1" / file).read_text()
+    (folder / "ce/seed1" / file).write_text(whole[: len(whole) // 2])
+    page = read(report(folder, tmp_path / "page.html"))
+    assert results(page)["Cross-entropy"]["seeds"] == "2" and results(page)["PaCo"]["seeds"] == "3"
+    where = str(folder / "ce/seed1")
+    assert (
+        "Left out" in page.words()
+        and where in page.words()
+        and f"left out: cannot read {where}" in capsys.readouterr().err
+    )
+    with pytest.raises(UserError, match="cannot read"):
+        report(folder / "ce/seed1", tmp_path / "alone.html")
+
+
+@pytest.mark.parametrize("file", [runs.CONFIG, runs.ENVIRONMENT])
+def test_a_finished_run_that_has_lost_a_file_is_not_passed_over(folder, tmp_path, capsys, file):
+    (folder / "ce/seed1" / runs.MODEL).touch()
+    (folder / "ce/seed1" / file).unlink()
+    assert "Left out" in read(report(folder, tmp_path / "page.html")).words()
+    assert file in capsys.readouterr().err
+    with pytest.raises(UserError, match=file):
+        longtail.table(folder)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no archive", b"null"])

@@ -39,7 +39,7 @@ def served(tmp_path):
 
 
 def ask(port: int, path: str = "/", method: str = "GET", headers=None) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.putrequest(method, path, skip_host=headers is not None)
     for key, value in headers or ():
         connection.putheader(key, value)

@@ -57,7 +57,7 @@ class Eval:
 
     run: Positional[Path]
     """A run folder, or a folder that holds runs."""
-    data_root: Path | None = None
+    data_root: Annotated[Path | None, arg(aliases=["--data.root"])] = None
     """Where the data are now, if they moved."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute."""
@@ -161,7 +161,7 @@ class Reproduce:
     """Some of its imbalance factors."""
     epochs: int | None = None
     """Another length than the recipe's; lengths never share a row."""
-    data_root: Path | None = None
+    data_root: Annotated[Path | None, arg(aliases=["--data.root"])] = None
     """Where the archives lie (else $LONGTAIL_DATA, else ./data)."""
     minutes: float = 0
     """End before a cell that would likely not fit into so many minutes; 0: no limit."""
@@ -219,7 +219,7 @@ class Theory:
     """Of the recipe: largest over smallest class."""
     setting: str | None = None
     """Of the recipe: released, paper or equal."""
-    data_root: Path | None = None
+    data_root: Annotated[Path | None, arg(aliases=["--data.root"])] = None
     """Where the images lie, of recipes whose counts are not known without them."""
     json: Path | None = None
     """Write all of it there, every class."""

@@ -56,19 +56,23 @@ def worst_confusions(data: DataSet, predicted: np.ndarray) -> list[dict[str, Any
 
 
 def rare_classes(data: DataSet, predicted: np.ndarray) -> dict[str, list[dict[str, Any]]]:
-    """Among the rarer half of the classes, those recognised best and worst."""
+    """Among the rarer half of the classes those recognised best and worst: never both, nor best without a hit, nor worst
+    without a miss."""
     truth, counts, tested = data.test.labels, data.train.counts, data.test.counts
     right = np.bincount(truth[predicted == truth], minlength=len(counts)) / np.maximum(tested, 1)
     rare = np.argsort(counts, kind="stable")[: max(1, len(counts) // 2)]
     rare = rare[tested[rare] > 0]
     ranked = rare[np.argsort(-right[rare], kind="stable")]
+    best = ranked[: min(CLASSES, (len(ranked) + 1) // 2)]
+    best = best[right[best] > 0]
 
     def entries(chosen: np.ndarray) -> list[dict[str, Any]]:
         return [
             {"class": int(c), "accuracy": round(100 * float(right[c]), 2), "items": _items(truth == c)} for c in chosen
         ]
 
-    return {"best_rare": entries(ranked[:CLASSES]), "worst_rare": entries(ranked[::-1][:CLASSES])}
+    worst = ranked[len(best) :][::-1][:CLASSES]
+    return {"best_rare": entries(best), "worst_rare": entries(worst[right[worst] < 1])}
 
 
 def _items(mask: np.ndarray) -> list[int]:

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -55,14 +56,19 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         with room_for(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            file = open(folder / "lock", "w")  # noqa: SIM115
+            file = open(folder / runs.LOCK, "w")  # noqa: SIM115
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror}): choose another --out") from error
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(f"another process trains in {folder}: wait for it, or choose another --out") from error
+        for wait in (0.05, 0.1, 0.2, 0.4, None):  # seconds; who draws a report looks at the lock for a moment
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if wait is None:
+                    message = f"another process trains in {folder}: wait for it, or choose another --out"
+                    raise UserError(message) from error
+                time.sleep(wait)
         yield
 
 

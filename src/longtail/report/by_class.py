@@ -1,5 +1,8 @@
 """Class by class: accuracy against frequency, every class in a table, and where each method wins and loses."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from longtail.metrics import shot_groups
@@ -11,6 +14,7 @@ from longtail.report.svg import PERCENT, Look, Plot, Point, Scale, around
 from longtail.report.table import Row
 
 TOLD_APART = 100  # classes whose bars have words of their own
+CROWDED, LOUD = 8, 4  # of more methods than these the best so many are drawn with dots, the others thin
 NO_COUNTS = "the runs do not say how many images each class has"
 
 
@@ -31,6 +35,7 @@ def by_frequency(chapter: Chapter) -> Element:
     legend = [(chapter.look(row), row.label) for row in chapter.rows] if not one else []
     words = "Each dot a class; the line is the mean of classes of like frequency." if one else ""
     words = words or "Each dot is the mean over a tenth of the classes (of few classes, a class) and over seeds."
+    words += f" With dots: the {LOUD} best over all." if len(chapter.rows) > CROWDED else ""
     drawn = figure(plot, "accuracy_by_frequency", columns, f"Rare classes to the right. {words}{classes.some}", legend)
     return section("Accuracy by class frequency", drawn, class_table(chapter, classes))
 
@@ -61,8 +66,9 @@ def _curves(plot: Plot, chapter: Chapter, faint: bool) -> dict[str, list[object]
         curve = binned(Curve(row.label, np.maximum(counts, 1).tolist(), [run.metrics["per_class"] for run in row.runs]))
         points: list[Point] = list(zip(*curve, strict=True))
         look = chapter.look(row)
-        plot.line(points, look, row.label, faint)
-        if not faint:
+        quiet = len(chapter.rows) > CROWDED and row not in chapter.rows[:LOUD]
+        plot.line(points, look, row.label, faint or quiet)
+        if not (faint or quiet):
             plot.dots(points, look, [f"{row.label}: {y:.1f} % at {x:,.0f} images" for x, y in points])
         columns["method"] += [row.label] * len(points)
         columns["training images"] += [x for x, _ in points]
@@ -104,11 +110,15 @@ def _share(percent: float) -> Cell:
 
 
 def wins(chapter: Chapter) -> Element | None:
-    """Where each method is better than a reference, and where worse: than cross-entropy, or else than the last in the table."""
+    """Where each method is better than a reference, and where worse: than cross-entropy, or else than the best over all."""
     classes, peers = chapter.classes, chapter.peers
     if len(peers) == 1 or classes is None:
         return None
-    reference = next((row for row in peers if row.runs[0].config.method.name == "ce"), peers[-1])
+    plain = next((row for row in peers if row.runs[0].config.method.name == "ce"), None)
+    reference = plain or peers[0]
+    why = el(
+        "p", "There is no run of cross-entropy: the method with the most images right is the measure.", class_="small"
+    )
     others = [row for row in peers if row is not reference]
     gains = {row.label: (per_class(row) - per_class(reference))[classes.order] for row in others}
     widest = max(float(np.nanmax(np.abs(gain), initial=1.0)) for gain in gains.values())
@@ -116,9 +126,8 @@ def wins(chapter: Chapter) -> Element | None:
     drawn = [
         _gain_figure(row.label, reference.label, gains[row.label], classes, y, chapter.look(row)) for row in others
     ]
-    return section(
-        f"Wins and losses, class by class, against {reference.label}", _gain_table(gains, classes), grid(drawn)
-    )
+    title = f"Wins and losses, class by class, against {reference.label}"
+    return section(title, None if plain else why, _gain_table(gains, classes), grid(drawn))
 
 
 def _gain_figure(label: str, reference: str, gain: np.ndarray, classes: Classes, y: Scale, look: Look) -> Element:
@@ -142,12 +151,18 @@ def _gain_table(gains: dict[str, np.ndarray], classes: Classes) -> Element:
     body = []
     for label, gain in gains.items():
         better, worse = int((gain > 0).sum()), int((gain < 0).sum())
-        extremes = [int(np.nanargmax(gain)), int(np.nanargmin(gain))] if np.isfinite(gain).any() else []
-        named = [el("span", name(classes.names[classes.order[i]]), f" ({signed(gain[i])})") for i in extremes]
         means = [float(np.nanmean(gain[mask])) if np.isfinite(gain[mask]).any() else None for mask in groups.values()]
         numbers = [Cell(str(better), better), Cell(str(worse), worse)]
         numbers += [Cell("–" if m is None else signed(m), m) for m in means]
-        extra = [Cell(n, float(gain[i])) for n, i in zip(named, extremes, strict=True)] or [Cell("–"), Cell("–")]
-        body.append([Cell(name(label)), *numbers, *extra])
+        largest = [_extreme(gain, pick, classes) for pick in (np.nanargmax, np.nanargmin)]
+        body.append([Cell(name(label)), *numbers, *largest])
     head = ["method", "classes better", "worse", *(f"mean of {g}" for g in groups), "largest gain", "largest loss"]
     return table(head, body, "Differences of accuracy in points, means over seeds")
+
+
+def _extreme(gain: np.ndarray, pick: Callable[[np.ndarray], Any], classes: Classes) -> Cell:
+    """The class that gains or loses most; – where none does."""
+    at = int(pick(gain)) if np.isfinite(gain).any() else None
+    if at is None or (gain[at] <= 0 if pick is np.nanargmax else gain[at] >= 0):
+        return Cell("–")
+    return Cell(el("span", name(classes.names[classes.order[at]]), f" ({signed(gain[at])})"), float(gain[at]))

@@ -10,7 +10,7 @@ from longtail.metrics import shot_groups
 from longtail.report import reading
 from longtail.report.chapter import Chapter, mean
 from longtail.report.html import Element, el
-from longtail.report.parts import Cell, absent, figure, folded, grid, name, plural, section, table
+from longtail.report.parts import Cell, absent, figure, folded, grid, name, plural, section, subsection, table
 from longtail.report.svg import Look, Plot, Scale, around
 from longtail.report.table import Row
 from longtail.report.training import curves
@@ -20,6 +20,7 @@ from longtail.theory.remarks import centre, positives
 CLOSER = 4  # methods that are looked at, at most: images and maps take room and time
 MAPPED = 1_000  # test images on the map
 LEAST = 10  # fewer make no map
+NO_EXAMPLES = "examples/ is not there, or cannot be read"
 
 
 def closer(chapter: Chapter) -> list[Element]:
@@ -32,16 +33,17 @@ def closer(chapter: Chapter) -> list[Element]:
     looks = [folded(row.label, *look_at(row), is_open=i == 0) for i, row in enumerate(chosen)]
     others = len(chapter.rows) - len(chosen)
     more = f" Of the {others} others `longtail report RUN` shows the same." if others else ""
-    words = f"Curves and calibration over all seeds; images and features of the first.{more}"
+    words = f"Curves and calibration over all seeds; images and features of the first that has them.{more}"
     return [section("A closer look at each method", el("p", words, class_="small"), *looks)]
 
 
 def look_at(row: Row) -> Iterable[Element]:
     first = row.runs[0]
-    yield section("Training", training(row))
-    yield section("Calibration and features", grid([calibration(row), feature_map(first)]))
-    yield section(f"What is taken for what (seed {first.seed})", confusions(first))
-    yield section(f"Rare classes, best and worst (seed {first.seed})", *rare_classes(first))
+    mapped = next((run for run in row.runs if reading.features(run, 1)), first)
+    yield subsection("Training", training(row))
+    yield subsection("Calibration and features", grid([calibration(row), feature_map(mapped)]))
+    yield subsection(f"What is taken for what (seed {first.seed})", *confusions(first))
+    yield subsection(f"Rare classes, best and worst (seed {first.seed})", *rare_classes(first))
 
 
 # Training curves
@@ -49,7 +51,11 @@ def look_at(row: Row) -> Iterable[Element]:
 
 def training(row: Row) -> Element:
     logs = {f"seed {run.seed}": reading.log(run) for run in row.runs}
-    return curves(row.label, logs, optimal_P_sup(row.runs[0]))
+    drawn = curves(row.label, logs, optimal_P_sup(row.runs[0]))
+    without = [label for label, log in logs.items() if not log]
+    if not without or len(without) == len(logs):
+        return drawn
+    return el("div", absent(f"curves of {', '.join(without)}", "log.jsonl is not there, or holds no epoch"), drawn)
 
 
 def optimal_P_sup(run: Run) -> float | None:
@@ -131,7 +137,7 @@ def feature_map(run: Run) -> Element:
             [(float(x), float(y)) for x, y in place_N2[here]], Look(i), f"classes with {group} training images", 2.6
         )
     columns = {"x": place_N2[:, 0].round(2).tolist(), "y": place_N2[:, 1].round(2).tolist()}
-    columns |= {"class": y_N.tolist(), "group": group_N.tolist()}
+    columns |= {"class": list(map(names_of(run), y_N.tolist())), "group": group_N.tolist()}
     seen = ((i, group) for i, group in enumerate(shot_groups(counts)) if group in group_N)
     legend = [(Look(i), f"classes with {group} training images") for i, group in seen]
     words = f"t-SNE of the features of {plural(len(y_N), 'test image')}: axes and distances between far groups mean nothing."
@@ -153,12 +159,33 @@ def embed(x_NF: np.ndarray) -> np.ndarray:
 # Images
 
 
-def confusions(run: Run) -> Element:
+PAIRS = 12  # confusions that are listed where no images were stored
+
+
+def confusions(run: Run) -> list[Element]:
     entries = reading.examples(run).get("confusions")
+    without = [] if entries is not None else [absent("examples of confusions", NO_EXAMPLES)]
+    entries = confused(run) if entries is None else entries
     if entries is None:
-        return absent("examples of confusions", "examples/ is not there")
+        return without
     if not entries:
-        return el("p", "Every test image was recognised.")
+        return [*without, el("p", "Every test image was recognised.")]
+    return [*without, _confusion_table(run, entries)]
+
+
+def confused(run: Run) -> list[dict[str, Any]] | None:
+    """The most frequent wrong answers by metrics.json, without images; None where it has them not."""
+    if not run.metrics.get("confusion"):
+        return None
+    times_CC = np.array(run.metrics["confusion"], dtype=float)
+    share_CC = times_CC / np.maximum(times_CC.sum(1, keepdims=True), 1)
+    np.fill_diagonal(share_CC, 0)
+    worst = np.argsort(-share_CC, axis=None, kind="stable")[:PAIRS]
+    found = [(*divmod(int(i), len(share_CC)), float(share_CC.flat[i])) for i in worst]
+    return [{"truth": t, "predicted": p, "share": share, "items": []} for t, p, share in found if share > 0]
+
+
+def _confusion_table(run: Run, entries: list[dict[str, Any]]) -> Element:
     names = names_of(run)
     body = []
     for entry in entries:
@@ -172,10 +199,16 @@ def confusions(run: Run) -> Element:
 
 def rare_classes(run: Run) -> list[Element]:
     found = reading.examples(run)
-    titles = {"best_rare": "Recognised best, of the rarer half of the classes", "worst_rare": "Recognised worst"}
-    if not titles.keys() & found.keys():
-        return [absent("examples of rare classes", "examples/ is not there")]
-    return [_rare_table(run, found.get(key, []), title) for key, title in titles.items()]
+    if not {"best_rare", "worst_rare"} & found.keys():
+        return [absent("examples of rare classes", f"{NO_EXAMPLES}; the table of every class has their accuracy")]
+    best = found.get("best_rare", [])
+    known = {entry["class"] for entry in best}
+    worst = [
+        entry for entry in found.get("worst_rare", []) if entry["class"] not in known
+    ]  # older runs list some twice
+    titles = {"Recognised best, of the rarer half of the classes": best, "Recognised worst": worst}
+    tables = [_rare_table(run, entries, title) for title, entries in titles.items() if entries]
+    return tables if best else [el("p", "Of the rarer half of the classes none is recognised."), *tables]
 
 
 def _rare_table(run: Run, entries: list[dict[str, Any]], title: str) -> Element:

@@ -4,12 +4,14 @@ import base64
 import functools
 import hashlib
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import NamedTuple
 
 from longtail import __version__, runs
-from longtail.errors import UserError, why
+from longtail.errors import UserError, visible, why
 from longtail.report import by_class, closer, cost, gradients, sections, words
 from longtail.report.chapter import Chapter, make_chapters
 from longtail.report.html import Element, Ours, el, written
@@ -26,12 +28,42 @@ def report(paths: Iterable[Path | str] | Path | str, out: Path | str = "report.h
 
     Of one method: data, results, accuracy by class frequency, training curves, calibration, confusions, rare classes, features.
     Of several: who is best and who is tied, wins and losses by class, accuracy against cost, and the same of each.
-    Runs that are not finished are shown by their progress and curves.
+    Runs that are not finished are shown by their progress and curves, and what cannot be read is named.
     """
     paths = [paths] if isinstance(paths, str | Path) else list(paths)
-    done, others = runs.divided(paths)
-    rows = make_rows(runs.finished(paths)) if done or not others else []  # an error where there is no run at all
-    return write(page(rows, [runs.read_begun(folder) for folder in others]), Path(out))
+    ended, others = runs.divided(paths)
+    if not ended and not others:
+        runs.finished(paths)  # says so
+    found = gathered(ended, others)
+    if found.size == 0:
+        raise UserError(found.bad[0])
+    for why_not in found.bad:
+        print(f"left out: {visible(why_not)}", file=sys.stderr)
+    return write(page(found), Path(out))
+
+
+class Gathered(NamedTuple):
+    """Runs to be shown."""
+
+    rows: Sequence[Row]
+    begun: Sequence[runs.Begun] = ()
+    bad: Sequence[str] = ()
+    """Why others cannot be."""
+
+    @property
+    def size(self) -> int:
+        return len(self.begun) + sum(len(row.runs) for row in self.rows)
+
+
+def gathered(ended: Iterable[Path], others: Iterable[Path]) -> Gathered:
+    """Of the folders of finished runs, and of those that have only begun."""
+    done, bad = runs.readable(runs.read, ended)
+    begun, worse = runs.readable(runs.read_begun, others)
+    return Gathered(make_rows(done), begun, [*bad, *worse])
+
+
+def left_out(found: Gathered) -> list[Element]:
+    return [el("p", "Left out: ", name(why_not, most=300), class_="absent") for why_not in found.bad]
 
 
 def write(whole: Element, out: Path) -> Path:
@@ -49,15 +81,15 @@ def text(whole: Element) -> str:
     return "<!doctype html>\n" + "".join(written(whole))
 
 
-def page(rows: Sequence[Row], begun: Sequence[runs.Begun] = ()) -> Element:
+def page(found: Gathered) -> Element:
     """Results of the finished runs, and the progress of those that have only begun."""
-    count = len(begun) + sum(len(row.runs) for row in rows)
-    return assembled(title_of(rows, len(begun)), [unfinished(begun), *finished(rows)], count)
+    parts = [unfinished(found.begun), *left_out(found), *finished(found.rows)]
+    return assembled(title_of(found.rows, len(found.begun)), parts, found.size)
 
 
 def title_of(rows: Sequence[Row], begun: int) -> str:
     if not rows:
-        return f"{plural(begun, 'run')} under way" if begun else "waiting for the first run"
+        return plural(begun, "unfinished run") if begun else "waiting for the first run"
     what = rows[0].label if len(rows) == 1 else plural(len(rows), "method")
     return f"{what} on {'; '.join(chapter.data for chapter in make_chapters(rows))}"
 

@@ -79,7 +79,7 @@ def by_rank(chapter: Chapter) -> Element | None:
         shown = np.linspace(0, pull.classes - 1, min(pull.classes, SHOWN)).round().astype(int)
         low, mean, high = ([(float(c + 1), max(float(norm_C[c]), y.low)) for c in shown] for norm_C in pull.spread())
         plot.area(low, high, chapter.look(row))
-        plot.line(mean, chapter.look(row), row.label)
+        plot.marked_line(mean, chapter.look(row), row.label)
         columns |= {row.label: pull.norms_SC.mean(0).tolist()}
     words = f"{WORDS} (the paper's Fig. 2). Shaded: from the lowest seed to the highest. {STEEP}"
     legend = [(chapter.look(row), pull.named) for row, pull in found]

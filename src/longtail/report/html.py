@@ -8,8 +8,9 @@ from dataclasses import dataclass
 Value = str | int | float | bool | None
 
 VOID = frozenset({"br", "hr", "img", "link", "meta"})  # have no end tag
-# What a page may not hold: controls, and halves of surrogate pairs, which file names in a foreign encoding turn into.
-UNFIT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+# What a page may not hold: controls, halves of surrogate pairs, which file names in a foreign encoding turn into, and marks
+# that turn writing round, so that a name shows as another.
+UNFIT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
 class Ours(str):

@@ -4,22 +4,19 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from longtail import runs
-from longtail.errors import UserError
-from longtail.report.document import assembled, finished, text, title_of
+from longtail.report.document import assembled, finished, gathered, left_out, text, title_of
 from longtail.report.html import Element, el
 from longtail.report.parts import name
-from longtail.report.table import Row, make_rows
+from longtail.report.reading import at_work
+from longtail.report.table import Row
 from longtail.report.training import unfinished
 
 GLANCE = 1.0  # seconds for which a look at the folders is good, whoever asks
 FILES = (runs.CONFIG, runs.ENVIRONMENT, runs.LOG, runs.METRICS)  # whatever else a page shows is older than the last
-
-R = TypeVar("R")
 
 
 class Board:
@@ -66,13 +63,9 @@ class Board:
         if not ended and not others:
             where = name(", ".join(map(str, self.paths)), most=300)
             return title_of([], 0), [el("p", "There is no run yet below ", where, ". It will appear here.")], 0
-        version = stamp(ended)
-        done, bad = readable(runs.read, ended)
-        begun, worse = readable(runs.read_begun, others)
-        rows = make_rows(done)
-        left_out = [el("p", "Left out: ", name(why, most=300), class_="absent") for why in (*bad, *worse)]
-        parts = [unfinished(begun), *left_out, *self._results(rows, version)]
-        return title_of(rows, len(begun)), parts, len(done) + len(begun)
+        version, found = stamp(ended), gathered(ended, others)
+        parts = [unfinished(found.begun), *left_out(found), *self._results(found.rows, version)]
+        return title_of(found.rows, len(found.begun)), parts, found.size
 
     def _results(self, rows: Sequence[Row], version: str) -> list[Element]:
         if self._finished[0] != version:
@@ -80,20 +73,10 @@ class Board:
         return self._finished[1]
 
 
-def readable(read: Callable[[Path], R], folders: Iterable[Path]) -> tuple[list[R], list[str]]:
-    """The runs, and why others cannot be read: they may be just being written, or removed."""
-    found, bad = list[R](), list[str]()
-    for folder in folders:
-        try:
-            found.append(read(folder))
-        except UserError as error:
-            bad.append(str(error))
-    return found, bad
-
-
 def stamp(folders: Sequence[Path]) -> str:
-    """Of where the files are, when they were written and how long they are."""
-    seen = [(str(folder), name, *_written(folder / name)) for folder in folders for name in FILES]
+    """Of where the files are, when they were written and how long they are, and of who trains in unfinished ones."""
+    seen: list[object] = [(str(folder), name, *_written(folder / name)) for folder in folders for name in FILES]
+    seen += [at_work(folder) for folder in folders if not (folder / runs.METRICS).exists()]
     return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
 
 

@@ -12,6 +12,7 @@ from longtail.report.svg import Look, Plot, swatch
 
 Inline = Element | str
 NBSP = "\u00a0"  # keeps a number and its unit on one line
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how one begins in a spreadsheet
 
 
 class Cell(NamedTuple):
@@ -35,9 +36,15 @@ def figure(
 def download(name: str, data: Mapping[str, Sequence[Any]]) -> Element:
     """A link that holds the columns as CSV: it needs no script, and no network."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([list(data), *itertools.zip_longest(*data.values())])
+    rows = [list(data), *itertools.zip_longest(*data.values())]
+    csv.writer(text, lineterminator="\n").writerows([*map(_harmless, row)] for row in rows)
     href = "data:text/csv;charset=utf-8," + quote(text.getvalue(), safe=" ,.:;()/+'", errors="replace")
     return el("a", "data", href=href, download=f"{name}.csv", class_="data", aria_label=f"Data of {name} as CSV")
+
+
+def _harmless(value: Any) -> Any:
+    """A name that a spreadsheet would take for a formula, and might obey, is text there."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 
 
 def table(head: Sequence[str], body: Sequence[Sequence[Cell]], caption: str, tall: bool = False) -> Element:
@@ -65,6 +72,10 @@ def _cell(cell: Cell, kind: str | None, column: int) -> Element:
 
 def section(title: str, *content: Element | None) -> Element:
     return el("section", el("h3", title), *content)
+
+
+def subsection(title: str, *content: Element | None) -> Element:
+    return el("section", el("h4", title), *content)
 
 
 def grid(figures: Iterable[Element]) -> Element:

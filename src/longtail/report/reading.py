@@ -1,6 +1,7 @@
 """What a run folder may hold beside its metrics. Nothing of it is needed: None, or nothing, where it is not there or broken."""
 
 import base64
+import fcntl
 import io
 import json
 from pathlib import Path
@@ -44,6 +45,18 @@ def _row(line: bytes) -> dict[str, Any] | None:
 def heard(run: runs.Begun) -> float:
     """When it last wrote: an epoch's line, or that it has begun; in seconds since 1970."""
     return max(_written(run.folder / file) for file in (runs.LOG, runs.ENVIRONMENT))
+
+
+def at_work(folder: Path) -> bool | None:
+    """Whether a process of this machine trains there, by the lock that it holds; None where there is no lock to look at."""
+    try:
+        with open(folder / runs.LOCK) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False
 
 
 def _written(path: Path) -> float:

@@ -1,12 +1,16 @@
 """What was trained on what, and what came out."""
 
+from collections.abc import Iterator, Sequence
+
+from longtail.config import Contrast, ViewConfig
 from longtail.report import reading
 from longtail.report.by_class import NO_COUNTS, shade_groups
 from longtail.report.chapter import GROUPS, Chapter, Classes, mean
 from longtail.report.html import Element, el
-from longtail.report.parts import Cell, absent, download, figure, name, plural, section, table
+from longtail.report.parts import Cell, absent, download, figure, folded, name, plural, section, table
 from longtail.report.svg import Look, Plot, Scale, swatch
 from longtail.report.table import COLUMNS, TIES, Row, caption, standing
+from longtail.runs import Run
 
 SHOTS = ", ".join(f"{group} ({images})" for group, images in GROUPS.items())
 RESULTS = ("top1", "few", "medium", "many", "macro_f1", "ece", "knn_top1")  # few early: a phone shows the first two
@@ -16,7 +20,7 @@ def data(chapter: Chapter) -> Element:
     """What was trained on what."""
     classes = chapter.classes
     drawn = counts_figure(chapter.data, classes) if classes else absent("drawing of the counts", NO_COUNTS)
-    return section("Data and training", el("div", drawn, facts(chapter), class_="grid"))
+    return section("Data and training", el("div", drawn, facts(chapter), class_="grid"), settings(chapter))
 
 
 def counts_figure(title: str, classes: Classes) -> Element:
@@ -35,14 +39,15 @@ def counts_figure(title: str, classes: Classes) -> Element:
 def facts(chapter: Chapter) -> Element:
     first, classes = chapter.peers[0].runs[0], chapter.classes
     config, environment, images_C = first.config, first.environment, reading.tested(first)
+    shares = {row.held_out for row in chapter.peers}
     known = {
         "data": chapter.data,
-        "training images": f"{environment['data']['images']:,}" if "images" in environment["data"] else None,
+        "training images": images_of(chapter.peers),
         "classes": f"{len(classes.counts):,}" if classes else None,
         "test images": f"{int(images_C.sum()):,}" if images_C is not None else None,
-        "held out for validation": f"{100 * config.data.val_fraction:g} %" if config.data.val_fraction else "nothing",
+        "held out for validation": ", or ".join(f"{100 * s:g} %" if s else "nothing" for s in sorted(shares)),
         "network": config.model.name + (", pretrained" if config.model.pretrained else ""),
-        "training": f"{config.train.epochs} epochs, batch {config.train.batch_size}, learning rate {config.optim.lr:g}",
+        "training": f"{plural(config.train.epochs, 'epoch')} of {config.train.batch_size} images a step",
         "device": f"{environment.get('device', '–')}, {environment['precision']}",
         "started": environment["started"],
         "checksum of the images": environment["data"]["checksum"],
@@ -55,6 +60,47 @@ def facts(chapter: Chapter) -> Element:
         if value is not None
     ]
     return el("dl", *pairs, class_="facts")
+
+
+def images_of(rows: Sequence[Row]) -> str | None:
+    """As many as were learnt from; methods that held some out had fewer."""
+    seen = {row.runs[0].environment["data"].get("images") for row in rows} - {None}
+    return " to ".join(f"{n:,}" for n in sorted({min(seen), max(seen)})) if seen else None
+
+
+def settings(chapter: Chapter) -> Element:
+    """What each method was trained with, folded away."""
+    body = [[Cell(name(row.label)), *map(Cell, _settings(row.runs[0]))] for row in chapter.rows]
+    head = ["method", "its own settings", "augmentation", "optimiser"]
+    return folded("Settings of each method", table(head, body, "As stored in config.json of the first seed"))
+
+
+def _settings(run: Run) -> Iterator[str]:
+    config, chosen = run.config, run.environment.get("chosen") or {}
+    own = {key: value for key, value in config.identity()["method"].items() if key != "name"}
+    if own.get("alpha") == "auto" and "alpha" in chosen:
+        own["alpha"] = f"auto ({chosen['alpha']:.3g})"
+    yield ", ".join(f"{key} {_plain(value)}" for key, value in own.items()) or "–"
+    query, key = (_view(view) for view in (config.views.query, config.views.key))
+    yield f"{query}; second view: {key}" if isinstance(config.method, Contrast) and key != query else query
+    optim = config.optim
+    how = f"{optim.name.upper()}, rate {optim.lr:g}, {optim.schedule}, weight decay {optim.weight_decay:g}"
+    more = config.method.second_epochs
+    yield how + (f"; then {plural(more, 'epoch')} of a second stage" if more else "")
+
+
+def _view(view: ViewConfig) -> str:
+    crop = f"{view.crop} crop" if view.crop != "none" else ""
+    extras = {"flip": view.flip, f"{view.policy} policy": view.policy != "none", f"cutout {view.cutout}": view.cutout}
+    return ", ".join(filter(None, [crop, *(word for word, has in extras.items() if has)])) or "none"
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no"}.get(value, "–")  # type: ignore[arg-type]
+    if isinstance(value, list | tuple):
+        return " ".join(map(_plain, value)) or "–"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def results(chapter: Chapter) -> Element:

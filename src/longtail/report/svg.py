@@ -12,6 +12,8 @@ from longtail.report.html import Element, el
 
 WIDE, TALL = 440, 290
 LEFT, RIGHT, TOP, BOTTOM = 70, 12, 12, 42  # margins for ticks and labels: a tick of six digits clears the label
+MARKED = 6  # markers on a line
+LETTER = 7  # units that a digit of a tick takes, with room
 COLOURS = 7  # that the style sheet has, as classes c0 to c6
 MARKERS = (
     "m-{r} 0a{r} {r} 0 1 0 {d} 0a{r} {r} 0 1 0-{d} 0z",  # circle
@@ -103,6 +105,8 @@ class Plot:
     marks: list[Element] = field(default_factory=list)
     ground: list[Element] = field(default_factory=list)
     """What lies below the grid."""
+    names: list[Element] = field(default_factory=list)
+    """What lies above all marks."""
 
     def at(self, x: float, y: float) -> Point:
         return LEFT + self.x(x) * (WIDE - LEFT - RIGHT), TALL - BOTTOM - self.y(y) * (TALL - TOP - BOTTOM)
@@ -110,6 +114,14 @@ class Plot:
     def line(self, points: Sequence[Point], look: Look, name: str, faint: bool = False) -> None:
         kind = f"line {look.colour}{' faint' * faint}"
         self.marks.append(_path(_through(self.at(*p) for p in points), kind, name, stroke_dasharray=look.dashes))
+
+    def marked_line(self, points: Sequence[Point], look: Look, name: str) -> None:
+        """With a few markers on it, so that colour is not all that tells it from others."""
+        self.line(points, look, name)
+        last, step = len(points) - 1, max(len(points) / MARKED, 1)
+        first = step * (look.number % COLOURS + 1) / (COLOURS + 1)  # those of several lines lie apart
+        at = sorted({min(round(first + i * step), last) for i in range(MARKED) if first + i * step <= last + 1})
+        self.cloud([points[i] for i in at], look, name, 3)
 
     def area(self, lower: Sequence[Point], upper: Sequence[Point], look: Look) -> None:
         """What lies between two lines: how far the seeds of one are apart."""
@@ -154,22 +166,22 @@ class Plot:
         self.ground.append(el("rect", x=short(x), y=TOP, width=short(end - x), height=high, class_=f"band {kind}"))
         if end - x > 7 * len(name):
             middle = short((x + end) / 2)
-            self.marks.append(el("text", name, x=middle, y=TOP + 11, text_anchor="middle", class_="note"))
+            self.names.append(el("text", name, x=middle, y=TOP + 11, text_anchor="middle", class_="note"))
 
     def element(self) -> Element:
         frame = el("path", d=f"M{LEFT} {TOP}V{TALL - BOTTOM}H{WIDE - RIGHT}", class_="frame")
         words = el("title", self.title), el("desc", self.shows)
         size = f"0 0 {WIDE} {TALL}"
-        return el(
-            "svg", *words, *self.ground, *self._axes(), *self.marks, frame, viewBox=size, role="img", class_="plot"
-        )
+        layers = (*words, *self.ground, *self._axes(), *self.marks, frame, *self.names)
+        return el("svg", *layers, viewBox=size, role="img", class_="plot")
 
     def _axes(self) -> Iterable[Element]:
         bottom = TALL - BOTTOM
         for value in self.x.ticks() if self.x_ticks else ():
-            x = short(self.at(value, self.y.low)[0])
-            yield el("path", d=f"M{x} {TOP}V{bottom}", class_="grid")
-            yield el("text", number(value), x=x, y=bottom + 15, text_anchor="middle")
+            x, says = self.at(value, self.y.low)[0], number(value)
+            yield el("path", d=f"M{short(x)} {TOP}V{bottom}", class_="grid")
+            inside = min(x, WIDE - LETTER * len(says) / 2)  # the last one may stand at the very edge
+            yield el("text", says, x=short(inside), y=bottom + 15, text_anchor="middle")
         for value in self.y.ticks() if self.y_ticks else ():
             y = self.at(self.x.low, value)[1]
             yield el("path", d=f"M{LEFT} {short(y)}H{WIDE - RIGHT}", class_="grid")

@@ -145,8 +145,13 @@ def _traits(run: runs.Run) -> dict[str, Any]:
 
 
 def _apart(row: Row, alike: list[Row]) -> str:
-    """What this row has that rows of the same name have not, as ' (alpha=0.02, lr=0.1)'."""
-    return apart(_traits(row.runs[0]), [_traits(other.runs[0]) for other in alike])
+    """What this row has that rows of the same name have not, as ' (alpha=0.02, lr=0.1)'; what it held out its note has said."""
+    mine, *others = ({**t, "data": {**t["data"], "val_fraction": 0}} for t in map(_first_traits, (row, *alike)))
+    return apart(mine, others)
+
+
+def _first_traits(row: Row) -> dict[str, Any]:
+    return _traits(row.runs[0])
 
 
 def apart(here: dict[str, Any], others: Iterable[dict[str, Any]]) -> str:

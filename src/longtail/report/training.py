@@ -44,7 +44,7 @@ def _curve_figure(title: str, key: str, logs: Mapping[str, Log], optimum: float 
         if len(points) == 1:
             plot.dots(points, Look(i), [label])
         elif points:
-            plot.line(_thinned(points), Look(i), label)
+            plot.marked_line(_thinned(points), Look(i), label)
     if optimum is not None:
         plot.reference([(x.low, optimum), (x.high, optimum)], f"optimum {optimum:.3f}")
     stages = max((list(dict.fromkeys(str(line.get("stage")) for line in log)) for log in logs.values()), key=len)
@@ -67,6 +67,8 @@ class UnderWay(NamedTuple):
     log: Log
     heard: float
     """When it last wrote, in seconds since 1970."""
+    at_work: bool | None
+    """Whether a process of this machine trains it; None where that is not known."""
 
     @property
     def epochs(self) -> int:
@@ -85,7 +87,7 @@ class UnderWay(NamedTuple):
 
 
 def look_at(run: runs.Begun) -> UnderWay:
-    return UnderWay(run, reading.log(run), reading.heard(run))
+    return UnderWay(run, reading.log(run), reading.heard(run), reading.at_work(run.folder))
 
 
 def unfinished(begun: Sequence[runs.Begun]) -> Element | None:
@@ -101,13 +103,16 @@ def unfinished(begun: Sequence[runs.Begun]) -> Element | None:
     looks = [None] * older + [Look(i) for i in range(len(found) - older)]
     head = ["run", "data", *HEADINGS, "folder"]
     body = [_line(*of) for of in zip(found, names, looks, strict=True)]
-    advice = "A run that has been silent for much longer than an epoch takes has been stopped: --resume continues it."
+    advice = (
+        "Stopped: no process of this machine trains it, and --resume continues it. On another machine, whatever has been "
+        "silent for much longer than an epoch takes was stopped."
+    )
     some = f" Curves of the {LOOKS} that began last." if older else ""
     logs = {label: one.log for label, one in zip(names[older:], found[older:], strict=True)}
     return el(
         "section",
         el("h2", "Not finished yet"),
-        table(head, body[::-1], "Runs under way, as of the last epoch of each"),
+        table(head, body[::-1], "Unfinished runs; of each quantity the latest figure"),
         el("p", advice, some, class_="small"),
         curves("Under way", logs) if any(logs.values()) else None,
     )
@@ -131,7 +136,7 @@ def _line(one: UnderWay, label: str, look: Look | None) -> list[Cell]:
         Cell(name(data_name(one.run))),
         Cell(epoch, done),
         *numbers,
-        Cell(f"about {clock(left)}" if left else "–", left),
+        Cell("stopped" if one.at_work is False else f"about {clock(left)}" if left else "–", left),
         Cell(_moment(one.heard), one.heard),
         Cell(name(str(one.run.folder), most=300)),
     ]

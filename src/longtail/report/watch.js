@@ -32,7 +32,7 @@ function bringOrder(before, after) {
 }
 
 function bringPlace(before, after, put) {
-  const PARTS = "h1, h2, h3, figure, .scroll";
+  const PARTS = "h1, h2, h3, h4, figure, .scroll";
   const CONTROLS = "button, .scroll, summary, a";
   const places = new Map();
   for (const [name, part] of named(before, PARTS)) {

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from longtail.config import differences
+from longtail.config import Contrast, differences
 from longtail.report import reading
 from longtail.report.chapter import GROUPS, Chapter, mean, per_class
 from longtail.report.html import Element, el
@@ -13,6 +13,7 @@ from longtail.report.tested import DECIDE_NOTHING, SOUND, Tested, noise
 from longtail.report.ties import ENOUGH, Verdict, compare_seeds
 
 CROWD = 6  # methods; the best of so many has had luck too
+SHORT = 5  # epochs; a second stage of fewer has hardly begun
 
 
 class Contest(NamedTuple):
@@ -44,13 +45,16 @@ def summary(chapter: Chapter) -> list[Element]:
     say = alone if len(chapter.peers) == 1 else ranked
     paragraphs = [el("p", opening, *say(chapter.peers, metric)) for metric, opening in where]
     if chapter.tested and chapter.tested.too_few:
-        paragraphs.insert(
-            1, el("p", el("strong", "Caution: "), f"{_size(chapter.tested)}, {DECIDE_NOTHING}.", class_="caution")
-        )
+        says = f"{_size(chapter.tested)}, {_too_few(chapter)}."
+        paragraphs.insert(1, el("p", el("strong", "Caution: "), says, class_="caution"))
     if any(contest(chapter.peers, metric).of("ahead", "tied", "behind") for metric, _ in where):
-        says = "± is the 95 % interval of the difference, seeds in pairs; tied: the interval contains zero."
+        says = "± is the 95 % interval of the difference, seeds in pairs, on these test images; tied: it contains zero."
         paragraphs.append(el("p", says, class_="small"))
     return paragraphs
+
+
+def _too_few(chapter: Chapter) -> str:
+    return DECIDE_NOTHING if len(chapter.peers) > 1 else "too few to say much of them"
 
 
 def _size(base: Tested) -> str:
@@ -108,7 +112,32 @@ def trust(chapter: Chapter) -> Element:
         el("li", el("strong", "Good: " if g.sound else "Caution: "), g.says, class_="good" if g.sound else "caution")
         for g in grounds(chapter)
     ]
-    return el("div", el("h3", "Can it be believed?"), el("ul", *items, class_="trust"))
+    return el("div", el("h3", "Can it be believed?"), conclusion(chapter), el("ul", *items, class_="trust"))
+
+
+def conclusion(chapter: Chapter) -> Element | None:
+    """What stands of the leads on rare classes (where there are none, over all), and what is open, in a sentence or two."""
+    metric = chapter.rare or "top1"
+    if len(chapter.peers) == 1 or (chapter.tested and chapter.tested.too_few):
+        return None
+    found, half = contest(chapter.peers, metric), test_spread(chapter) or 0.0
+    leads = {row.label: verdict.difference or 0 for row, verdict in found.of("ahead")}
+    clear = [label for label, lead in leads.items() if lead > half]
+    narrow = [label for label in leads if label not in clear]
+    open_ = [row.label for row, _ in found.of("tied", None, "behind")]
+    says: list[Inline] = []
+    if clear:
+        beyond = ", and by more than other test images would change" if half else ""
+        says += ["Yes, that ", name(found.best.label), " is better than ", *_names(clear), f" there{beyond}. "]
+    if narrow:
+        says += ["Likely, that it is better than ", *_names(narrow), ": by less than other test images could change. "]
+    if open_:
+        says += ["Undecided, whether it is better than ", *_names(open_), "."]
+    return el("p", *says) if says else None
+
+
+def _names(labels: Sequence[str]) -> list[Inline]:
+    return listed([[name(label)] for label in labels])
 
 
 def grounds(chapter: Chapter) -> Iterator[Ground]:
@@ -120,9 +149,10 @@ def grounds(chapter: Chapter) -> Iterator[Ground]:
         )
     else:
         every = "or more of every method" if len(rows) > 1 else "of the method"
-        yield Ground(True, f"{plural(fewest, 'seed')} {every}, each of which is counted.")
+        yield Ground(True, f"{plural(fewest, 'seed')} {every}; no finished one is left out.")
     if len(rows) > 1:
         yield budget(rows)
+        yield from second_stages(rows)
     if outside := [row.label for row in chapter.rows if row not in rows]:
         yield Ground(
             False, f"On other images, or of another length, and so outside the comparison: {', '.join(outside)}."
@@ -144,7 +174,25 @@ def budget(rows: Sequence[Row]) -> Ground:
     )  # not all have two views
     if fields:
         return Ground(False, f"The methods differ in more than the method: {', '.join(fields)}.")
-    return Ground(True, "All methods had the same images, augmentation, network, optimiser and length of training.")
+    epochs = rows[0].runs[0].config.train.epochs
+    says = f"All methods had the same images, augmentation, network and optimiser for {plural(epochs, 'epoch')}."
+    return Ground(True, says + _views(rows))
+
+
+def _views(rows: Sequence[Row]) -> str:
+    """Contrastive methods see two views of an image in a step."""
+    two = [row.label for row in rows if isinstance(row.runs[0].config.method, Contrast)]
+    return f" Of each image {' and '.join(two)} saw two views a step." if 0 < len(two) < len(rows) else ""
+
+
+def second_stages(rows: Sequence[Row]) -> Iterator[Ground]:
+    """What some methods were trained beyond the common epochs."""
+    more = {row.label: row.runs[0].config.method.second_epochs for row in rows}
+    extra = [f"{label} {plural(epochs, 'epoch')}" for label, epochs in more.items() if epochs]
+    if extra:
+        yield Ground(False, f"Beyond these epochs some had a second stage: {', '.join(extra)}.")
+    if hasty := [label for label, epochs in more.items() if 0 < epochs < SHORT]:
+        yield Ground(False, f"A second stage this short tells little of a method: {', '.join(hasty)}.")
 
 
 def held_out(rows: Sequence[Row]) -> Ground:
@@ -159,19 +207,24 @@ def held_out(rows: Sequence[Row]) -> Ground:
 
 def test_noise(chapter: Chapter) -> Iterator[Ground]:
     """What another test set of the same size would change: the share of right answers among n images has its own spread."""
-    base = chapter.tested
-    if base is None or base.images_T is None or chapter.rare is None:
+    base, half = chapter.tested, test_spread(chapter)
+    if base is None or base.images_T is None or half is None:
         return
-    best_C = per_class(contest(chapter.peers, chapter.rare).best) / 100
-    half = noise(best_C[base.classes_T], base.images_T)
     moved = f"another such set would move a figure by ±{NBSP}{max(half, 0.1):.1f} points or so"
     if base.too_few:
-        yield Ground(False, f"{_size(base)}, {DECIDE_NOTHING}: {moved}.")
+        yield Ground(False, f"{_size(base)}, {_too_few(chapter)}: {moved}.")
     else:
-        yield Ground(
-            half < 2 and int(base.images_T.sum()) >= SOUND,
-            f"{_size(base)}: {moved}, in the main for all methods alike.",
-        )
+        alike = ", mostly that of all methods in one direction" if len(chapter.peers) > 1 else ""
+        yield Ground(half < 2 and int(base.images_T.sum()) >= SOUND, f"{_size(base)}: {moved}{alike}.")
+
+
+def test_spread(chapter: Chapter) -> float | None:
+    """Half the 95 % interval, in points, of the best method's figure on rare classes over such test sets."""
+    base = chapter.tested
+    if base is None or base.images_T is None or chapter.rare is None:
+        return None
+    best_C = per_class(contest(chapter.peers, chapter.rare).best) / 100
+    return noise(best_C[base.classes_T], base.images_T)
 
 
 def provenance(rows: Sequence[Row]) -> Iterator[Ground]:

@@ -80,10 +80,10 @@ class Table:
     """In the order of alpha."""
 
     def head_to_tail(self, most: int = 5) -> list[int]:
-        """Some classes, evenly from the most frequent to the rarest."""
+        """Some classes, evenly from the most frequent to the rarest; one of those that are alike."""
         order = np.argsort(-np.array(self.counts), kind="stable")
         places = np.linspace(0, len(order) - 1, min(most, len(order)))
-        return [int(c) for c in order[np.rint(places).astype(int)]]
+        return list({self.counts[c]: int(c) for c in order[np.rint(places).astype(int)][::-1]}.values())[::-1]
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
