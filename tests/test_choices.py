@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,10 @@ from longtail.choices.ledger import YOURS, with_values
 from longtail.cli import main
 from longtail.cli.verbs import default_out
 from longtail.comparison import usual_budget
-from longtail.config import Config, DataConfig, PaCo, TrainConfig
+from longtail.config import Config, DataConfig, PaCo, TrainConfig, to_dict
 from longtail.data.imbalance import exponential_counts
 from longtail.models.backbones import make_body
+from longtail.progress import wrapped
 from longtail.theory import auto_alpha
 
 GIB = 2**30
@@ -132,7 +134,7 @@ def test_grey_and_tiny_images_are_treated_as_signs(tmp_path):
 
 def test_every_method_takes_the_same_choices(tmp_path):
     found = facts(tail(5000, 20, 20))
-    configs = [choose(tmp_path, found, name).config for name in recipes.METHODS if name != "tau-norm"]
+    configs = [choose(tmp_path, found, name).config for name, entry in recipes.METHODS.items() if not entry.data]
     assert len({(c.data, c.views, c.model, c.optim, c.train) for c in configs}) == 1
     assert choose(tmp_path, found, "tau-norm").config.data.val_fraction == 0.1
 
@@ -216,7 +218,7 @@ def test_an_image_that_cannot_be_read_leaves_no_run_behind(tmp_path, capsys):
     assert main(train) == 1 and "bad.png" in capsys.readouterr().err
     assert (tmp_path / "out/seed0" / runs.CONFIG).exists()
     bad.unlink()
-    assert main(train) == 0 and main(train) == 2 and "already holds a run" in capsys.readouterr().err
+    assert main(train) == 0 and main(train) == 2 and "already holds a finished run" in capsys.readouterr().err
 
 
 def test_a_stored_run_is_trained_anew_with_what_is_changed(tmp_path, capsys, monkeypatch):
@@ -352,6 +354,34 @@ def test_a_run_is_not_taken_for_images(tmp_path, capsys):
 def test_where_a_folder_is_trained_to(tmp_path):
     images = str(folder(tmp_path / "my birds"))
     config = recipes.make(images)
-    assert default_out(images, "paco", config) == Path("runs/my birds-paco")
+    assert default_out(images, "paco", config) == Path("runs/my-birds-paco")
     drawn = recipes.make(images, imbalance=10)
-    assert default_out(images, "paco", drawn) == Path("runs/my birds-paco-10")
+    assert default_out(images, "paco", drawn) == Path("runs/my-birds-paco-10")
+
+
+def test_reasons_stand_below_where_a_terminal_is_narrow(tmp_path):
+    found = chosen(facts(tail(800, 10, 20)), tmp_path)
+    wide, narrow = found.lines(), found.lines(width=80)
+    assert len(narrow) == len(wide) + len(found.choices) and found.lines(width=1000) == wide
+    assert " ".join(wide).split() == " ".join(narrow).split()
+    folded = [part for line in narrow for part in wrapped(line, 80).splitlines()]
+    assert max(map(len, folded)) <= 80 and " ".join(folded).split() == " ".join(narrow).split()
+    assert (
+        wrapped("  a path/that/is/longer/than/the/line", 12).splitlines()[-1].strip()
+        == "path/that/is/longer/than/the/line"
+    )
+
+
+def test_of_runs_that_differ_none_is_taken(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for rate in ("0.01", "0.02"):
+        config = recipes.digits_lt("ce")
+        config = replace(config, optim=replace(config.optim, lr=float(rate)))
+        for seed in (0, 1):
+            made = Path(f"runs/{rate}/seed{seed}")
+            made.mkdir(parents=True)
+            runs.write_json(made / runs.CONFIG, to_dict(config))
+            runs.write_json(made / runs.ENVIRONMENT, {})
+    assert main(["train", "--from", "runs", "--train.epochs", "1"]) == 2
+    assert "runs holds 4 runs that differ (runs/0.01/seed0, runs/0.02/seed0" in capsys.readouterr().err
+    assert runs.stored_config(Path("runs/0.02")).optim.lr == 0.02  # seeds alone differ

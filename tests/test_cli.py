@@ -117,7 +117,7 @@ def test_no_cuda_and_a_used_folder_are_one_line(capsys, tmp_path):
     train = ["train", "digits-lt", "--method", "ce", *FAST, "--out", str(tmp_path / "x")]
     assert main(train) == 0
     capsys.readouterr()
-    says(capsys, train, "already holds a run", "--resume")
+    says(capsys, train, "already holds a finished run", "--out")
     says(capsys, [*train, "--resume", "--optim.lr", "0.3"], "optim.lr was 0.1, now 0.3")
     import torch
 

@@ -148,4 +148,4 @@ def unfinished(config: Config, folder: Path) -> bool:
 
 def default_out(data: str | Path, config: Config) -> Path:
     factor = f"-{config.data.imbalance:g}" if config.data.imbalance > 1 else ""
-    return Path("runs") / f"compare-{Path(data).resolve().name}{factor}"
+    return Path("runs") / f"compare-{runs.short_name(data)}{factor}"

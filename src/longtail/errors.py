@@ -87,6 +87,11 @@ def visible(text: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
+def counted(number: int, noun: str) -> str:
+    """As in "1 image", "2 classes"."""
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
+
+
 def unknown(kind: str, given: object, known: Iterable[str]) -> UserError:
     """The error for a name that is not among the known ones, with the nearest as a suggestion."""
     names = sorted(known)

@@ -68,7 +68,7 @@ def evaluate_guesses(
         "per_class": [None if np.isnan(a) else float(a) for a in acc_C],
         "counts": n_C.tolist(),
         "class_names": list(class_names),
-        "macro_f1": _macro_f1(hits_C, images_C + guessed_C),
+        "macro_f1": _macro_f1(hits_C, images_C, guessed_C),
         "ece": _expected_calibration_error(bins),
         "calibration": bins,
         "confusion": _confusion(y_N, guess_N, len(n_C)).tolist() if len(n_C) <= MANY else None,
@@ -149,9 +149,10 @@ def _mean(acc: FloatArray) -> float | None:
     return float(known.mean()) if len(known) else None
 
 
-def _macro_f1(hits_C: IntArray, seen_C: IntArray) -> float:
-    """Mean F1 over the classes that occur, be it in the truth or in the predictions (scikit-learn's convention)."""
-    return 100 * float(np.mean(2 * hits_C[seen_C > 0] / seen_C[seen_C > 0]))
+def _macro_f1(hits_C: IntArray, images_C: IntArray, guessed_C: IntArray) -> float:
+    """Mean F1 over the classes that have test images, as the means of shot groups are."""
+    there = images_C > 0
+    return 100 * float(np.mean(2 * hits_C[there] / (images_C + guessed_C)[there]))
 
 
 def confidence(logits_NC: npt.ArrayLike) -> FloatArray:

@@ -1,7 +1,9 @@
 """How far a long walk over many items has come: a bar on a terminal, and elsewhere a line now and then."""
 
 import os
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
@@ -9,6 +11,27 @@ from typing import TypeVar
 T = TypeVar("T")
 
 EVERY = 20.0  # seconds between lines where there is no terminal
+
+
+def columns() -> int | None:
+    """Of the terminal that is written to; None where there is none."""
+    there = sys.stdout is not None and sys.stdout.isatty()
+    return shutil.get_terminal_size().columns if there else None
+
+
+def wrapped(line: str, width: int | None) -> str:
+    """Broken at words, what follows a little further in; a word that is too long, such as a path, stays whole."""
+    if width is None or len(line) <= width:
+        return line
+    indent = " " * (len(line) - len(line.lstrip()))
+    return textwrap.fill(
+        line.strip(),
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def speaks() -> bool:

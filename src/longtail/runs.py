@@ -77,6 +77,11 @@ class Run(Begun):
     metrics: dict[str, Any]
 
 
+def short_name(data: str | Path) -> str:
+    """Of a recipe or of somebody's images, as folders of runs are called by it: without spaces, which want quoting."""
+    return "-".join(Path(data).resolve().name.split())
+
+
 def seeds_named(seeds: Sequence[int]) -> str:
     """As in "seed 0" and "seeds 0 1 2"."""
     return f"seed{'s' * (len(seeds) > 1)} {' '.join(map(str, seeds))}"
@@ -173,11 +178,16 @@ def load_config(path: Path) -> Config:
 
 
 def stored_config(path: Path) -> Config:
-    """Of a run, of the first of several below a folder, or of a file: to be trained anew, by however many processes."""
+    """Of a run, of several below a folder that differ in their seeds alone, or of a file: to be trained anew, by however many
+    processes."""
     below = [path] if path.is_file() else find(path)
     if not below:
         raise UserError(f"no run below {path}: name a run folder, one that holds runs, or a {CONFIG}")
     config = load_config(below[0])
+    differing = [folder for folder in below[1:] if load_config(folder).identity() != config.identity()]
+    if differing:
+        some = ", ".join(map(str, [below[0], *differing][:3]))
+        raise UserError(f"{path} holds {len(below)} runs that differ ({some}, …): name one of them")
     return replace(config, train=replace(config.train, processes=1))
 
 

@@ -457,6 +457,40 @@ def test_folder_refusals(folder, tmp_path_factory):
     assert "no image" in said and "train/eel, " in said and "train/emu: fill it or remove it" in said  # all at once
 
 
+@pytest.mark.parametrize("name", ["val", "valid", "validation", "test", "testing"])
+def test_an_evaluation_folder_may_be_called_so(tmp_path, name):
+    fill(tmp_path / "train", cat=3, dog=3)
+    fill(tmp_path / name, cat=2, dog=1)
+    data = load(DataConfig(name="folder", root=tmp_path, image_size=8))
+    assert data.test.counts.tolist() == [2, 1] and data.notes == ()
+
+
+def test_the_folder_above_or_those_below_may_be_meant(tmp_path):
+    fill(tmp_path / "a/train", cat=6, dog=6)
+    fill(tmp_path / "a/val", cat=6, dog=6)
+    for name, other in (("train", "val"), ("val", "train")):
+        *_, note = load(DataConfig(name="folder", root=tmp_path / "a" / name, image_size=8)).notes
+        assert note.startswith(f"{other}/ stands beside this folder") and note.endswith(str(tmp_path / "a"))
+    with pytest.raises(UserError, match=f"name {tmp_path}/outer/photos, if its folders are the classes"):
+        fill(tmp_path / "outer/photos", cat=6, dog=6)
+        load(DataConfig(name="folder", root=tmp_path / "outer", image_size=8))
+    for year in ("2019", "2020"):
+        fill(tmp_path / "years" / year, cat=6, dog=6)
+    *_, note = load(DataConfig(name="folder", root=tmp_path / "years", image_size=8)).notes
+    assert "no image but in folders of their own (2019/cat, …)" in note
+    fill(tmp_path / "mixed", cat=6, dog=6)
+    fill(tmp_path / "mixed/cat", small=6)
+    assert "folders of their own" not in str(
+        load(DataConfig(name="folder", root=tmp_path / "mixed", image_size=8)).notes
+    )
+
+
+def test_what_a_mac_packs_is_no_class(tmp_path):
+    fill(tmp_path, cat=6, dog=6)
+    (tmp_path / "__MACOSX/cat").mkdir(parents=True)
+    assert load(DataConfig(name="folder", root=tmp_path, image_size=8)).train.class_names == ("cat", "dog")
+
+
 def test_evaluation_refusals(folder):
     (folder / "val/dogg").mkdir()
     message = refusal(name="folder", root=folder)

@@ -204,7 +204,7 @@ def refused(out: Path) -> None:
     config = small("ce", epochs=1)
     data = load_once(config.data)
     train(config, out, data=data)
-    with pytest.raises(UserError, match="already holds a run"):
+    with pytest.raises(UserError, match="already holds a finished run"):
         train(config, out, data=data)
     train(config, out, resume=True, data=data)  # has finished
     with pytest.MonkeyPatch.context() as patch:

@@ -80,7 +80,7 @@ def test_every_form_of_an_image_is_the_same_image(digits):
         (np.full((8, 8, 3), 2.0), "0 to 1"),
         (np.full((8, 8), np.nan), "0 to 1"),
         (np.zeros((0, 8, 3), np.uint8), "shape"),
-        (7, "int is no image"),
+        (7, "int is no kind of image"),
         ("nowhere.jpg", "nowhere.jpg"),
         ("", "not a file"),
     ],

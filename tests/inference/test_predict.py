@@ -105,7 +105,7 @@ def test_the_table_and_json_on_standard_output(made, capsys):
     images = [str(f) for f in sorted((root / HOSTILE[3]).iterdir())]
     assert main(["predict", str(folder.parent), *images, "--top", "3"]) == 0
     text = capsys.readouterr().out
-    assert "[red]dog" in text and " %" in text and "\N{RIGHT-TO-LEFT OVERRIDE}" not in text
+    assert "[red]dog" in text and "\u00a0%" in text and "\N{RIGHT-TO-LEFT OVERRIDE}" not in text
     assert main(["predict", str(folder), images[0], "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["path"] == images[0] and len(json.loads(line)["predictions"]) == 4
@@ -174,7 +174,7 @@ def test_the_prior_moves_probabilities(made, tmp_path):
         (["predict", "RUN"], ["name images"]),
         (["predict", "nowhere", "IMAGE"], ["nowhere", "does not exist"]),
         (["predict", "RUN", "IMAGE", "--top", "0"], ["--top 0"]),
-        (["predict", "RUN", "IMAGE", "--prior", "unifrm"], ["unifrm", "uniform, train"]),
+        (["predict", "RUN", "IMAGE", "--prior", "unifrm"], ["unifrm", "did you mean uniform?"]),
         (["predict", "RUN", "IMAGE", "--json", "a.jpg"], ["a.jpg", "name another file"]),
         (["predict", "RUN", "IMAGE", "--csv", "no/where.csv"], ["--csv no/where.csv"]),
         (["predict", "RUN", "nothing\x1b[31m.jpg"], [r"nothing\x1b[31m.jpg"]),

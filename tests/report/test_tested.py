@@ -90,6 +90,9 @@ def test_too_few_images_decide_nothing(tmp_path):
     _, caution, *_, worth = verdict(rows)
     assert caution == "Caution: The rare classes have 3 test images, too few to decide which method is better there."
     assert worth == "Is PaCo worth it? No verdict: on rare classes there are 3 test images, too few to decide."
+    *_, rare, overall = verdict(give(tmp_path / "more", [99, 99, 1, 1, 1], [1, 1, 1, 0, 1]))
+    assert "No verdict: on rare classes" in rare
+    assert overall.startswith("And over all? ") and "over all test images it is" in overall
     (chapter,) = make_chapters(rows)
     page = unescape(re.sub("<[^>]*>", "", "".join(map(str, words.summary(chapter)))))
     assert "mean over 3 classes, 3 test images" in page and caution in page

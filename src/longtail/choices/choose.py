@@ -22,11 +22,13 @@ class Chosen(NamedTuple):
     choices: list[Choice]
     cautions: list[str]
 
-    def lines(self, without: str = "") -> list[str]:
-        """As a person reads it."""
+    def lines(self, without: str = "", width: int | None = None) -> list[str]:
+        """As a person reads it, on so many columns; where reasons do not fit beside the choices they stand below them."""
         shown = [c for c in self.choices if c.flag != without]
         wide, value = max(len(c.flag) for c in shown), max(len(c.value) for c in shown)
         rows = [f"  {c.flag:{wide}}  {c.value:{value}}  {c.why}" for c in shown]
+        if width and max(map(len, rows)) > width:
+            rows = [line for c in shown for line in (f"  {c.flag}  {c.value}", f"      {c.why}")]
         return ["chosen for these images on this machine; the flags change it:", *rows, *self.cautions]
 
 
@@ -101,6 +103,7 @@ def choose_length(facts: Facts, network: Network, book: Ledger) -> None:
     yours = f"{YOURS}; {epochs} would be: after fewer PaCo may still be behind" if short else YOURS
     epochs = book.pick("train.epochs", epochs, why, yours=yours)
     book.set("optim.warmup_epochs", min(5.0, round(epochs / 10, 1)))
+    book.set("train.checkpoint_every", max(1, min(10, epochs // 5)))
 
 
 # Steps to aim at, and the fewest and most epochs, by (pretrained, on a GPU).
@@ -160,7 +163,8 @@ def choose_rates(facts: Facts, network: Network, book: Ledger) -> None:
 def choose_validation(facts: Facts, base: Config, book: Ledger) -> None:
     share, why = 0.1, "of each class's training images, never its last two: what you tune is not chosen on the test set"
     if facts.images < SPARE and base.data.val_fraction == 0:
-        share, why = 0.0, f"{facts.images:,} images are too few to spare some; do not tune on the test figures"
+        why = f"{facts.images:,} images are too few to spare some: probabilities stay uncalibrated, and nothing can be tuned"
+        share = 0.0
     book.pick("data.val_fraction", max(share, base.data.val_fraction), why)
 
 

@@ -12,7 +12,7 @@ from longtail.cli.arguments import Compare, Inspect, Train
 from longtail.cli.parsing import name_first, parse, scanned
 from longtail.config import Config, OptimConfig, PaCo
 from longtail.errors import UserError
-from longtail.progress import speaks
+from longtail.progress import columns, speaks, wrapped
 
 SHARED = ("data", "views", "model", "optim", "train", "log")  # sections that all methods have alike
 EVERY = ("method", *SHARED)
@@ -81,7 +81,7 @@ def chosen_for(name: str, args: list[str], given: Train) -> Config:
 
     values = given_values(args, given)
     chosen = choose(name, look(given.data, given.train.device), given.method_name, values, given.imbalance)
-    say(chosen.lines())
+    say(chosen.lines(width=columns()))
     config = chosen.config
     return config if given.strategy is None else recipes.with_strategy(config, given.strategy)
 
@@ -94,7 +94,7 @@ def budget_for(name: str, args: list[str], given: Compare) -> Callable[[str], Co
     if given.epochs is not None:
         values["train.epochs"] = given.epochs
     chosen = choose(name, facts, "paco", values, given.imbalance)
-    say(chosen.lines(without="--method"))
+    say(chosen.lines(without="--method", width=columns()))
     return lambda method: choose(name, facts, method, values, given.imbalance).config
 
 
@@ -113,7 +113,7 @@ def expected(name: str, args: list[str], given: Inspect, all_read: bool) -> list
     words = [f"--{flag} {' '.join(map(str, v)) if isinstance(v, tuple) else v}" for flag, v in values.items()]
     images = " ".join([shlex.quote(name), *words, *([] if all_read else ["--data.on_error skip"])])
     return [
-        *choose(name, look(given.data)).lines(),
+        *(wrapped(line, columns()) for line in choose(name, look(given.data)).lines(width=columns())),
         "next:",
         f"  longtail train {images}      PaCo with these choices",
         f"  longtail compare {images}    is it worth it? cross-entropy, Balanced Softmax and PaCo, three seeds each",
@@ -131,7 +131,7 @@ def contrast_for(name: str) -> dict[str, int]:
 
 def say(lines: list[str]) -> None:
     if speaks():
-        print(*lines, sep="\n", flush=True)
+        print(*(wrapped(line, columns()) for line in lines), sep="\n", flush=True)
 
 
 def sections_of(config: Any, *names: str) -> dict[str, Any]:

@@ -19,7 +19,8 @@ def name_first(verb: str, args: list[str]) -> str:
     """What is trained comes first, as the other arguments' defaults are its own."""
     if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help")):
         again = ", or --from with a run" if verb == "train" else ""
-        advice = f"as in `longtail {verb} cifar100-lt`; `longtail recipes` lists them"
+        usual = "PATH/TO/IMAGES" if verb.startswith("data") else "cifar100-lt"
+        advice = f"as in `longtail {verb} {usual}`; `longtail recipes` lists recipes"
         raise UserError(f"name a recipe or a folder first{again}, {advice}")
     return args[0] if args[0] not in ("-h", "--help") else "cifar100-lt"
 

@@ -1,5 +1,6 @@
 """The verbs of a trained network's use: predict, export."""
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from rich.text import Text
 from tyro.conf import Positional, arg
 
 from longtail.cli.parsing import parse
-from longtail.cli.verbs import check_writable, console
+from longtail.cli.screen import console
+from longtail.cli.verbs import check_writable
 from longtail.errors import UserError, visible
 from longtail.progress import speaks
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from longtail.inference.predict import Predicted
 
 SHOWN = 20  # images that could not be read; --csv and --json have all
+WIDE_NAME, WIDE_GUESS = 26, 24  # columns of a terminal that an image and a guess want
+MORE = "More guesses in a wider terminal, and by --csv and --json."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +57,8 @@ class Export:
     to: Literal["onnx", "torch", "safetensors"] = "onnx"
     """onnx: for ONNX Runtime and others; torch: torch.export's .pt2; safetensors: weights, for longtail.load."""
     out: Annotated[Path | None, arg(aliases=["-o"])] = None
-    """The file (default: RUN/export/model.onnx, .pt2 or .safetensors); its card stands beside it, FILE.md."""
+    """The file (default: export/model.onnx, .pt2 or .safetensors in the folder of the run, such as RUN/seed0); its card stands
+    beside it, FILE.md."""
     prior: str | None = None
     """Class frequencies that its probabilities expect, as of `longtail predict`."""
 
@@ -73,7 +78,8 @@ def run_predict(args: list[str]) -> int:
     found = predict(given.run, given.images, *choices)
     files = [str(file) for file in (given.csv, given.json) if file]
     if not files:
-        console().print(as_table(found))
+        screen = console()
+        screen.print(as_table(found, screen.width))
     for file in files:
         if file != "-":
             print(f"written to {visible(file)}", file=sys.stderr if "-" in files else sys.stdout)
@@ -90,14 +96,20 @@ def about_bad(bad: "Sequence[Predicted]", images: int) -> Iterator[str]:
         yield f"  … and {len(bad) - SHOWN:,} more: --csv and --json list all\n" if len(bad) > SHOWN else ""
 
 
-def as_table(rows: "Sequence[Predicted]") -> Table:
-    table = Table()
-    table.add_column("image", overflow="fold")
-    for rank in range(1, max((len(row.guesses) for row in rows), default=0) + 1):
+def as_table(rows: "Sequence[Predicted]", width: int = 150) -> Table:
+    """Of each image as many guesses as a terminal of so many columns has room for; the folder that all lie in is left out."""
+    asked = max((len(row.guesses) for row in rows), default=0)
+    some = min(asked, max(1, (width - WIDE_NAME) // WIDE_GUESS))
+    table = Table(caption=None if some == asked else MORE, caption_justify="left")
+    table.add_column("image", overflow="fold", min_width=min(WIDE_NAME, width // 3))
+    for rank in range(1, some + 1):
         table.add_column(f"{rank}")
+    folders = {os.path.dirname(row.path) for row in rows}
+    above = os.path.commonpath(folders) if len(rows) > 1 and all(folders) else ""
     for row in rows:
-        cells = [f"{visible(guess.name)} {100 * guess.probability:.1f} %" for guess in row.guesses]
-        table.add_row(*(Text(cell) for cell in (visible(row.path), *(cells or ["cannot be read"]))))
+        cells = [f"{visible(guess.name)} {100 * guess.probability:.1f}\u00a0%" for guess in row.guesses[:some]]
+        name = os.path.relpath(row.path, above) if above else row.path
+        table.add_row(*(Text(cell) for cell in (visible(name), *(cells or ["cannot be read"]))))
     return table
 
 

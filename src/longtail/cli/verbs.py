@@ -7,11 +7,8 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-
-from longtail import recipes
+from longtail import recipes, runs
 from longtail.cli.arguments import (
     Compare,
     Demo,
@@ -28,8 +25,10 @@ from longtail.cli.arguments import (
 )
 from longtail.cli.chosen import SHARED, budget_for, contrast_for, expected, sections_of, train_arguments
 from longtail.cli.parsing import name_first, not_both, parse, scanned
+from longtail.cli.screen import console, show_tables
 from longtail.config import Config
 from longtail.errors import UserError, unknown, why
+from longtail.progress import columns, wrapped
 
 
 def run_train(args: list[str]) -> None:
@@ -54,7 +53,7 @@ def run_train(args: list[str]) -> None:
 def default_out(name: str, method: str, config: Config, *chosen: str | None) -> Path:
     factor = config.data.imbalance
     drawn = f"{factor:g}" if factor > 1 or not recipes.is_own(name) else None
-    return Path("runs") / "-".join(filter(None, [Path(name).resolve().name, method, drawn, *chosen]))
+    return Path("runs") / "-".join(filter(None, [runs.short_name(name), method, drawn, *chosen]))
 
 
 def run_eval(args: list[str]) -> None:
@@ -145,9 +144,14 @@ def run_compare(args: list[str]) -> None:
     screen.print(to_rich(rows, screen.width))
     if cost := cost_table(rows, screen.width):
         screen.print(cost)
-    print(*verdict(rows), sep="\n")
+    print(*(wrapped(line, columns()) for line in verdict(rows)), sep="\n")
     print(f"written to {out}/table.md, {out}/table.json and {out}/comparison.png")
     print(f"all of it, and whether to believe it, on one page: {out}/report.html")
+    best = rows[-1]
+    run = shlex.quote(str(best.runs[0].folder.parent))
+    print(
+        f"next, with the best over all ({best.label}) or another: longtail predict {run} IMAGES, longtail export {run}"
+    )
 
 
 def run_reproduce(args: list[str]) -> None:
@@ -180,7 +184,6 @@ def run_inspect(args: list[str]) -> int:
     name = name_first("data inspect", args)
     given = parse(Inspect, "data inspect", args, Inspect(images=name, data=recipes.make(name).data))
 
-    from longtail import runs
     from longtail.cli.inspected import show
     from longtail.data.inspection import inspect
 
@@ -217,7 +220,6 @@ def run_theory(args: list[str]) -> None:
     json, figure, counts = (given.pop(name) for name in ("json", "figure", "counts"))
     check_writable(json=json, figure=figure)
 
-    from longtail import runs
     from longtail.cli.theorised import show
     from longtail.theory import table
 
@@ -277,24 +279,3 @@ def run_recipes(args: list[str]) -> None:
         show_all(console())
     else:
         show_one(given.recipe, console())
-
-
-def show_tables(rows: Any) -> None:
-    from longtail.report.table import shifted_table, to_rich
-
-    screen = console()
-    screen.print(to_rich(rows, screen.width))
-    screen.print(shifted_table(rows, screen.width))
-
-
-class Screen(Console):
-    """Leaves it to `main` that who reads has gone away."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
-
-
-def console() -> Console:
-    """Tables keep their width where nobody's terminal limits it."""
-    terminal = sys.stdout is not None and sys.stdout.isatty()
-    return Screen(width=None if terminal else 150)

@@ -1,5 +1,6 @@
-"""Image folders: train/CLASS/*.jpg with val/CLASS/*.jpg (or test/) beside it, or CLASS/*.jpg alone."""
+"""Image folders: train/CLASS/*.jpg with val/CLASS/*.jpg (or one that is called alike) beside it, or CLASS/*.jpg alone."""
 
+import difflib
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,13 +11,20 @@ import numpy as np
 from longtail.data.decode import encoded_pool, read_file
 from longtail.data.imbalance import validation_split
 from longtail.data.pool import IntArray, Opened, Pool, check_classes, no_image_notes
-from longtail.errors import UserError, some, unknown
+from longtail.errors import UserError, counted, some
 from longtail.metrics import TOO_FEW, shot_groups
 
 EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"}
 )
-EVALUATION = ("val", "test")  # in this order: the test/ of ImageNet and its kin has no labels
+EVALUATION = (
+    "val",
+    "valid",
+    "validation",
+    "test",
+    "testing",
+)  # in this order: the test/ of ImageNet and its kin has no labels
+PACKED = "__MACOSX"  # what an archive made on a Mac has beside its content
 OWN_SPLIT = 0.2  # share of each class that is evaluated on where the folder does not say
 
 
@@ -33,12 +41,31 @@ def open_folder(root: Path | None, image_size: int, skip: bool = False) -> Opene
     splits = [root / s for s in EVALUATION if train_root != root and (root / s).is_dir()]
     if not splits:
         opened = own_split(root.resolve().name, train, "no val/ folder")
-        return replace(opened, notes=(*opened.notes, *_left_alone(others)))
+        return replace(opened, notes=(*opened.notes, *_left_alone(others), *_another_level(root, train_root, names)))
     notes = [f"{splits[0].name}/ is the evaluation set, {s.name}/ is left alone" for s in splits[1:]]
     test = _evaluation_pool(root, splits[0], names, image_size, skip, others)
     notes += _left_alone(others)
     notes += no_image_notes(names, train.counts, test.counts, "evaluation")
     return Opened(root.resolve().name, train, test, int(train.counts.max()), tuple(notes))
+
+
+def _another_level(root: Path, train_root: Path, names: tuple[str, ...]) -> list[str]:
+    """Where one may have meant the folder above, or those below."""
+    here, above = root.resolve(), root.resolve().parent
+    partners = EVALUATION if here.name == "train" else ("train",) if here.name in EVALUATION else ()
+    beside = next((name for name in partners if _is_split(above / name)), None)
+    if beside:
+        return [f"{beside}/ stands beside this folder: to train on train/ and evaluate on the other, name {above}"]
+    inner = {name: _subfolders(train_root / name) for name in names}
+    bare = [name for name in names if not any(_is_image(f.name) for f in _entries(train_root / name))]
+    if len(bare) == len(names) and all(inner.values()):
+        return [
+            f"the class folders hold no image but in folders of their own ({names[0]}/{inner[names[0]][0]}, …): {DEEPER}"
+        ]
+    return []
+
+
+DEEPER = "if these are the classes, put them all into one folder and name that"
 
 
 # Listing files
@@ -51,7 +78,7 @@ def _is_split(folder: Path) -> bool:
 
 def _entries(folder: Path) -> list[Path]:
     try:
-        return sorted(f for f in folder.iterdir() if not f.name.startswith("."))
+        return sorted(f for f in folder.iterdir() if not f.name.startswith(".") and f.name != PACKED)
     except OSError as error:
         raise UserError(f"cannot list {folder} ({error.strerror}): check its permissions") from error
 
@@ -69,7 +96,9 @@ def _training_classes(folder: Path) -> tuple[str, ...]:
     if not names:
         raise UserError(f"{folder} has no class folder: put the images of each class into a folder of its name")
     if len(names) == 1:
-        raise UserError(f"{folder} has a single class, {names[0]!r}: a classifier needs at least two class folders")
+        below = folder / names[0]
+        advice = f"name {below}, if its folders are the classes" if _subfolders(below) else "it takes two class folders"
+        raise UserError(f"{folder} has a single class, {names[0]!r}: {advice}")
     return names
 
 
@@ -155,7 +184,10 @@ def _evaluation_pool(
     """The images of val/ or test/; a class may be absent there, but none may be new."""
     for name in _subfolders(folder):
         if name not in names:
-            raise unknown(f"class in {folder} (train/ has none of that name):", name, names)
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            advice = f"{hint}rename it, remove it, or give train/ some of its images"
+            raise UserError(f"{folder} has a class that train/ does not have, {name!r}: {advice}")
     pool = _pool(root, folder, names, size, skip, others, may_be_empty=True)
     if not len(pool.labels):
         raise UserError(f"{folder} has no image: fill its class folders, or remove it to evaluate on a share of train/")
@@ -180,5 +212,6 @@ def _too_few(train_C: IntArray, test_C: IntArray) -> list[str]:
     images = int(test_C[few_C].sum())
     if not few_C.any() or images >= TOO_FEW:
         return []
-    have = f"{images:,} evaluation images of the {int(few_C.sum()):,} classes with fewer than 20 training images"
+    shown, classes = (counted(n, noun) for n, noun in ((images, "evaluation image"), (int(few_C.sum()), "class")))
+    have = f"{shown} of the {classes} with fewer than 20 training images"
     return [f"{have} are too few for a verdict on these: an evaluation set with {TOO_FEW} or more of them gives one"]

@@ -235,6 +235,7 @@ def make_and_train(
     for seed, folder in folders.items():
         run = Run(config, seed, data, folder, device, made[0] if made else None)
         distributed.by_first(lock.enter_context, locked(folder))
+        lost = (folder / runs.LOG).exists() and (folder / runs.LOG).stat().st_size > 0
         resumed = run.restore()
         distributed.check_same(
             run.steps_done(), f"another checkpoint in {folder}: --out must be a folder that all share"
@@ -242,7 +243,8 @@ def make_and_train(
         distributed.by_first(start_folder, run)
         made.append(run)
         if shows:
-            where = f", continues at step {run.steps_done()} of {run.total_steps()}" if resumed else ""
+            anew = ", from the start: it was stopped before its first checkpoint" if lost else ""
+            where = f", continues at step {run.steps_done()} of {run.total_steps()}" if resumed else anew
             print(f"{folder}: {describe_model(run)}{where}", flush=True)
     for group in at_the_same_step(made):
         train_group(group)

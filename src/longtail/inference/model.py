@@ -148,4 +148,5 @@ class Model:
         return f"Model({what}, {self.image_size} pixels, {self.device.type})"
 
 
-UNCALIBRATED = "probabilities are not calibrated: no images were held out for it (train with --data.val_fraction 0.1)"
+HOLD_OUT = "`longtail train --from RUN --data.val_fraction 0.2` does"
+UNCALIBRATED = f"probabilities are not calibrated: no images were held out for it ({HOLD_OUT})"

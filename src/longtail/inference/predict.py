@@ -127,7 +127,9 @@ def _file_or_folder(path: Path) -> Iterator[Path]:
         return
     inside = list(image_files(path, (), []))
     if not inside:
-        raise UserError(f"{path} has no image (files that end in {', '.join(sorted(EXTENSIONS)[:4])}, …): name another")
+        raise UserError(
+            f"{path} has no image (files that end in .jpg, .png or the like): name another folder, or files"
+        )
     yield from inside
 
 

@@ -79,7 +79,7 @@ def as_image(picture: Any) -> "Image.Image":
     if isinstance(picture, Tensor):
         picture = (picture.movedim(0, -1) if picture.dim() == 3 else picture).detach().cpu().numpy()
     if not isinstance(picture, np.ndarray):
-        raise BadImage(f"a {type(picture).__name__} is no image: give a path, a PIL image, an array or a tensor")
+        raise BadImage(f"{type(picture).__name__} is no kind of image: give a path, a PIL image, an array or a tensor")
     picture = picture[..., None] if picture.ndim == 2 else picture
     if picture.ndim != 3 or picture.shape[2] not in CHANNELS or not picture.size:
         order = "arrays are (height, width, channels), tensors (channels, height, width)"

@@ -1,6 +1,7 @@
 """Class frequencies expected in use, which need not be those of the training data."""
 
 import csv
+import difflib
 import json
 import math
 from collections.abc import Mapping
@@ -77,9 +78,9 @@ def read_weights(path: Path) -> dict[str, Any]:
         text = runs.read_text(path, "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
-        raise UserError(
-            f"cannot read {path} ({reason}): --prior takes uniform, train, or a CSV or JSON file"
-        ) from error
+        near = difflib.get_close_matches(str(path), ("uniform", "train"), n=1)
+        advice = f"did you mean {near[0]}?" if near else "--prior takes uniform, train, or a CSV or JSON file"
+        raise UserError(f"cannot read {path} ({reason}): {advice}") from error
     return _json_object(path, text) if path.suffix.lower() == ".json" else _csv_rows(path, text)
 
 

@@ -203,7 +203,7 @@ def make(name: str | Path, **choices: Any) -> Config:
     if len(Path(name).parts) > 1:
         advice = "check the path, or name a recipe (`longtail recipes` lists them)"
         raise UserError(f"{name} is no folder of images, and no list of them ({lists}): {advice}")
-    raise UserError(f"{unknown('recipe', name, RECIPES)} (nor is it a folder of images, or a list of them: {lists})")
+    raise UserError(f"no {name} is here, images or a list of them ({lists}): {unknown('recipe', name, RECIPES)}")
 
 
 def one_budget(name: str | Path, method: str = "ce", imbalance: float | None = None) -> Config:

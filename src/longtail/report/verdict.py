@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from longtail.metrics import TOO_FEW
+from longtail.report import reading
 from longtail.report.chapter import make_chapters
 from longtail.report.html import Element
 from longtail.report.parts import NBSP, Inline, plural
@@ -21,10 +23,16 @@ def verdict(rows: Sequence[Row]) -> list[str]:
         metric = chapter.rare or "top1"
         where = "on rare classes" if chapter.rare else "over all"
         lines += worth(chapter.peers, metric, where, chapter.tested)
+        images_C = reading.tested(chapter.peers[0].runs[0])
+        enough = images_C is not None and int(images_C.sum()) >= TOO_FEW
+        if chapter.tested and chapter.tested.too_few and enough:
+            lines += worth(chapter.peers, "top1", "over all test images", ask="And over all?")
     return lines
 
 
-def worth(rows: Sequence[Row], metric: str, where: str, base: Tested | None = None) -> list[str]:
+def worth(
+    rows: Sequence[Row], metric: str, where: str, base: Tested | None = None, ask: str = "Is PaCo worth it?"
+) -> list[str]:
     """PaCo against the best of the others; nothing, where it was not among the methods. `base` is what the figures rest on."""
     ours = [row for row in rows if row.label.startswith(OURS)]
     others = [row for row in rows if row not in ours]
@@ -33,19 +41,17 @@ def worth(rows: Sequence[Row], metric: str, where: str, base: Tested | None = No
     best, mine = contest(others, metric).best, contest(ours, metric).best
     found = compare_seeds(mine.by_seed(metric), best.by_seed(metric))
     if found.difference is None or found.half_width is None:
-        return [f"Is PaCo worth it? No verdict: it takes {ENOUGH} common seeds, and there are {len(found.seeds)}."]
+        return [f"{ask} No verdict: it takes {ENOUGH} common seeds, and there are {len(found.seeds)}."]
     if base and base.too_few:
         images = plural(base.images or 0, "test image")
-        return [
-            f"Is PaCo worth it? No verdict: {where} there {'is' if base.images == 1 else 'are'} {images}, too few to decide."
-        ]
+        return [f"{ask} No verdict: {where} there {'is' if base.images == 1 else 'are'} {images}, too few to decide."]
     lead = f"{abs(found.difference):.1f} ± {found.half_width:.1f} points"
     said = {
         "ahead": f"Yes: {where} it is {lead} ahead of the best of the others, {best.label}.",
         "tied": f"Not shown: {where} it is tied with {best.label} ({lead} apart), which is simpler.",
         "behind": f"No: {where} it is {lead} behind {best.label}.",
     }
-    return [f"Is PaCo worth it? {said[found.outcome or 'tied']}"]
+    return [f"{ask} {said[found.outcome or 'tied']}"]
 
 
 def plain(parts: Iterable[Inline]) -> Iterable[str]:

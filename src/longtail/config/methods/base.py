@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from longtail.config.section import Section, require
-from longtail.errors import unknown
+from longtail.errors import UserError
 
 METHODS: dict[str, type["MethodConfig"]] = {}
 """By the name in JSON; a class that has one enters itself."""
@@ -35,9 +35,11 @@ class MethodConfig(Section):
 
     @classmethod
     def chosen_by(cls, tree: dict[str, Any]) -> type[Section]:
+        """By the name that was stored; `longtail.recipes` finds those that a user gives, and knows what is spelt alike."""
         name = tree.pop("name", None)
         if not isinstance(name, str) or name not in METHODS:
-            raise unknown("method", name, METHODS)
+            advice = "from Python (longtail.table, say) it works once the file that defines it has been imported"
+            raise UserError(f"made by the method {str(name)!r}, which is not imported here: {advice}")
         return METHODS[name]
 
     def tag(self) -> dict[str, Any]:

@@ -1,0 +1,139 @@
+"""A method is added by its own files, a line in the recipes and a row in the docs: no test of the others has to know its name.
+
+The one that is added here, for the length of a test, is that of docs/methods.md, as it stands there but for its name.
+"""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from longtail import recipes
+from longtail.cli import main, reference
+from longtail.config import methods as config_methods
+from longtail.config import to_dict
+from longtail.methods import Method
+from longtail.methods.base import reweighted
+from tests import test_choices, test_docs, test_large, test_recipes
+from tests.conftest import tiny
+from tests.engine import test_train
+from tests.methods import test_prior
+
+ROOT = test_docs.ROOT
+PAGE = (ROOT / "docs/methods.md").read_text()
+FILES = dict(re.findall(r"^```text\n# (\S+\.py)\n(.*?)^```", PAGE, re.S | re.M))
+SETTINGS, CLASS, RECIPE, TEST = FILES
+NAME = "thrown-away"
+
+
+def renamed(path: str) -> str:
+    """For somebody may have added that very method."""
+    return FILES[path].replace('"los"', f'"{NAME}"')
+
+
+def imported(path: str, folder: Path, monkeypatch) -> ModuleType:
+    """A file of the page, by the name that it will have; from a file, as the reference reads what stands below a field."""
+    name = path.removeprefix("src/").removesuffix(".py").replace("/", ".")
+    file = folder / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(renamed(path))
+    spec = importlib.util.spec_from_file_location(name, file)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def added(monkeypatch, tmp_path) -> type[Method]:
+    """Its class; settings, class and entry are known until the test ends."""
+    monkeypatch.setitem(config_methods.METHODS, NAME, None)
+    monkeypatch.setattr(Method, "BY_SETTINGS", dict(Method.BY_SETTINGS))
+    imported(SETTINGS, tmp_path, monkeypatch)
+    kind = imported(CLASS, tmp_path, monkeypatch).LOS
+    imports, line = renamed(RECIPE).split("\n\n")
+    names = dict(vars(recipes.methods))
+    exec(imports, names)
+    monkeypatch.setitem(recipes.METHODS, NAME, eval(f"{{{line.strip()}}}", names)[NAME])
+    return kind
+
+
+@pytest.mark.parametrize("path", [SETTINGS, CLASS, TEST])
+@pytest.mark.parametrize("asked", [["check"], ["format", "--check"]])
+def test_its_files_are_as_ruff_wants_them(path, asked):
+    command = [sys.executable, "-m", "ruff", *asked, "--stdin-filename", str(ROOT / path), "-"]
+    done = subprocess.run(command, input=FILES[path], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_its_test_passes(added, tmp_path, monkeypatch):
+    tests = vars(imported(TEST, tmp_path, monkeypatch))
+    (name,) = (name for name in tests if name.startswith("test_"))
+    tests[name]()
+
+
+def test_it_needs_no_stored_losses(added, tmp_path, monkeypatch):
+    stored = json.loads(test_train.LOSSES.read_text())
+    monkeypatch.setattr(test_train, "losses_of", lambda method, _: stored[method])  # which is tested there
+    test_train.test_a_refactor_reproduces_these_losses(tmp_path)
+    monkeypatch.delitem(recipes.METHODS, "paco")
+    with pytest.raises(AssertionError):  # those that have them must be there
+        test_train.test_a_refactor_reproduces_these_losses(tmp_path)
+
+
+def test_its_losses_are_added_to_those_that_are_stored(added, tmp_path):
+    file, before = tmp_path / "losses.json", test_train.LOSSES.read_text()
+    file.write_text(before)
+    missing = [name for name in recipes.METHODS if name not in json.loads(before)]
+    assert test_train.store_losses(file, tmp_path) == missing and NAME in missing
+    assert file.read_text().startswith(before.removesuffix("\n}\n") + ",\n")
+    assert len(json.loads(file.read_text())[NAME]) == 4  # two epochs of each stage
+    assert test_train.store_losses(file, tmp_path) == []
+
+
+@pytest.mark.parametrize("power", [1.0, 0.5, 0.0])
+def test_its_frequencies_may_be_any(power, added, monkeypatch):
+    """Those of training, all alike, or between."""
+    monkeypatch.setattr(added, "prior", lambda self: reweighted(Method.prior(self), Method.prior(self) ** (power - 1)))
+    test_prior.test_every_method_says_its_frequencies()
+
+
+def test_it_may_hold_images_out(added, tmp_path, monkeypatch):
+    held_out = replace(recipes.METHODS[NAME], data={"val_fraction": 0.1})
+    monkeypatch.setitem(recipes.METHODS, NAME, held_out)
+    test_recipes.test_equal_setting_is_one_budget()
+    test_large.test_equal_is_one_budget("imagenet-lt")
+    test_choices.test_every_method_takes_the_same_choices(tmp_path)
+
+
+def test_the_docs_ask_for_a_row_and_for_make_docs(added, tmp_path, monkeypatch):
+    checks = test_docs.test_every_method_stands_in_the_docs, test_docs.test_the_reference_is_current
+    for check in checks:
+        with pytest.raises(AssertionError):
+            check()
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/methods.md").write_text(f"{PAGE}\n| `{NAME}` | labels that are nearly flat | two |\n")
+    (tmp_path / "docs/commands.md").write_text(reference.page())
+    monkeypatch.setattr(test_docs, "ROOT", tmp_path)
+    for check in checks:
+        check()
+    assert f"### {NAME}\n\nLOS. Sun et al., 2025: label over-smoothing.\n" in reference.page()
+
+
+def test_a_run_by_a_method_that_is_not_imported_says_so(tmp_path, capsys):
+    """What is spelt like it is no help here, but is where a user has named it."""
+    tree = to_dict(tiny("ce"))
+    tree["method"] = {"name": "cdt"}
+    for name, text in (("config", json.dumps(tree)), ("environment", "{}"), ("metrics", "{}")):
+        (tmp_path / f"{name}.json").write_text(text)
+    assert main(["table", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "config.json: made by the method 'cdt', which is not imported here: from Python (longtail.table" in said
+    assert "did you mean" not in said
+    assert main(["train", "digits-lt", "--method", "cdt"]) == 2 and "did you mean 'crt'" in capsys.readouterr().err
