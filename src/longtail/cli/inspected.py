@@ -9,6 +9,7 @@ from rich.table import Table
 
 from longtail.data.inspection import Inspection
 from longtail.errors import visible
+from longtail.progress import columns, wrapped
 
 BARS = 20  # lines of the histogram
 WIDE = 50  # characters of its longest bar
@@ -25,7 +26,7 @@ def show(found: Inspection, screen: Console) -> None:
     if found.read:
         print(*about_files(found), sep="\n")
     for note in found.notes:
-        print(visible(note))
+        print(wrapped(visible(note), columns()))
     for title, items in findings(found):
         print(f"{title}: {len(items):,}")
         for words in items[:SHOWN]:

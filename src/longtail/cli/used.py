@@ -107,7 +107,7 @@ def as_table(rows: "Sequence[Predicted]", width: int = 150) -> Table:
     folders = {os.path.dirname(row.path) for row in rows}
     above = os.path.commonpath(folders) if len(rows) > 1 and all(folders) else ""
     for row in rows:
-        cells = [f"{visible(guess.name)} {100 * guess.probability:.1f}\u00a0%" for guess in row.guesses[:some]]
+        cells = [f"{visible(guess.name)} {100 * guess.probability:.1f}%" for guess in row.guesses[:some]]
         name = os.path.relpath(row.path, above) if above else row.path
         table.add_row(*(Text(cell) for cell in (visible(name), *(cells or ["cannot be read"]))))
     return table

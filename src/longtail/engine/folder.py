@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 from longtail import runs
 from longtail.config import Config, differences, to_dict
@@ -63,16 +64,22 @@ def locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror}): choose another --out") from error
     with file:
-        for wait in (0.05, 0.1, 0.2, 0.4, None):  # seconds; who draws a report looks at the lock for a moment
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if wait is None:
-                    message = f"another process trains in {folder}: wait for it, or choose another --out"
-                    raise UserError(message) from error
-                time.sleep(wait)
+        try:
+            take(file)
+        except OSError as error:
+            raise UserError(f"another process trains in {folder}: wait for it, or choose another --out") from error
         yield
+
+
+def take(file: IO[str]) -> None:
+    """The lock, for this process alone. Who draws a report shares it for a moment, and is waited for; who trains is not."""
+    for _ in range(50):
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # an error where somebody has it alone
+            time.sleep(0.02)
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def from_anywhere(config: Config) -> Config:

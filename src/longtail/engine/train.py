@@ -23,7 +23,7 @@ from longtail.engine.capture import CapturedStep, own_stream, rehearse
 from longtail.engine.device import choose_device, compile_kernels, precision, products_in
 from longtail.engine.environment import describe_model
 from longtail.engine.evaluate import finish, peak_memory
-from longtail.engine.folder import check_folder, check_images, locked, start_folder
+from longtail.engine.folder import check_folder, check_images, holds_a_run, locked, start_folder
 from longtail.engine.listeners import Listeners
 from longtail.engine.listeners import check as check_listeners
 from longtail.engine.log import Log
@@ -32,6 +32,7 @@ from longtail.engine.run import Run
 from longtail.engine.signals import StopSignals
 from longtail.errors import Alone, Interrupted, NoRoom, RunError, UserError, why
 from longtail.models.beside import Beside
+from longtail.progress import columns, wrapped
 
 
 def fit(group: Sequence[Run], logs: Sequence[Log], stop: StopSignals) -> None:
@@ -164,7 +165,7 @@ def train(config: Config, out: Path | str, resume: bool = False, data: DataSet |
         fetch = config.data.may_download
         data = distributed.in_turn(lambda: load(config.data)) if fetch else load(config.data, distributed.by_first)
         if shows:
-            print(*data.describe(), sep="\n", flush=True)
+            print(*(wrapped(line, columns()) for line in data.describe()), sep="\n", flush=True)
     distributed.check_same(data.checksum, "other images (by their checksum): give all the same --data.root")
     left = distributed.by_first(folders_left, folders, data)
     if shows:
@@ -235,15 +236,14 @@ def make_and_train(
     for seed, folder in folders.items():
         run = Run(config, seed, data, folder, device, made[0] if made else None)
         distributed.by_first(lock.enter_context, locked(folder))
-        lost = (folder / runs.LOG).exists() and (folder / runs.LOG).stat().st_size > 0
-        resumed = run.restore()
+        begun, resumed = holds_a_run(folder), run.restore()
         distributed.check_same(
             run.steps_done(), f"another checkpoint in {folder}: --out must be a folder that all share"
         )
         distributed.by_first(start_folder, run)
         made.append(run)
         if shows:
-            anew = ", from the start: it was stopped before its first checkpoint" if lost else ""
+            anew = ", from the start: it was stopped before its first checkpoint" if begun else ""
             where = f", continues at step {run.steps_done()} of {run.total_steps()}" if resumed else anew
             print(f"{folder}: {describe_model(run)}{where}", flush=True)
     for group in at_the_same_step(made):
