@@ -149,7 +149,7 @@ def grounds(chapter: Chapter) -> Iterator[Ground]:
         )
     else:
         every = "or more of every method" if len(rows) > 1 else "of the method"
-        yield Ground(True, f"{plural(fewest, 'seed')} {every}; no finished one is left out.")
+        yield Ground(True, f"{plural(fewest, 'seed')} {every}; all that can be read are counted.")
     if len(rows) > 1:
         yield budget(rows)
         yield from second_stages(rows)
