@@ -20,6 +20,16 @@ def quiet(config):
     return replace(config, log=replace(config.log, progress="none"), train=replace(config.train, device="cpu"))
 
 
+def test_how_long_it_will_take_goes_by_what_was_trained():
+    assert comparison.still_to_come(120, 2, 3) == " (in all about 3:00 left, if all take as long)"
+    assert (
+        comparison.still_to_come(120, 0, 3)
+        == comparison.still_to_come(120, 3, 0)
+        == comparison.still_to_come(1, 2, 3)
+        == ""
+    )
+
+
 def test_names_are_not_parted_by_commas():
     with pytest.raises(UserError, match="put spaces between names, as in --methods ce paco"):
         chosen("ce,paco")

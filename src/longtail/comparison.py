@@ -1,6 +1,7 @@
 """`longtail compare`: the chosen methods on one set of images under one budget, and a table that says which to trust."""
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,14 @@ from longtail.engine.folder import check_folder
 from longtail.engine.train import train
 from longtail.errors import Interrupted, UserError
 from longtail.methods import make
+from longtail.progress import clock
 from longtail.report import document
 from longtail.report.plots import compared
 from longtail.report.table import Row, make_dots, make_rows, write_table
 
 USUAL = ("ce", "balanced-softmax", "paco")
 ALL = "all"
+WORTH_SAYING = 10.0  # seconds; of less nobody wants to know how much is left
 
 
 def compare(
@@ -51,15 +54,24 @@ def compare(
             raise UserError(f"{name}: {error}")
         print(f"{name} is left out: {error}", file=sys.stderr, flush=True)
     configs = {name: config for name, config in configs.items() if name not in refused}
-    failures = {}
+    failures, began, todo = {}, time.monotonic(), [n for n, c in configs.items() if unfinished(c, where / n)]
     for number, (name, config) in enumerate(configs.items(), 1):
-        print(f"method {number} of {len(configs)}: {config.method.label}", flush=True)
+        left = [n for n in todo if n in list(configs)[number - 1 :]]
+        said = still_to_come(time.monotonic() - began, len(todo) - len(left), len(left))
+        print(f"method {number} of {len(configs)}: {config.method.label}{said}", flush=True)
         if failure := train_one(name, config, where / name, images):
             failures[name] = failure
             print(f"{name} failed: {failure}", file=sys.stderr, flush=True)
     if len(failures) == len(configs):
         raise next(iter(failures.values()))
     return tabulate([where / name for name in configs if name not in failures], configs, where)
+
+
+def still_to_come(seconds: float, trained: int, left: int) -> str:
+    """The time of methods that are not trained yet, by those that were."""
+    if not trained or not left or seconds < WORTH_SAYING:
+        return ""
+    return f" (in all about {clock(seconds / trained * left)} left, if all take as long)"
 
 
 def train_one(name: str, config: Config, folder: Path, images: dict[DataConfig, DataSet]) -> UserError | None:
