@@ -8,7 +8,7 @@ import re
 import signal
 from collections.abc import Iterable, Iterator
 
-FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or the share of it that a user may fill
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, the share of it that a user may fill, or a file
 
 
 class UserError(Exception):
@@ -29,6 +29,14 @@ class NoRoom(RunError):
 
 class Alone(RunError):
     """It happened to one process among several, which says so itself; of what happens to all the first speaks."""
+
+
+class BadFile(Alone):
+    """An image that cannot be read, met while a run trains; `found` is what is wrong, without what to do."""
+
+    def __init__(self, found: str, fix: str) -> None:
+        super().__init__(f"{found}: {fix}")
+        self.found = found
 
 
 class Interrupted(RunError):

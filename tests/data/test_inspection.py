@@ -8,6 +8,7 @@ from PIL import Image
 
 import longtail
 from longtail.cli import main
+from longtail.cli.inspected import findings
 from longtail.config import DataConfig
 from longtail.data import load
 from longtail.data.inspection import inspect
@@ -163,3 +164,16 @@ def test_a_training_lists_what_it_left_out(folder, tmp_path_factory):
 def test_the_verbs_have_twins(folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("out") / "shards"
     assert longtail.shard(of(folder), out).images == longtail.inspect(of(folder)).read == 10
+
+
+def test_a_jpeg_that_has_lost_its_data_is_found(folder):
+    """Half of it and its last two bytes are there: no decoder complains, and none knows what was below."""
+    noise = np.random.default_rng(1).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    for name in ("whole.jpg", "lost.jpg"):
+        Image.fromarray(noise).save(folder / "train/cat" / name)
+    whole = (folder / "train/cat/lost.jpg").read_bytes()
+    (folder / "train/cat/lost.jpg").write_bytes(whole[: len(whole) // 2] + whole[-2:])
+    Image.new("RGB", (9, 9), (200, 10, 10)).save(folder / "train/cat/red.png")
+    found = inspect(of(folder))
+    assert found.blank == ["train: train/cat/lost.jpg", "train: train/cat/red.png"] and not found.unreadable
+    assert any("grey at their end" in title and items == found.blank for title, items in findings(found))

@@ -178,6 +178,18 @@ def test_files_named_twice_and_in_both_lists_are_warned_of(images):
     assert load(config(train)).notes[0] == notes[0]  # also where a part of it is evaluated on
 
 
+def test_a_file_is_one_however_a_list_spells_it(images):
+    rows = lines("train")
+    twice = write_text(images / "twice.txt", [*rows, *((str(images / file), label) for file, label in rows)])
+    data = load(DataConfig(name="list", train_list=twice, image_size=6))
+    assert "names files more than once, 9 lines in all" in data.notes[0]
+    found = [{os.path.abspath(images / i) for i in part.ids} for part in (data.train, data.test)]
+    assert not found[0] & found[1] and len(data.train.ids) + len(data.test.ids) == len(rows)  # none on both sides
+    (images / "elsewhere").mkdir()
+    test = write_text(images / "elsewhere/test.txt", [(str(images / rows[0][0]), rows[0][1])])
+    assert "in both lists" in str(load(DataConfig(name="list", train_list=twice, test_list=test, image_size=6)).notes)
+
+
 def test_labels_mean_the_same_in_both_lists(images):
     """Numbers sort otherwise as text (10 before 2): a list of names must never be read as one of numbers."""
     for c in range(12):
@@ -196,7 +208,13 @@ def test_labels_mean_the_same_in_both_lists(images):
         )
         assert data.test.images[:, 0, 0, 0].tolist() == [20 * c + 3 for c in range(12)]
     floats = write_csv(images / "floats.csv", [(file, f"{label}.0") for file, label in numbers])
-    assert "label '0' is none of the 12 classes" in refusal(floats, write_text(images / "test.txt", test))
+    assert "line 2: label 0.0 is no class number" in refusal(floats, write_text(images / "test.txt", test))
+    less = write_csv(images / "less.csv", [*numbers, ("train/cat/0.png", "-1")])
+    assert "label -1 is no class number" in refusal(less)
+    assert (
+        "warning: labels of odd.csv are numbers but for unknown"
+        in load(config(odd, write_csv(images / "test.csv", test))).notes[0]
+    )
     padded = write_csv(images / "padded.csv", [(file, label.zfill(2)) for file, label in numbers])
     assert load(config(padded, write_csv(images / "test.csv", test))).test.labels.tolist() == list(range(12))
 
@@ -227,7 +245,8 @@ def test_damaged_csv(images, text, words):
 def test_csv_of_all_habits(images):
     """Spaces after commas, quotes, a line break inside a field."""
     text = 'note, path, label\n"a, b","train/cat/0.png", "big\ncat"\n'
-    text += ",train/cat/1.png,big cat\n,train/cat/2.png,dog\n" + ",train/cat/3.png,dog\n" * 5
+    text += ",train/cat/1.png,big cat\n" + "".join(f",train/cat/{i}.png,dog\n" for i in (2, 3, 4, 5))
+    text += "".join(f",train/dog/{i}.png,dog\n" for i in (0, 1, 2))
     (images / "x.csv").write_text(text)
     data = load(config(images / "x.csv"))
     assert data.train.class_names == ("big\ncat", "big cat", "dog")

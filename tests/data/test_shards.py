@@ -14,6 +14,7 @@ from PIL import Image
 from longtail.config import DataConfig
 from longtail.data import load
 from longtail.data.decode import BadImage
+from longtail.data.inspection import inspect
 from longtail.data.packing import shard
 from longtail.data.shards import GROUP_BYTES, OPEN_FILES, Rows, Shard
 from longtail.data.sources import open_data
@@ -151,6 +152,18 @@ def test_damaged_shards(folder, tmp_path):
     write_rows(bad / "train-0.parquet", [None] * 10, [0] * 5 + [1] * 5)
     with pytest.raises(BadImage, match="the row holds no bytes"):
         Rows([Shard(bad / "train-0.parquet", "image", "label")])(3)
+
+
+def test_bytes_that_have_changed_are_noticed(folder, tmp_path):
+    """An image would often be decoded all the same."""
+    shard(of(folder), tmp_path / "packed")
+    path = next((tmp_path / "packed").glob("train-*.parquet"))
+    whole = path.read_bytes()
+    image = next((folder / "train").rglob("*.png")).read_bytes()
+    at = whole.index(image) + len(image) // 2
+    path.write_bytes(whole[:at] + bytes(b ^ 255 for b in whole[at : at + 20]) + whole[at + 20 :])
+    bad = inspect(DataConfig(name="shards", root=tmp_path / "packed", image_size=20)).unreadable
+    assert bad and all("checksum" in image.why.lower() or "crc" in image.why.lower() for image in bad), bad
 
 
 def test_a_shard_cut_short_under_its_reader_ends_no_process(folder, tmp_path):

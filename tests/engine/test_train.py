@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import itertools
 import json
 import os
 import signal
@@ -14,10 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from longtail import kernels, methods, recipes, runs
 from longtail.config import to_dict
+from longtail.data.decode import read_file
 from longtail.data.loader import ResidentLoader
 from longtail.data.sources import load
 from longtail.engine import checkpoint
@@ -632,3 +635,36 @@ def test_rehearsed_steps_leave_no_trace(method, tmp_path):
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         print("stored:", *store_losses(LOSSES, Path(folder)) or ["nothing, all methods have their losses"])
+
+
+def test_one_image_a_step_is_too_few_for_batch_norm(tmp_path):
+    config = tiny("ce", epochs=1)
+    network = replace(config.model, name="resnet18")  # whose last map has a single pixel here
+    with pytest.raises(RunError, match="batch norm needs two images"):
+        train(replace(config, model=network, train=replace(config.train, batch_size=1)), tmp_path)
+
+
+def test_a_run_goes_on_with_the_very_file_that_went_bad(tmp_path, monkeypatch):
+    """Without it, or with another in its place, it would be another run."""
+    rng = np.random.default_rng(0)
+    for c, split in itertools.product("ab", ("train", "val")):
+        (tmp_path / "images" / split / c).mkdir(parents=True)
+        for i in range(8):
+            Image.fromarray(rng.integers(0, 255, (12, 12, 3), np.uint8)).save(tmp_path / f"images/{split}/{c}/{i}.png")
+    config = tiny("ce", epochs=3)
+    data = replace(config.data, name="folder", root=tmp_path / "images", imbalance=1, load="stream", image_size=8)
+    config = replace(config, data=data, train=replace(config.train, batch_size=16, checkpoint_every=1))
+    (whole,) = train(config, tmp_path / "whole")
+    reads = []
+
+    def read_twice(path):
+        reads.append(str(path))
+        bad = str(path).endswith("a/3.png") and reads.count(str(path)) > 2  # in the third epoch
+        return b"" if bad else read_file(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("longtail.data.folder.read_file", read_twice)
+        with pytest.raises(UserError, match=r"a/3.png .*: put this very file back and --resume"):
+            train(config, tmp_path / "out")
+    (again,) = train(config, tmp_path / "out", resume=True)
+    assert (again / runs.MODEL).read_bytes() == (whole / runs.MODEL).read_bytes()

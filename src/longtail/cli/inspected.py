@@ -65,6 +65,7 @@ def about_files(found: Inspection) -> list[str]:
 def findings(found: Inspection) -> list[tuple[str, list[str]]]:
     kinds = [
         ("cannot be read", [f"{image.id} ({image.why})" for image in found.unreadable]),
+        ("of one colour, or grey at their end as where data are lost: look at them", found.blank),
         ("the same file in training and evaluation", [" = ".join(ids) for ids in found.leaked]),
         ("the same file in several classes", [" = ".join(ids) for ids in found.torn]),
         ("the same file more than once", [" = ".join(ids) for ids in found.duplicates]),

@@ -10,14 +10,14 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from longtail.data.jpeg import is_plain
 from longtail.data.pool import ImageArray, IntArray, OnDisk, Pool, Read
-from longtail.errors import Alone, UserError
+from longtail.errors import BadFile, UserError
 from longtail.progress import shown
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def decode_all(
             elif skip:
                 bad[int(i)] = str(found)
             else:
-                raise cannot_read(place(int(indices[i])), found)
+                raise UserError(str(cannot_read(place(int(indices[i])), found)))
     return Read(images, dict(sorted(bad.items())))
 
 
@@ -101,9 +101,9 @@ def memory() -> int:
     return every // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
-def cannot_read(place: object, why: BadImage) -> UserError:
+def cannot_read(place: object, why: BadImage) -> BadFile:
     fix = "replace or remove it, or leave such images out with --data.on_error skip"
-    return UserError(f"cannot read the image {place} ({why}): {fix}")
+    return BadFile(f"cannot read the image {place} ({why})", fix)
 
 
 def read_file(path: str | Path) -> bytes:
@@ -190,7 +190,7 @@ def naming(images: OnDisk, index: int) -> Iterator[None]:
     try:
         yield
     except BadImage as error:
-        raise Alone(str(cannot_read(images.place(index), error))) from error
+        raise cannot_read(images.place(index), error) from error
 
 
 def _by_torchvision(encoded: bytes) -> ImageArray:
@@ -208,6 +208,9 @@ def unreadable(encoded: Callable[[int], bytes], indices: IntArray) -> dict[int, 
         return {index: str(found) for index, found in walk if isinstance(found, BadImage)}
 
 
+BLOCK = 8  # rows; where a JPEG's data end too early decoders leave its last ones grey, and say nothing
+
+
 class Look(NamedTuple):
     """What a file turns out to hold."""
 
@@ -217,15 +220,26 @@ class Look(NamedTuple):
     height: int
     moving: bool  # of several frames
     turned: bool  # by EXIF
+    blank: bool  # of one colour, or grey at its end
 
 
 def look(encoded: bytes) -> Look:
     """Decode the whole image, and say what it is."""
     with opened(encoded) as image:
         turned = image.getexif().get(ORIENTATION, 1) not in (0, 1)
-        found = Look(image.format or "unknown", image.mode, image.width, image.height, _moves(image), turned)
-        upright(image)
-        return found
+        found = (image.format or "unknown", image.mode, image.width, image.height, _moves(image), turned)
+        grey = image.format == "JPEG" and _ends_grey(image)
+        return Look(*found, blank=grey or all(high - low <= 3 for low, high in _levels(upright(image))))
+
+
+def _ends_grey(image: "Image.Image") -> bool:
+    end = image.crop((0, max(image.height - BLOCK, 0), image.width, image.height)).convert("RGB")
+    return all(low >= 126 and high <= 130 for low, high in _levels(end))
+
+
+def _levels(image: "Image.Image") -> tuple[tuple[int, int], ...]:
+    """The darkest and the brightest of each channel."""
+    return cast(tuple[tuple[int, int], ...], image.getextrema())
 
 
 def _moves(image: "Image.Image") -> bool:

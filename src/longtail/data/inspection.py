@@ -47,6 +47,8 @@ class Inspection:
     turned: int = 0
     animated: int = 0
     unreadable: list[Skipped] = field(default_factory=list)
+    blank: list[str] = field(default_factory=list)
+    """Of one colour, or grey at their end: what decoders make of a file whose data are lost but whose last bytes are there."""
     duplicates: list[list[str]] = field(default_factory=list)
     """Files of the same bytes, in one class and one part."""
     torn: list[list[str]] = field(default_factory=list)
@@ -127,6 +129,7 @@ def _with_images(about: Inspection, good: list[Seen], bad: list[Skipped]) -> Ins
         "turned": sum(seen.look.turned for seen in good),
         "animated": sum(seen.look.moving for seen in good),
         "unreadable": bad,
+        "blank": [f"{seen.split}: {seen.id}" for seen in good if seen.look.blank],
         "duplicates": _ids(plain),
         "torn": _ids(torn),
         "leaked": [[f"{seen.split}: {seen.id}" for seen in group] for group in leaked],

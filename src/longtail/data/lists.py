@@ -8,6 +8,7 @@ import csv
 import io
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from longtail.errors import UserError, some
 
 COLUMNS = ("path", "label")  # of a CSV that does not say otherwise
 LABEL_DIGITS = 9  # a number with more is no class
+NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
 
 
 class Line(NamedTuple):
@@ -58,9 +60,10 @@ def open_lists(
     listed = read_list(train_list, columns)
     classes = find_classes(train_list, listed)
     train = _pool(train_list, listed, classes, root, image_size, skip)
-    notes = [*listed.notes, *_repeated(train_list, train)]
-    if test_list is None:
-        opened = own_split(train_list.stem, train, "no --data.test_list")
+    notes = [*listed.notes, *_mixed(train_list, listed), *_repeated(train_list, train)]
+    if test_list is None:  # a file that is named twice must not be on both sides
+        once = {named: i for i, named in reversed([*enumerate(zip(_files(train), train.labels.tolist(), strict=True))])}
+        opened = own_split(train_list.stem, train.subset(np.sort(np.array([*once.values()]))), "no --data.test_list")
         return replace(opened, notes=(*notes, *opened.notes))
     other = read_list(test_list, columns)
     _refuse_others(test_list, other, train_list, listed)
@@ -168,6 +171,9 @@ def find_classes(path: Path, listed: Listed) -> Classes:
         return Classes({label: i for i, label in enumerate(listed.categories)}, tuple(listed.categories.values()))
     labels = {line.label for line in listed.lines}
     if not all(label.isdecimal() for label in labels):
+        if all(NUMBER.fullmatch(label) for label in labels):
+            line = next(line for line in listed.lines if not line.label.isdecimal())
+            raise UserError(f"{line.place}: label {line.label} is no class number: number the classes from 0, 1, 2 on")
         names = tuple(sorted(labels))
         return Classes({name: i for i, name in enumerate(names)}, names)
     longest = max(labels, key=len)
@@ -242,19 +248,37 @@ def _below(base: Path, line: Line, given: bool) -> str:
     return os.path.relpath(path, top)
 
 
+def _mixed(path: Path, listed: Listed) -> list[str]:
+    """Labels of which some are numbers, as where one is missing or NA."""
+    labels = Counter(line.label for line in listed.lines) if listed.categories is None else Counter[str]()
+    names = sorted(label for label in labels if not NUMBER.fullmatch(label))
+    if not names or len(names) == len(labels):
+        return []
+    return [f"warning: labels of {path.name} are numbers but for {some(names)}: all of them are taken as names"]
+
+
+def _files(pool: Pool) -> list[str]:
+    """The files themselves, however lists spell them."""
+    assert pool.place is not None
+    return [os.path.abspath(str(pool.place(i))) for i in range(len(pool.labels))]
+
+
 def _repeated(path: Path, pool: Pool) -> list[str]:
     """Files that a list names more than once."""
     labels: dict[str, set[int]] = {}
-    for i, label in zip(pool.ids.tolist(), pool.labels.tolist(), strict=True):
-        labels.setdefault(i, set()).add(label)
-    again = len(pool.ids) - len(labels)
-    torn = [i for i, found in labels.items() if len(found) > 1]
+    files, ids = _files(pool), pool.ids.tolist()
+    for file, label in zip(files, pool.labels.tolist(), strict=True):
+        labels.setdefault(file, set()).add(label)
+    again = len(ids) - len(labels)
+    called = dict(zip(files, ids, strict=True))
+    torn = [called[file] for file, found in labels.items() if len(found) > 1]
     words = f", some of them in several classes ({some(torn)})" if torn else ""
     return [f"warning: {path.name} names files more than once, {again:,} lines in all{words}"] if again else []
 
 
 def _in_both(train: Pool, test: Pool) -> list[str]:
-    both = sorted(set(train.ids.tolist()) & set(test.ids.tolist()))
+    there = set(_files(train))
+    both = sorted(name for file, name in zip(_files(test), test.ids.tolist(), strict=True) if file in there)
     return (
         [f"warning: files that are in both lists, training and evaluation: {len(both):,} ({some(both)})"]
         if both

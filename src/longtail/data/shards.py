@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longtail.data.decode import BadImage, encoded_pool, refuse_shortage
-from longtail.data.folder import own_split
+from longtail.data.folder import EVALUATION, own_split
 from longtail.data.pool import Opened, Pool, no_image_notes
 from longtail.errors import UserError
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("image", "label")
 TRAINING = ("train", "training")
-EVALUATION = ("val", "valid", "validation", "test", "testing")  # in this order, as with image folders
+CHECKED: dict[str, Any] = {"page_checksum_verification": True}  # where a file has checksums, as ours do
 GROUP_BYTES = 2**20  # of a row group
 OPEN_FILES = 8  # of each thread
 
@@ -72,7 +72,7 @@ class Shard:
         self.path, self.image = path, image
         parquet = _parquet()
         try:
-            file = parquet.ParquetFile(path)
+            file = parquet.ParquetFile(path, **CHECKED)
             self.metadata, there = file.metadata, file.schema_arrow.names
             for column in (image, label):
                 if column not in there:
@@ -145,7 +145,7 @@ class Rows:
         if shard.path not in opened:
             while len(opened) >= OPEN_FILES:
                 opened.pop(next(iter(opened))).close()
-            opened[shard.path] = _parquet().ParquetFile(shard.path, metadata=shard.metadata)
+            opened[shard.path] = _parquet().ParquetFile(shard.path, metadata=shard.metadata, **CHECKED)
         return opened[shard.path]
 
 
@@ -164,12 +164,10 @@ def _pool(shards: Sequence[Shard], size: int, skip: bool, names: tuple[str, ...]
     stored = next((shard.names for shard in shards if shard.names), None)
     known = names or _classes(shards[0], labels, stored)
     numbers = {name: i for i, name in enumerate(known)}
-    wrong = [label for label in labels if str(label) not in numbers]
-    if wrong:
-        fix = "use shards of one data set"
-        raise UserError(
-            f"{shards[0].path} has a label {wrong[0]!r}, none of the {len(known)} classes of training: {fix}"
-        )
+    for shard in shards:
+        if wrong := [label for label in shard.named() if str(label) not in numbers]:
+            none = f"none of the {len(known)} classes of training"
+            raise UserError(f"{shard.path} has a label {wrong[0]!r}, {none}: use shards of one data set")
     sizes = np.array([n for shard in shards for n in shard.sizes], np.int64)
     chosen = np.array([numbers[str(label)] for label in labels], np.int64)
     return encoded_pool(chosen, known, _ids(shards), Rows(shards), sizes, size, skip)
@@ -249,6 +247,7 @@ class Writer:
         if self.file is None:
             path = self.folder / f"{self.split}-{self.files:05d}.parquet"
             options: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": ["label"]}
+            options["write_page_checksum"] = True
             self.file = _parquet().ParquetWriter(path, self.schema, **options)
             self.files, self.written = self.files + 1, 0
         self.file.write_table(pa.Table.from_pylist(self.rows, self.schema))

@@ -1,6 +1,7 @@
 """What a run that cannot go on says: where it stood, what was wrong, what to try."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import torch
 
@@ -10,6 +11,7 @@ from longtail.data.pool import OnDisk, Source
 from longtail.data.samplers import place
 from longtail.engine.meter import NonFinite
 from longtail.engine.run import Run
+from longtail.errors import Alone, BadFile, RunError
 
 
 def advise_finite(run: Run, error: NonFinite) -> str:
@@ -25,6 +27,17 @@ def advise_finite(run: Run, error: NonFinite) -> str:
     others = [str(seed) for seed in run.config.train.seeds if seed != run.seed]
     rest = f"; the other seeds go on with --train.seeds {' '.join(others)} --resume" if others else ""
     return f"{run.folder}: {what}: {advice}, in another --out{rest}"
+
+
+def advise_input(error: BadFile | ValueError, folders: Iterable[Path]) -> RunError | None:
+    """Of a file that went bad under a run (without it, or with another in its place, it would be another run), and of a single
+    image a step, of which batch norm has nothing to average; None where there is no more to say."""
+    if isinstance(error, BadFile) and any((folder / runs.CHECKPOINT).exists() for folder in folders):
+        return Alone(f"{error.found}: put this very file back and --resume, or begin anew without it in another --out")
+    if "more than 1 value per channel" in str(error):
+        needs = "batch norm needs two images in each process at least"
+        return RunError(f"{needs}: raise --train.batch_size, or train in fewer processes")
+    return None
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pickle
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -41,4 +42,6 @@ def load(path: Path, device: torch.device) -> dict[str, Any]:
 
 
 def _first_line(error: Exception) -> str:
+    if isinstance(error, pickle.UnpicklingError):  # torch's own words advise to execute what it holds
+        return "it holds more than tensors and numbers, and nothing of it was executed"
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -5,7 +5,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -52,6 +52,18 @@ def check_images(folder: Path, data: DataSet) -> None:
         stored = runs.read_json(folder / runs.ENVIRONMENT)
         if not isinstance(stored, dict) or stored.get("data", {}).get("checksum") != data.checksum:
             raise UserError(f"{folder} was trained on other images: use its --data.root, or another --out")
+
+
+def check_folders(folders: Iterable[Path], config: Config, resume: bool) -> None:
+    for folder in folders:
+        check_folder(folder, config, resume)
+
+
+def folders_left(folders: dict[int, Path], data: DataSet) -> dict[int, Path]:
+    """Of the seeds that have not finished, once all were seen to have the same images."""
+    for folder in folders.values():
+        check_images(folder, data)
+    return {seed: folder for seed, folder in folders.items() if not (folder / runs.METRICS).exists()}
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import contextlib
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -18,19 +18,26 @@ from longtail.config import Config
 from longtail.data.pool import OnDisk
 from longtail.data.sources import DataSet, load
 from longtail.engine import distributed
-from longtail.engine.advice import advise_batch, advise_finite, advise_several, advise_smaller, out_of_memory
+from longtail.engine.advice import (
+    advise_batch,
+    advise_finite,
+    advise_input,
+    advise_several,
+    advise_smaller,
+    out_of_memory,
+)
 from longtail.engine.capture import CapturedStep, own_stream, rehearse
 from longtail.engine.device import choose_device, compile_kernels, precision, products_in
 from longtail.engine.environment import describe_model
 from longtail.engine.evaluate import finish, peak_memory
-from longtail.engine.folder import check_folder, check_images, holds_a_run, locked, start_folder
+from longtail.engine.folder import check_folders, folders_left, holds_a_run, locked, start_folder
 from longtail.engine.listeners import Listeners
 from longtail.engine.listeners import check as check_listeners
 from longtail.engine.log import Log
 from longtail.engine.meter import NonFinite
 from longtail.engine.run import Run
 from longtail.engine.signals import StopSignals
-from longtail.errors import Alone, Interrupted, NoRoom, RunError, UserError, why
+from longtail.errors import Alone, BadFile, Interrupted, NoRoom, RunError, UserError, why
 from longtail.models.beside import Beside
 from longtail.progress import columns, wrapped
 
@@ -180,18 +187,6 @@ def train(config: Config, out: Path | str, resume: bool = False, data: DataSet |
     return list(folders.values())
 
 
-def check_folders(folders: Iterable[Path], config: Config, resume: bool) -> None:
-    for folder in folders:
-        check_folder(folder, config, resume)
-
-
-def folders_left(folders: dict[int, Path], data: DataSet) -> dict[int, Path]:
-    """Of the seeds that have not finished, once all were seen to have the same images."""
-    for folder in folders.values():
-        check_images(folder, data)
-    return {seed: folder for seed, folder in folders.items() if not (folder / runs.METRICS).exists()}
-
-
 def train_seeds(config: Config, folders: dict[int, Path], data: DataSet, device: torch.device, shows: bool) -> None:
     """Runs side by side, from their start or their checkpoints to their metrics."""
     made: list[Run] = []
@@ -206,6 +201,10 @@ def train_seeds(config: Config, folders: dict[int, Path], data: DataSet, device:
         if not out_of_memory(error):
             raise
         exhausted = True  # handled below: in here the traceback still holds the memory
+    except (BadFile, ValueError) as error:
+        if advised := advise_input(error, folders.values()):
+            raise advised from error
+        raise
     except BrokenPipeError:  # who reads what is printed has gone away
         raise
     except (OSError, SafetensorError, NoRoom) as error:
