@@ -95,6 +95,18 @@ def visible(text: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes a cell for a formula by
+
+
+def no_formula(text: str) -> str:
+    """An apostrophe before what a spreadsheet would compute; numbers stay as they are."""
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}" if text.startswith(FORMULA) else text
+    return text
+
+
 def counted(number: int, noun: str) -> str:
     """As in "1 image", "2 classes"."""
     return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"

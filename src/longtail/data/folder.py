@@ -17,13 +17,8 @@ from longtail.metrics import TOO_FEW, shot_groups
 EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"}
 )
-EVALUATION = (
-    "val",
-    "valid",
-    "validation",
-    "test",
-    "testing",
-)  # in this order: the test/ of ImageNet and its kin has no labels
+# In this order: the test/ of ImageNet and its kin has no labels.
+EVALUATION = ("val", "valid", "validation", "test", "testing")
 PACKED = "__MACOSX"  # what an archive made on a Mac has beside its content
 OWN_SPLIT = 0.2  # share of each class that is evaluated on where the folder does not say
 
@@ -59,13 +54,9 @@ def _another_level(root: Path, train_root: Path, names: tuple[str, ...]) -> list
     inner = {name: _subfolders(train_root / name) for name in names}
     bare = [name for name in names if not any(_is_image(f.name) for f in _entries(train_root / name))]
     if len(bare) == len(names) and all(inner.values()):
-        return [
-            f"the class folders hold no image but in folders of their own ({names[0]}/{inner[names[0]][0]}, …): {DEEPER}"
-        ]
+        held = f"the class folders hold no image but in folders of their own ({names[0]}/{inner[names[0]][0]}, …)"
+        return [f"{held}: if these are the classes, put them all into one folder and name that"]
     return []
-
-
-DEEPER = "if these are the classes, put them all into one folder and name that"
 
 
 # Listing files

@@ -33,10 +33,9 @@ def check_folder(folder: Path, config: Config, resume: bool) -> None:
     if not holds_a_run(folder):
         return
     if not resume:
-        what = (
-            "a finished run: use it, or" if (folder / runs.METRICS).exists() else "a run: continue it with --resume, or"
-        )
-        raise UserError(f"{folder} already holds {what} choose another --out")
+        done = (folder / runs.METRICS).exists()
+        what = "a finished run: use it" if done else "a run: continue it with --resume"
+        raise UserError(f"{folder} already holds {what}, or choose another --out")
     there, here = runs.load_config(folder).identity(), config.identity()
     found = differences(there, here)
     if found:

@@ -18,13 +18,12 @@ from longtail import runs
 from longtail.data.decode import BadImage, in_threads
 from longtail.data.folder import EXTENSIONS, image_files
 from longtail.data.pool import ImageArray
-from longtail.errors import UserError, visible
+from longtail.errors import FORMULA, UserError, no_formula, visible
 from longtail.inference.loading import load
 from longtail.inference.model import BATCH, Guess, Model
 from longtail.progress import shown
 
 STANDARD = "-"  # standard input, or output
-FORMULA = "=+-@"  # what a spreadsheet takes a cell for a formula by
 
 
 class Predicted(NamedTuple):
@@ -175,19 +174,10 @@ def as_csv(file: IO[str], top: int) -> Callable[[Predicted], None]:
             cell for guess in row.guesses for cell in (no_formula(visible(guess.name)), f"{guess.probability:.6g}")
         ]
         path = visible(row.path)
-        path = f"./{path}" if path.startswith(tuple(FORMULA)) else path
+        path = f"./{path}" if path.startswith(FORMULA) else path
         lines.writerow([path, *cells, *[""] * (2 * top - len(cells)), no_formula(visible(row.error))])
 
     return write
-
-
-def no_formula(text: str) -> str:
-    """An apostrophe before what a spreadsheet would compute; numbers stay as they are."""
-    try:
-        float(text)
-    except ValueError:
-        return f"'{text}" if text.startswith(tuple(FORMULA)) else text
-    return text
 
 
 def as_json(file: IO[str]) -> Callable[[Predicted], None]:

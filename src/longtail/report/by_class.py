@@ -116,9 +116,6 @@ def wins(chapter: Chapter) -> Element | None:
         return None
     plain = next((row for row in peers if row.runs[0].config.method.name == "ce"), None)
     reference = plain or peers[0]
-    why = el(
-        "p", "There is no run of cross-entropy: the method with the most images right is the measure.", class_="small"
-    )
     others = [row for row in peers if row is not reference]
     gains = {row.label: (per_class(row) - per_class(reference))[classes.order] for row in others}
     widest = max(float(np.nanmax(np.abs(gain), initial=1.0)) for gain in gains.values())
@@ -127,7 +124,8 @@ def wins(chapter: Chapter) -> Element | None:
         _gain_figure(row.label, reference.label, gains[row.label], classes, y, chapter.look(row)) for row in others
     ]
     title = f"Wins and losses, class by class, against {reference.label}"
-    return section(title, None if plain else why, _gain_table(gains, classes), grid(drawn))
+    why = "There is no run of cross-entropy: the method with the most images right is the measure."
+    return section(title, None if plain else el("p", why, class_="small"), _gain_table(gains, classes), grid(drawn))
 
 
 def _gain_figure(label: str, reference: str, gain: np.ndarray, classes: Classes, y: Scale, look: Look) -> Element:

@@ -203,9 +203,8 @@ def rare_classes(run: Run) -> list[Element]:
         return [absent("examples of rare classes", f"{NO_EXAMPLES}; the table of every class has their accuracy")]
     best = found.get("best_rare", [])
     known = {entry["class"] for entry in best}
-    worst = [
-        entry for entry in found.get("worst_rare", []) if entry["class"] not in known
-    ]  # older runs list some twice
+    # older runs list some classes twice
+    worst = [entry for entry in found.get("worst_rare", []) if entry["class"] not in known]
     titles = {"Recognised best, of the rarer half of the classes": best, "Recognised worst": worst}
     tables = [_rare_table(run, entries, title) for title, entries in titles.items() if entries]
     return tables if best else [el("p", "Of the rarer half of the classes none is recognised."), *tables]

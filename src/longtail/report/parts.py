@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from longtail.errors import no_formula
 from longtail.report.html import Element, el
 from longtail.report.svg import Look, Plot, swatch
 
 Inline = Element | str
 NBSP = "\u00a0"  # keeps a number and its unit on one line
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how one begins in a spreadsheet
 
 
 class Cell(NamedTuple):
@@ -37,14 +37,10 @@ def download(name: str, data: Mapping[str, Sequence[Any]]) -> Element:
     """A link that holds the columns as CSV: it needs no script, and no network."""
     text = io.StringIO()
     rows = [list(data), *itertools.zip_longest(*data.values())]
-    csv.writer(text, lineterminator="\n").writerows([*map(_harmless, row)] for row in rows)
+    harmless = ([no_formula(value) if isinstance(value, str) else value for value in row] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows(harmless)
     href = "data:text/csv;charset=utf-8," + quote(text.getvalue(), safe=" ,.:;()/+'", errors="replace")
     return el("a", "data", href=href, download=f"{name}.csv", class_="data", aria_label=f"Data of {name} as CSV")
-
-
-def _harmless(value: Any) -> Any:
-    """A name that a spreadsheet would take for a formula, and might obey, is text there."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 
 
 def table(head: Sequence[str], body: Sequence[Sequence[Cell]], caption: str, tall: bool = False) -> Element:
