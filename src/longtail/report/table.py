@@ -146,12 +146,9 @@ def _traits(run: runs.Run) -> dict[str, Any]:
 
 def _apart(row: Row, alike: list[Row]) -> str:
     """What this row has that rows of the same name have not, as ' (alpha=0.02, lr=0.1)'; what it held out its note has said."""
-    mine, *others = ({**t, "data": {**t["data"], "val_fraction": 0}} for t in map(_first_traits, (row, *alike)))
+    every = [_traits(other.runs[0]) for other in (row, *alike)]
+    mine, *others = ({**one, "data": {**one["data"], "val_fraction": 0}} for one in every)
     return apart(mine, others)
-
-
-def _first_traits(row: Row) -> dict[str, Any]:
-    return _traits(row.runs[0])
 
 
 def apart(here: dict[str, Any], others: Iterable[dict[str, Any]]) -> str:
@@ -180,8 +177,7 @@ def standing(rows: Sequence[Row], metric: str = "top1") -> list[str]:
 
 def place_of(row: Row) -> tuple[Any, ...]:
     """Rows of one place can be compared."""
-    first = row.runs[0]
-    return row.data, first.environment["data"]["checksum"], first.config.train.epochs
+    return row.data, row.runs[0].environment["data"]["checksum"], row.runs[0].config.train.epochs
 
 
 class Dot(NamedTuple):
