@@ -115,7 +115,11 @@ def counted(number: int, noun: str) -> str:
 def unknown(kind: str, given: object, known: Iterable[str]) -> UserError:
     """The error for a name that is not among the known ones, with the nearest as a suggestion."""
     names = sorted(known)
-    near = difflib.get_close_matches(str(given), names, n=1)
     several = ", ".join(names[:20]) + (f" and {len(names) - 20:,} more" if len(names) > 20 else "")
-    hint = f"did you mean {near[0]!r}?" if near else f"choose one of: {several}"
-    return UserError(f"unknown {kind} {str(given)!r}: {hint}")
+    return UserError(f"unknown {kind} {str(given)!r}: {meant(given, names) or f'choose one of: {several}'}")
+
+
+def meant(given: object, known: Iterable[str]) -> str:
+    """The nearest of the known names as a suggestion; nothing where none is near."""
+    near = difflib.get_close_matches(str(given), list(known), n=1)
+    return f"did you mean {near[0]!r}?" if near else ""

@@ -12,8 +12,10 @@ import pytest
 
 import longtail
 from longtail.cli import main
+from longtail.cli.used import as_table
 from longtail.errors import UserError, visible
-from longtail.inference.predict import find_images, predictions
+from longtail.inference.model import Guess
+from longtail.inference.predict import Predicted, find_images, predictions
 from tests.inference.made import finished_run, folder_config, photographs
 
 HOSTILE = ("=1+1", 'a,"b"', "Ähre \N{RIGHT-TO-LEFT OVERRIDE}x", "[red]dog")
@@ -113,6 +115,15 @@ def test_the_table_and_json_on_standard_output(made, capsys):
     assert capsys.readouterr().out.splitlines()[0].startswith("path,class_1")
 
 
+def test_a_narrow_terminal_has_fewer_guesses_and_no_common_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    guesses = tuple(Guess(f"class {c}", 0.2, c) for c in range(5))
+    paths = ["a/b/0.png", str(tmp_path / "a/c/1.png")]  # as one types them: some by their whole path
+    narrow, wide = (as_table([Predicted(path, guesses) for path in paths], width) for width in (80, 200))
+    assert len(narrow.columns) == 3 and narrow.caption and len(wide.columns) == 6 and not wide.caption
+    assert [str(cell) for cell in wide.columns[0].cells] == ["b/0.png", "c/1.png"]
+
+
 def test_bad_images_are_named_and_never_predicted(made, tmp_path, monkeypatch, capsys):
     folder, root = made
     monkeypatch.chdir(tmp_path)
@@ -174,7 +185,7 @@ def test_the_prior_moves_probabilities(made, tmp_path):
         (["predict", "RUN"], ["name images"]),
         (["predict", "nowhere", "IMAGE"], ["nowhere", "does not exist"]),
         (["predict", "RUN", "IMAGE", "--top", "0"], ["--top 0"]),
-        (["predict", "RUN", "IMAGE", "--prior", "unifrm"], ["unifrm", "did you mean uniform?"]),
+        (["predict", "RUN", "IMAGE", "--prior", "unifrm"], ["unifrm", "did you mean 'uniform'?"]),
         (["predict", "RUN", "IMAGE", "--json", "a.jpg"], ["a.jpg", "name another file"]),
         (["predict", "RUN", "IMAGE", "--csv", "no/where.csv"], ["--csv no/where.csv"]),
         (["predict", "RUN", "nothing\x1b[31m.jpg"], [r"nothing\x1b[31m.jpg"]),

@@ -197,11 +197,13 @@ def test_what_is_to_be_believed_is_said_in_a_sentence(folder, monkeypatch):
     )
     monkeypatch.setattr(words, "test_spread", lambda chapter: 99.0)
     assert said(words.conclusion(chapter_of(folder))).startswith(
-        "Likely, that it is better than Cross-entropy: by less"
+        "Likely, that PaCo is better than Cross-entropy: by less"
     )
     for seed in range(3):
         make_run(folder / f"bs/seed{seed}", recipes.digits_lt("balanced-softmax"), seed, COUNTS, right=SHARES["paco"])
-    assert said(words.conclusion(chapter_of(folder))).endswith("Undecided, whether it is better than Balanced Softmax.")
+    assert said(words.conclusion(chapter_of(folder))).endswith(
+        "Undecided, whether PaCo is better than Balanced Softmax."
+    )
     monkeypatch.undo()
     assert words.conclusion(chapter_of(folder)) is None  # 16 images decide nothing
 

@@ -104,8 +104,8 @@ def as_table(rows: "Sequence[Predicted]", width: int = 150) -> Table:
     table.add_column("image", overflow="fold", min_width=min(WIDE_NAME, width // 3))
     for rank in range(1, some + 1):
         table.add_column(f"{rank}")
-    folders = {os.path.dirname(row.path) for row in rows}
-    above = os.path.commonpath(folders) if len(rows) > 1 and all(folders) else ""
+    folders = {os.path.dirname(os.path.abspath(row.path)) for row in rows}
+    above = os.path.commonpath(folders) if len(rows) > 1 else ""
     for row in rows:
         cells = [f"{visible(guess.name)} {100 * guess.probability:.1f}%" for guess in row.guesses[:some]]
         name = os.path.relpath(row.path, above) if above else row.path

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 ORIENTATION = 0x0112  # EXIF's tag; 1 is upright
 AT_ONCE = 512  # images under way
+FIX = "replace or remove it, or leave such images out with --data.on_error skip"
 MOVING = ("GIF", "WEBP", "PNG", "AVIF")  # formats whose frames are an animation; those of others are pages, or views
 
 # Its remarks on odd files (a damaged EXIF, many pixels) name no file; what matters is checked here.
@@ -68,7 +69,7 @@ def decode_all(
             elif skip:
                 bad[int(i)] = str(found)
             else:
-                raise UserError(str(cannot_read(place(int(indices[i])), found)))
+                raise cannot_read(place(int(indices[i])), found)
     return Read(images, dict(sorted(bad.items())))
 
 
@@ -101,9 +102,12 @@ def memory() -> int:
     return every // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
-def cannot_read(place: object, why: BadImage) -> BadFile:
-    fix = "replace or remove it, or leave such images out with --data.on_error skip"
-    return BadFile(f"cannot read the image {place} ({why})", fix)
+def cannot_read(place: object, why: BadImage) -> UserError:
+    return UserError(f"{_bad(place, why)}: {FIX}")
+
+
+def _bad(place: object, why: BadImage) -> str:
+    return f"cannot read the image {place} ({why})"
 
 
 def read_file(path: str | Path) -> bytes:
@@ -190,7 +194,7 @@ def naming(images: OnDisk, index: int) -> Iterator[None]:
     try:
         yield
     except BadImage as error:
-        raise cannot_read(images.place(index), error) from error
+        raise BadFile(_bad(images.place(index), error), FIX) from error
 
 
 def _by_torchvision(encoded: bytes) -> ImageArray:

@@ -1,6 +1,5 @@
 """Image folders: train/CLASS/*.jpg with val/CLASS/*.jpg (or one that is called alike) beside it, or CLASS/*.jpg alone."""
 
-import difflib
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +10,7 @@ import numpy as np
 from longtail.data.decode import encoded_pool, read_file
 from longtail.data.imbalance import validation_split
 from longtail.data.pool import IntArray, Opened, Pool, check_classes, no_image_notes
-from longtail.errors import UserError, counted, some
+from longtail.errors import UserError, counted, meant, some
 from longtail.metrics import TOO_FEW, shot_groups
 
 EXTENSIONS = frozenset(
@@ -175,10 +174,9 @@ def _evaluation_pool(
     """The images of val/ or test/; a class may be absent there, but none may be new."""
     for name in _subfolders(folder):
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            advice = f"{hint}rename it, remove it, or give train/ some of its images"
-            raise UserError(f"{folder} has a class that train/ does not have, {name!r}: {advice}")
+            advice = "rename it, remove it, or give train/ some of its images"
+            what = f"{folder} has a class that train/ does not have, {name!r}"
+            raise UserError(f"{what}: {' '.join(filter(None, (meant(name, names), advice)))}")
     pool = _pool(root, folder, names, size, skip, others, may_be_empty=True)
     if not len(pool.labels):
         raise UserError(f"{folder} has no image: fill its class folders, or remove it to evaluate on a share of train/")

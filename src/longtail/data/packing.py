@@ -67,7 +67,7 @@ def write(pool: Pool, split: str, folder: Path, megabytes: int, data: DataConfig
         shown(in_threads(checked(pool), np.arange(len(labels))), len(labels), f"writing {split}")
     ):
         if isinstance(file, BadImage) and data.on_error == "stop":
-            raise UserError(str(cannot_read(pool.ids[place], file)))
+            raise cannot_read(pool.ids[place], file)
         if isinstance(file, BadImage):
             skipped.append(Skipped(str(pool.ids[place]), str(file)))
         else:

@@ -1,7 +1,6 @@
 """Class frequencies expected in use, which need not be those of the training data."""
 
 import csv
-import difflib
 import json
 import math
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from longtail import runs
-from longtail.errors import UserError, some, unknown
+from longtail.errors import UserError, meant, some, unknown
 from longtail.metrics import FloatArray
 
 
@@ -78,8 +77,7 @@ def read_weights(path: Path) -> dict[str, Any]:
         text = runs.read_text(path, "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
-        near = difflib.get_close_matches(str(path), ("uniform", "train"), n=1)
-        advice = f"did you mean {near[0]}?" if near else "--prior takes uniform, train, or a CSV or JSON file"
+        advice = meant(path, ("uniform", "train")) or "--prior takes uniform, train, or a CSV or JSON file"
         raise UserError(f"cannot read {path} ({reason}): {advice}") from error
     return _json_object(path, text) if path.suffix.lower() == ".json" else _csv_rows(path, text)
 

@@ -39,7 +39,7 @@ def closer(chapter: Chapter) -> list[Element]:
 
 def look_at(row: Row) -> Iterable[Element]:
     first = row.runs[0]
-    mapped = next((run for run in row.runs if reading.features(run, 1)), first)
+    mapped = next((run for run in row.runs if (run.folder / reading.FEATURES).exists()), first)
     yield subsection("Training", training(row))
     yield subsection("Calibration and features", grid([calibration(row), feature_map(mapped)]))
     yield subsection(f"What is taken for what (seed {first.seed})", *confusions(first))

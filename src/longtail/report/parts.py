@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from longtail.errors import no_formula
+from longtail.errors import counted, no_formula
 from longtail.report.html import Element, el
 from longtail.report.svg import Look, Plot, swatch
 
@@ -105,9 +105,7 @@ def points(difference: float, half_width: float | None) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    if count == 1:
-        return f"one {noun}"
-    return f"{count:,} {noun}{'es' if noun.endswith('s') else 's'}"
+    return f"one {noun}" if count == 1 else counted(count, noun)
 
 
 def listed(items: Sequence[Sequence[Inline]], most: int = 4) -> list[Inline]:

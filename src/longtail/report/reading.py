@@ -18,6 +18,7 @@ BROKEN = Exception  # a damaged archive or image fails in many ways
 PAIR: Shape = {"truth": count, "predicted": count, "share": number, "items": [count]}
 RARE: Shape = {"class": count, "accuracy": number, "items": [count]}
 EXAMPLES: Shape = {"confusions": [PAIR], "best_rare": [RARE], "worst_rare": [RARE]}
+FEATURES = "features.npz"
 SMALL = 4096  # bytes; a larger thumbnail is made smaller by a codec that loses a little
 
 
@@ -69,7 +70,7 @@ def _written(path: Path) -> float:
 def features(run: runs.Run, most: int) -> tuple[FloatArray, IntArray] | None:
     """Features of test images (N, F) and their labels (N,); of more than `most` so many at equal distances."""
     try:
-        with np.load(run.folder / "features.npz", allow_pickle=False) as stored:
+        with np.load(run.folder / FEATURES, allow_pickle=False) as stored:
             x_NF, y_N = np.asarray(stored["features"], np.float64), np.asarray(stored["labels"], np.int64)
         known = (y_N >= 0) & (y_N < len(run.metrics["per_class"]))
         sound = np.flatnonzero(known & np.isfinite(x_NF.reshape(len(y_N), -1)).all(1))

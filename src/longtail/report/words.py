@@ -14,6 +14,7 @@ from longtail.report.ties import ENOUGH, Verdict, compare_seeds
 
 CROWD = 6  # methods; the best of so many has had luck too
 SHORT = 5  # epochs; a second stage of fewer has hardly begun
+NARROWLY = ": by less than other test images could change. "
 
 
 class Contest(NamedTuple):
@@ -125,14 +126,14 @@ def conclusion(chapter: Chapter) -> Element | None:
     clear = [label for label, lead in leads.items() if lead > half]
     narrow = [label for label in leads if label not in clear]
     open_ = [row.label for row, _ in found.of("tied", None, "behind")]
-    says: list[Inline] = []
+    best, says = name(found.best.label), list[Inline]()
     if clear:
         beyond = ", and by more than other test images would change" if half else ""
-        says += ["Yes, that ", name(found.best.label), " is better than ", *_names(clear), f" there{beyond}. "]
+        says += ["Yes, that ", best, " is better than ", *_names(clear), f" there{beyond}. "]
     if narrow:
-        says += ["Likely, that it is better than ", *_names(narrow), ": by less than other test images could change. "]
+        says += ["Likely, that ", best, " is better than ", *_names(narrow), NARROWLY]
     if open_:
-        says += ["Undecided, whether it is better than ", *_names(open_), "."]
+        says += ["Undecided, whether ", best, " is better than ", *_names(open_), "."]
     return el("p", *says) if says else None
 
 
