@@ -1,18 +1,23 @@
 """The paper's Fig. 2 on CIFAR-100-LT: the gradient of each class's classifier weights, from the frequent classes to the rare.
 
-    python benchmarks/gradients.py --data DATA [--out runs/gradient] [--figure results/gradient.png] [--epochs 400]
+    python benchmarks/gradients.py --data DATA [--out runs/gradient] [--results results/gradient.json] [--epochs 400]
 
 Imbalance 100, the `equal` setting, three seeds: the linear stage of SupCon, cross-entropy with SupCon, and PaCo. What has
-finished under --out is not trained again.
+finished under --out is not trained again. The figure is written beside the results.
 """
 
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from measure import save, table
 
 import longtail
-from longtail import recipes
+from longtail import recipes, runs
 from longtail.config import Config
+from longtail.metrics import FloatArray
 
 METHODS = ("supcon", "ce-supcon", "paco")
 
@@ -28,16 +33,44 @@ def prepared(method: str, args: argparse.Namespace) -> Config:
     )
 
 
+def measured(run: runs.Run) -> dict[str, Any]:
+    """Gradient norms of a run by class, from frequent to rare: means over its epochs, and over their last tenth."""
+    with np.load(run.folder / runs.GRADIENTS) as stored:
+        norms_EC = stored["norms"][np.isfinite(stored["norms"]).all(1)].astype(float)
+    about = {name: run.environment[name] for name in ("seed", "started", "commit", "device", "versions")}
+    last = len(norms_EC) // 10 or 1
+    return about | {"epochs": len(norms_EC), "mean": short(norms_EC.mean(0)), "end": short(norms_EC[-last:].mean(0))}
+
+
+def short(mean_C: FloatArray) -> list[float]:
+    return [float(f"{x:.4g}") for x in mean_C]
+
+
+def steepness(found: list[dict[str, Any]], when: str) -> dict[str, float]:
+    """How many times the frequent classes' norms are those of rarer ones, as means over seeds: 1 is balanced."""
+    norms_SC = np.array([record[when] for record in found])
+    tenth, few, fifth = (norms_SC.shape[1] // part for part in (10, 20, 5))
+    return {
+        "head / tail": float((norms_SC[:, :tenth].mean(1) / norms_SC[:, -tenth:].mean(1)).mean()),
+        "within the head": float((norms_SC[:, :few].mean(1) / norms_SC[:, fifth - few : fifth].mean(1)).mean()),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path, default=Path("runs/gradient"))
-    parser.add_argument("--figure", type=Path, default=Path("results/gradient.png"))
+    parser.add_argument("--results", type=Path, default=Path("results/gradient.json"))
     parser.add_argument("--epochs", type=int, default=0, help="fewer than the setting's, to try it out")
     args = parser.parse_args()
+    found = {}
     for method in METHODS:
-        longtail.train(prepared(method, args), args.out / method, resume=True)
-    print("written:", longtail.figure("gradient", args.out, args.figure))
+        folders = longtail.train(prepared(method, args), args.out / method, resume=True)
+        found[method] = [measured(runs.read(folder)) for folder in folders]
+    save(args.results, found)
+    cases = [(method, when) for method in METHODS for when in ("mean", "end")]
+    print(table([{"method": method, "epochs": when} | steepness(found[method], when) for method, when in cases]))
+    print("written:", args.results, longtail.figure("gradient", args.out, args.results.with_suffix(".png")))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import longtail
 from longtail import recipes
 from longtail.cli import VERBS, main, reference
 from longtail.config import methods as config_methods
+from longtail.metrics import mean_std, paired_difference
 from longtail.report.table import table
 from tests.data.test_sources import cifar_entry, write
 from tests.test_large import write_imagenet
@@ -224,6 +225,39 @@ def test_the_figures_of_scale_are_those_that_were_measured():
         assert f"{shown[part]:,.0f}" in text, part
     assert f"**{shown['together'] / shown['step']:.3f}**" in text
     assert {scale["commit"][:7], stream["commit"][:7]} <= set(re.findall(r"commit (\w{7})", text))
+
+
+def test_the_gradients_of_figures_are_those_that_were_measured():
+    found = json.loads((ROOT / "results/gradient.json").read_text())
+    text = (ROOT / "docs/figures.md").read_text()
+
+    def times(seeds, when, first, second):
+        return np.mean([np.mean(seed[when][first]) / np.mean(seed[when][second]) for seed in seeds])
+
+    for method, seeds in found.items():
+        tail = [times(seeds, when, slice(10), slice(-10, None)) for when in ("mean", "end")]
+        head = [times(seeds, when, slice(5), slice(15, 20)) for when in ("mean", "end")]
+        assert f"| {tail[0]:.1f} | {tail[1]:.1f} | {head[0]:.2f} | {head[1]:.2f} |\n" in text, method
+        assert {seed["commit"][:7] for seed in seeds} <= set(re.findall(r"commit\s+(\w{7})", text))
+
+
+def test_the_alphas_of_the_theory_are_those_that_were_measured():
+    found = {
+        name: entry["validation"]
+        for name, entry in json.loads((ROOT / "results/paco_factors.json").read_text()).items()
+    }
+    text, longer = (ROOT / "docs/theory.md").read_text(), "longer queue, 8192"
+    pairs = {
+        "base": "alpha auto",
+        "alpha 0.02, as the text": "alpha auto",
+        "alpha 0.05": "alpha auto",
+        longer: f"{longer}, alpha auto",
+    }
+    for fixed, auto in pairs.items():
+        ahead, half = paired_difference(found[auto], found[fixed])
+        mean, std = mean_std(found[fixed])
+        assert f"| {mean:.1f} ± {std:.1f} | {ahead:+.1f} ± {half:.1f} |\n" in text, fixed
+        assert "| {:.1f} ± {:.1f} | |\n".format(*mean_std(found[auto])) in text, auto
 
 
 if __name__ == "__main__":  # the `longtail` of a page's shell
