@@ -3,6 +3,7 @@
 import json
 import os
 import struct
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,8 +127,17 @@ BLOCK, HEADER = 32768, 7  # of an offline file, which is a LevelDB log
 
 def records(folder: Path) -> list[list[Record]]:
     """Of each process that wrote, in order."""
-    files = sorted((folder / "wandb").glob("offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime_ns)
-    return [[Record.FromString(data) for data in chunks(file.read_bytes())] for file in files]
+    files = sorted((folder / "wandb").glob("offline-run-*/*.wandb"))  # named by the second in which they began
+    return [whole(file) for file in files]
+
+
+def whole(file: Path, seconds: float = 60) -> list[Record]:
+    """wandb's own process writes the last of it when `finish` has returned already."""
+    end = time.monotonic() + seconds
+    while not (found := [Record.FromString(data) for data in chunks(file.read_bytes())]) or not found[-1].HasField("exit"):
+        assert time.monotonic() < end, f"{file} has no end"
+        time.sleep(0.05)
+    return found
 
 
 def chunks(data: bytes):
@@ -137,6 +147,8 @@ def chunks(data: bytes):
             at += BLOCK - at % BLOCK
             continue
         _, length, kind = struct.unpack_from("<IHB", data, at)
+        if at + HEADER + length > len(data):  # being written
+            return
         parts += data[at + HEADER : at + HEADER + length]
         at += HEADER + length
         if kind in (1, 4):  # whole, or the last of several
