@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -271,11 +272,43 @@ def test_a_resumed_run_goes_on_as_it_was_chosen(tmp_path, capsys):
     assert "trained on other images" in capsys.readouterr().err
 
 
-def test_an_inspection_ends_with_what_to_do_next(tmp_path, capsys):
+def test_a_resumed_run_takes_the_images_that_are_named(tmp_path, capsys):
+    """They may have been moved; others are refused."""
+    root, other = folder(tmp_path / "images"), folder(tmp_path / "others", (24, 13, 1))
+    rest = [*FAST, "--out", str(tmp_path / "out")]
+    assert main(["train", str(root), *rest]) == 0
+    assert main(["train", str(other), *rest, "--resume"]) == 2
+    assert "trained on other images" in capsys.readouterr().err
+    root.rename(tmp_path / "moved")
+    assert main(["train", str(tmp_path / "moved"), *rest, "--resume"]) == 0
+
+
+def test_a_streamed_image_that_is_evaluated_is_known_to_be_bad_before_the_first_epoch(tmp_path, capsys):
+    root = folder(folder(tmp_path / "images"), split="val")
+    bad = root / "val/class0/3.png"
+    bad.write_bytes(bad.read_bytes()[:60])
+    train = ["train", str(root), *FAST, "--data.load", "stream", "--out", str(tmp_path / "out")]
+    assert main(train) == 2
+    assert f"cannot read the image {bad}" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    bad.unlink()
+    assert main(train) == 0
+
+
+def test_what_was_skipped_by_an_attempt_before_is_not_in_the_run(tmp_path):
     root = folder(tmp_path / "images")
-    assert main(["data", "inspect", str(root), "--quick"]) == 0
+    (tmp_path / "out/seed0").mkdir(parents=True)
+    (tmp_path / "out/seed0" / runs.SKIPPED).write_text('{"id": "train/a.png", "why": "it is empty"}\n')
+    assert main(["train", str(root), *FAST, "--out", str(tmp_path / "out")]) == 0
+    assert not (tmp_path / "out/seed0" / runs.SKIPPED).exists()
+
+
+def test_an_inspection_ends_with_what_to_do_next(tmp_path, capsys):
+    root = folder(tmp_path / "my images")
+    assert main(["data", "inspect", str(root), "--quick", "--data.no_download", "--data.image_size", "16"]) == 0
     said = capsys.readouterr().out
-    assert "chosen for these images" in said and said.rstrip().splitlines()[-1].startswith(f"  longtail compare {root}")
+    begin, compare = (shlex.split(line)[1:] for line in said.rstrip().splitlines()[-2:])
+    given = [str(root), "--data.no_download", "--data.image_size", "16"]
+    assert "chosen for these images" in said and begin[:5] == ["train", *given] and compare[:5] == ["compare", *given]
 
 
 def test_a_fixed_setting_is_not_chosen(tmp_path, capsys):

@@ -256,3 +256,18 @@ def test_on_a_terminal_a_page_is_laid_out(capsys, monkeypatch):
     manual.show("figures")
     shown = capsys.readouterr().out
     assert "picture: " in shown and "![" not in shown and "```" not in shown
+
+
+def test_a_run_that_cannot_be_written_to_is_not_measured_again(capsys, tmp_path, monkeypatch):
+    assert main(["train", "digits-lt", "--method", "ce", *FAST, "--out", str(tmp_path)]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)
+    says(capsys, ["eval", str(tmp_path)], "copy the run to where")
+
+
+def test_a_lack_of_memory_is_one_line(capsys, tmp_path, monkeypatch):
+    def none(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("longtail.engine.train.load", none)
+    says(capsys, ["train", "digits-lt", *FAST, "--out", str(tmp_path / "x")], "--data.load stream", code=1)

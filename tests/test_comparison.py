@@ -1,5 +1,6 @@
 """`longtail compare` on the digits and on a folder of images: one budget for all, nothing trained twice, ties marked."""
 
+import functools
 import json
 from dataclasses import replace
 
@@ -84,6 +85,26 @@ def test_a_folder_of_another_budget_is_an_error_also_for_all(tmp_path):
     compare("digits-lt", "ce", tmp_path, seeds=[0], epochs=1, change=quiet)
     with pytest.raises(UserError, match=r"started with another configuration .*train\.epochs was 1, now 2"):
         compare("digits-lt", "all", tmp_path, seeds=[0], epochs=2, change=quiet)
+
+
+def test_runs_of_other_images_are_not_put_into_the_table(tmp_path):
+    images = photographs(tmp_path / "images")
+    again = functools.partial(compare, images, ["ce"], tmp_path / "out", seeds=[0], epochs=1, change=quiet)
+    again()
+    (row,) = again()  # what has finished is taken as it is
+    assert row.label == "Cross-entropy"
+    next((images / "train").rglob("*.png")).unlink()
+    with pytest.raises(UserError, match="was trained on other images"):
+        again()
+
+
+def photographs(root):
+    for c, count in enumerate((8, 4)):
+        for split in ("train", "val"):
+            (root / split / f"class{c}").mkdir(parents=True)
+            for i in range(count):
+                Image.new("RGB", (16, 16), (9 * i, 100 * c, 0)).save(root / split / f"class{c}/{i}.png")
+    return root
 
 
 def test_where_no_method_can_be_trained_the_first_says_why(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from longtail import recipes, runs
 from longtail.choices import choose, look
 from longtail.config import Config, DataConfig
 from longtail.data.sources import DataSet, load_once
-from longtail.engine.folder import check_folder
+from longtail.engine.folder import check_folder, check_images
 from longtail.engine.train import train
 from longtail.errors import Interrupted, UserError
 from longtail.methods import make
@@ -142,11 +142,16 @@ def configure(
 
 
 def check(configs: dict[str, Config], where: Path, images: dict[DataConfig, DataSet]) -> dict[str, UserError]:
-    """The methods that cannot be trained on these images with this network, and why: known now, not after hours."""
+    """The methods that cannot be trained on these images with this network, and why: known now, not after hours.
+
+    Runs that are there already must be of these images, or one table would have two data sets.
+    """
     found = {}
     for name, config in configs.items():
+        data = load_once(config.data, images)
+        for seed in config.train.seeds:
+            check_images(where / name / f"seed{seed}", data)
         if unfinished(config, where / name):
-            data = load_once(config.data, images)
             try:
                 make(config, data.train.counts, stored=True).check(data.val is not None)
             except UserError as error:

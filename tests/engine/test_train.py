@@ -24,6 +24,7 @@ from longtail.data.decode import read_file
 from longtail.data.loader import ResidentLoader
 from longtail.data.sources import load
 from longtail.engine import checkpoint
+from longtail.engine import train as engine
 from longtail.engine.advice import out_of_memory
 from longtail.engine.capture import rehearse, state
 from longtail.engine.device import place
@@ -668,3 +669,22 @@ def test_a_run_goes_on_with_the_very_file_that_went_bad(tmp_path, monkeypatch):
             train(config, tmp_path / "out")
     (again,) = train(config, tmp_path / "out", resume=True)
     assert (again / runs.MODEL).read_bytes() == (whole / runs.MODEL).read_bytes()
+
+
+def test_a_run_that_another_process_began_meanwhile_is_not_continued(tmp_path, monkeypatch):
+    """Seeds follow one another, and each is looked at again when its turn comes."""
+    mine, other = tiny("ce", epochs=1, seeds=(0, 1)), tiny("ce", epochs=1, seeds=(1,))
+    other = replace(other, optim=replace(other.optim, lr=0.5))
+    begin = engine.train_seeds
+
+    def beginning(config, folders, *rest):
+        begin(config, folders, *rest)
+        if 0 in folders:
+            monkeypatch.setattr(engine, "train_seeds", begin)
+            train(other, tmp_path, data=DATA)
+            (tmp_path / "seed1" / runs.METRICS).unlink()  # as if it had been stopped
+
+    monkeypatch.setattr(engine, "train_seeds", beginning)
+    with pytest.raises(UserError, match="seed1 already holds a run"):
+        train(mine, tmp_path, data=DATA)
+    assert runs.load_config(tmp_path / "seed1").optim.lr == 0.5

@@ -51,6 +51,10 @@ def main(args: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `longtail recipes | head`
         close_output()
         return 141
+    except MemoryError:
+        less = "leave images on disk (--data.load stream), or lower --data.image_size or --train.batch_size"
+        print(f"longtail: not enough memory: {less}", file=sys.stderr)
+        return 1
     except OSError as error:
         if error.filename is not None:
             raise

@@ -16,6 +16,7 @@ from longtail.progress import columns, speaks, wrapped
 
 SHARED = ("data", "views", "model", "optim", "train", "log")  # sections that all methods have alike
 EVERY = ("method", *SHARED)
+PLACE = ("name", "root", "train_list", "test_list")  # where images lie
 
 
 def train_arguments(args: list[str]) -> tuple[str, Train, Config]:
@@ -73,9 +74,11 @@ def chosen_recipe(name: str, args: list[str]) -> Config:
 
 
 def chosen_for(name: str, args: list[str], given: Train) -> Config:
-    """For the user's images; one that is resumed goes on as it was chosen when it began."""
+    """For the user's images; one that is resumed goes on as it was chosen when it began, with the images that are named now:
+    they may have been moved, and others are refused by their checksum."""
     if given.resume and given.out and given.out.exists() and (begun := runs.find(given.out)):
-        return runs.load_config(begun[0])
+        stored = runs.load_config(begun[0])
+        return replace(stored, data=replace(stored.data, **{key: getattr(given.data, key) for key in PLACE}))
 
     from longtail.choices import choose, look
 
@@ -109,15 +112,22 @@ def expected(name: str, args: list[str], given: Inspect, all_read: bool) -> list
     """What `longtail train` would choose for these images, and how to begin."""
     from longtail.choices import choose, look
 
-    values = given_values(args, given)
-    words = [f"--{flag} {' '.join(map(str, v)) if isinstance(v, tuple) else v}" for flag, v in values.items()]
-    images = " ".join([shlex.quote(name), *words, *([] if all_read else ["--data.on_error skip"])])
+    words = [word for flag, value in given_values(args, given).items() for word in as_typed(flag, value)]
+    images = " ".join([*map(shlex.quote, [name, *words]), *([] if all_read else ["--data.on_error skip"])])
     return [
         *(wrapped(line, columns()) for line in choose(name, look(given.data)).lines(width=columns())),
         "next:",
         f"  longtail train {images}      PaCo with these choices",
         f"  longtail compare {images}    is it worth it? cross-entropy, Balanced Softmax and PaCo, three seeds each",
     ]
+
+
+def as_typed(flag: str, value: Any) -> list[str]:
+    """A flag and its value, as they stand on a command line."""
+    if isinstance(value, bool):
+        section, field = flag.rsplit(".", 1)
+        return [f"--{section}.{'' if value else 'no_'}{field}"]
+    return [f"--{flag}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
 
 
 def contrast_for(name: str) -> dict[str, int]:

@@ -39,7 +39,7 @@ class DataConfig(Section):
     """Side in pixels that the network sees."""
     load: Literal["auto", "resident", "stream"] = "auto"
     """`resident`: images are read once, their centre squares kept in memory at image_size; `stream`: whole images are read when
-    they are needed; `auto`: streams files for networks that see more than 96 pixels, or where memory would not hold them."""
+    they are needed; `auto`: streams files for networks that see more than 96 pixels, or of more than 16 GiB in memory."""
     resolution: int = 0
     """`stream`: the longer side in pixels at which images are kept to cut views from, larger ones are made smaller; 0: 16/7 of
     image_size, 512 at 224."""

@@ -164,10 +164,13 @@ def fit_in_memory(images: int, size: int) -> bool:
 
 def check_memory(images: int, size: int) -> None:
     """Refuse a set that would not fit, before the first image of it is decoded."""
-    if not fit_in_memory(images, size):
-        have = f"{images:,} images of {size}x{size} pixels take {images * size * size * 3 / 2**30:.1f} GiB of memory"
-        limit = f"above the {MEMORY_LIMIT / 2**30:.0f} GiB allowed"
-        raise UserError(f"{have}, {limit}: add --data.load stream, or lower --data.image_size")
+    from longtail.data.decode import memory
+
+    needed, has = images * size * size * 3, memory()
+    if not fit_in_memory(images, size) or needed > has:
+        have = f"{images:,} images of {size}x{size} pixels take {needed / 2**30:.1f} GiB of memory"
+        limit = f"{MEMORY_LIMIT / 2**30:.0f} GiB allowed" if has >= MEMORY_LIMIT else f"{has / 2**30:.1f} GiB there are"
+        raise UserError(f"{have}, above the {limit}: add --data.load stream, or lower --data.image_size")
 
 
 def resized(images: ImageArray, size: int) -> ImageArray:

@@ -1,6 +1,7 @@
 """What a trained network is worth: predictions on the test set, metrics, k-NN on features, latency; and the files of them."""
 
 import contextlib
+import os
 import resource
 import statistics
 import time
@@ -228,6 +229,8 @@ def evaluate(run: Path | str, data_root: Path | None = None, device: str = "auto
     """Measure the stored network of each finished run at or below `run` again; the twin of `longtail eval`."""
     results = {}
     for record in runs.finished([run]):
+        if not os.access(record.folder, os.W_OK):
+            raise UserError(f"cannot write to {record.folder}: copy the run to where its new figures can be written")
         with room_for(record.folder):
             results[record.folder] = evaluate_one(record, data_root, device)
     return results

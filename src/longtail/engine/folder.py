@@ -10,8 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
+import numpy as np
+
 from longtail import runs
 from longtail.config import Config, differences, to_dict
+from longtail.data.decode import BadImage, cannot_read, unreadable
+from longtail.data.pool import OnDisk
 from longtail.data.sources import DataSet
 from longtail.engine.environment import describe_environment
 from longtail.engine.run import Run
@@ -59,10 +63,21 @@ def check_folders(folders: Iterable[Path], config: Config, resume: bool) -> None
 
 
 def folders_left(folders: dict[int, Path], data: DataSet) -> dict[int, Path]:
-    """Of the seeds that have not finished, once all were seen to have the same images."""
+    """Of the seeds that have not finished, once all were seen to have the same images, and a new one all that it will need."""
     for folder in folders.values():
         check_images(folder, data)
-    return {seed: folder for seed, folder in folders.items() if not (folder / runs.METRICS).exists()}
+    left = {seed: folder for seed, folder in folders.items() if not (folder / runs.METRICS).exists()}
+    if not all(map(holds_a_run, left.values())):
+        check_evaluated(data)
+    return left
+
+
+def check_evaluated(data: DataSet) -> None:
+    """Images that would be read after the last epoch for the first time: a bad one is to be known before the first."""
+    for source in (data.test, data.val):
+        if source is not None and isinstance(source.images, OnDisk):
+            for number, why in unreadable(source.images.encoded, np.arange(len(source.labels))).items():
+                raise cannot_read(source.images.place(number), BadImage(why))
 
 
 @contextlib.contextmanager
@@ -80,6 +95,13 @@ def locked(folder: Path) -> Iterator[None]:
         except OSError as error:
             raise UserError(f"another process trains in {folder}: wait for it, or choose another --out") from error
         yield
+
+
+def take_folder(held: contextlib.ExitStack, config: Config, data: DataSet, resume: bool, folder: Path) -> None:
+    """For this process alone until `held` ends; and looked at once more, as another may have begun a run there meanwhile."""
+    held.enter_context(locked(folder))
+    check_folder(folder, config, resume)
+    check_images(folder, data)
 
 
 def take(file: IO[str]) -> None:
@@ -113,6 +135,8 @@ def start_folder(run: Run) -> None:
         lines = [json.dumps(image._asdict()) + "\n" for image in run.data.skipped]
         if lines:
             runs.write_text(run.folder / runs.SKIPPED, "".join(lines))
+        else:  # of an attempt that was stopped before its first epoch
+            (run.folder / runs.SKIPPED).unlink(missing_ok=True)
         runs.write_json(path, now)
     except OSError as error:
         raise UserError(f"cannot write to {run.folder} ({error.strerror}): choose another --out") from error

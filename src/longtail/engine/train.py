@@ -4,6 +4,7 @@ On a GPU several seeds train side by side: a network this small leaves most of t
 """
 
 import contextlib
+import functools
 import os
 import time
 import warnings
@@ -30,7 +31,7 @@ from longtail.engine.capture import CapturedStep, own_stream, rehearse
 from longtail.engine.device import choose_device, compile_kernels, precision, products_in
 from longtail.engine.environment import describe_model
 from longtail.engine.evaluate import finish, peak_memory
-from longtail.engine.folder import check_folders, folders_left, holds_a_run, locked, start_folder
+from longtail.engine.folder import check_folders, folders_left, holds_a_run, start_folder, take_folder
 from longtail.engine.listeners import Listeners
 from longtail.engine.listeners import check as check_listeners
 from longtail.engine.log import Log
@@ -40,6 +41,8 @@ from longtail.engine.signals import StopSignals
 from longtail.errors import Alone, BadFile, Interrupted, NoRoom, RunError, UserError, why
 from longtail.models.beside import Beside
 from longtail.progress import columns, wrapped
+
+Take = Callable[[Path], None]  # a run folder, for this process alone
 
 
 def fit(group: Sequence[Run], logs: Sequence[Log], stop: StopSignals) -> None:
@@ -165,34 +168,40 @@ def train(config: Config, out: Path | str, resume: bool = False, data: DataSet |
         raise UserError(f"train takes a Config, such as recipes.digits_lt(), got {type(config).__name__}")
     check_listeners(config.log)
     device = distributed.start(choose_device(config.train.device))
-    config, shows = distributed.counted(config), config.log.progress != "none" and distributed.is_first()
+    config = distributed.counted(config)
     folders = {seed: Path(out) / f"seed{seed}" for seed in config.train.seeds}
     distributed.by_first(check_folders, folders.values(), config, resume)
     if data is None:
         fetch = config.data.may_download
         data = distributed.in_turn(lambda: load(config.data)) if fetch else load(config.data, distributed.by_first)
-        if shows:
+        if shows(config):
             print(*(wrapped(line, columns()) for line in data.describe()), sep="\n", flush=True)
     distributed.check_same(data.checksum, "other images (by their checksum): give all the same --data.root")
-    left = distributed.by_first(folders_left, folders, data)
-    if shows:
-        for folder in folders.values():
-            if folder not in left.values():
-                print(f"{folder} has finished already", flush=True)
     in_a_row = device.type != "cuda" or config.train.step == "eager" or isinstance(data.train.images, OnDisk)
     together = 1 if in_a_row or distributed.several() else config.train.together
+    left = distributed.by_first(folders_left, folders, data)
+    for folder in folders.values():
+        if shows(config) and folder not in left.values():
+            print(f"{folder} has finished already", flush=True)
     seeds = list(left)
-    for i in range(0, len(seeds), together):
-        train_seeds(config, {seed: left[seed] for seed in seeds[i : i + together]}, data, device, shows)
+    with contextlib.ExitStack() as held:
+        take = functools.partial(take_folder, held, config, data, resume)
+        for i in range(0, len(seeds), together):
+            train_seeds(config, {seed: left[seed] for seed in seeds[i : i + together]}, data, device, take)
     return list(folders.values())
 
 
-def train_seeds(config: Config, folders: dict[int, Path], data: DataSet, device: torch.device, shows: bool) -> None:
+def shows(config: Config) -> bool:
+    """Whether this process says what happens."""
+    return config.log.progress != "none" and distributed.is_first()
+
+
+def train_seeds(config: Config, folders: dict[int, Path], data: DataSet, device: torch.device, take: Take) -> None:
     """Runs side by side, from their start or their checkpoints to their metrics."""
     made: list[Run] = []
-    exhausted, lock = False, contextlib.ExitStack()
+    exhausted = False
     try:
-        make_and_train(made, config, folders, data, device, shows, lock)
+        make_and_train(made, config, folders, data, device, take)
     except NonFinite as error:
         raise RunError(advise_finite(error.run, error) if error.run else str(error)) from error
     except RuntimeError as error:
@@ -210,8 +219,6 @@ def train_seeds(config: Config, folders: dict[int, Path], data: DataSet, device:
     except (OSError, SafetensorError, NoRoom) as error:
         parent = next(iter(folders.values())).parent
         raise RunError(f"cannot write to {parent} ({why(error)}): free some space and --resume") from error
-    finally:
-        lock.close()
     if exhausted and distributed.several():
         raise Alone(advise_several(config.train))
     if exhausted and len(folders) > 1:
@@ -223,25 +230,19 @@ def train_seeds(config: Config, folders: dict[int, Path], data: DataSet, device:
 
 
 def make_and_train(
-    made: list[Run],
-    config: Config,
-    folders: dict[int, Path],
-    data: DataSet,
-    device: torch.device,
-    shows: bool,
-    lock: contextlib.ExitStack,
+    made: list[Run], config: Config, folders: dict[int, Path], data: DataSet, device: torch.device, take: Take
 ) -> None:
     """The runs, of which `made` keeps account, and their training."""
     for seed, folder in folders.items():
         run = Run(config, seed, data, folder, device, made[0] if made else None)
-        distributed.by_first(lock.enter_context, locked(folder))
+        distributed.by_first(take, folder)
         begun, resumed = holds_a_run(folder), run.restore()
         distributed.check_same(
             run.steps_done(), f"another checkpoint in {folder}: --out must be a folder that all share"
         )
         distributed.by_first(start_folder, run)
         made.append(run)
-        if shows:
+        if shows(config):
             anew = ", from the start: it was stopped before its first checkpoint" if begun else ""
             where = f", continues at step {run.steps_done()} of {run.total_steps()}" if resumed else anew
             print(f"{folder}: {describe_model(run)}{where}", flush=True)
