@@ -80,16 +80,17 @@ def with_validation(config: Config, wider: float = 10) -> DataSet:
     return replace(data, val=val)
 
 
-def validation(folder: Path) -> float:
-    """Class-balanced accuracy on the validation images at the last epoch."""
-    last = json.loads((folder / runs.LOG).read_text().splitlines()[-1])
-    return float(last["val_accuracy"])
+def last_epoch(folder: Path) -> dict[str, Any]:
+    """With the class-balanced accuracy on the validation images, and of PaCo with P_sup."""
+    return dict(json.loads((folder / runs.LOG).read_text().splitlines()[-1]))
 
 
 def measure(config: Config, out: Path, data: DataSet) -> dict[str, Any]:
     start = time.perf_counter()
     folders = train(config, out, resume=True, data=data)
-    found = {"validation": [validation(folder) for folder in folders], "seeds": SEEDS, "identity": config.identity()}
+    ends = [last_epoch(folder) for folder in folders]
+    found = {"validation": [end["val_accuracy"] for end in ends], "P_sup": [end.get("P_sup") for end in ends]}
+    found |= {"seeds": SEEDS, "identity": config.identity()}
     seconds = round(time.perf_counter() - start)
     return found | where(choose_device(config.train.device)) | {"wall_seconds": seconds}
 

@@ -20,15 +20,16 @@ from longtail.config import Config
 from longtail.metrics import FloatArray
 
 METHODS = ("supcon", "ce-supcon", "paco")
+IMBALANCE, SETTING = 100, "equal"
 
 
 def prepared(method: str, args: argparse.Namespace) -> Config:
-    config = recipes.cifar100_lt(method, 100, "equal")
-    epochs = args.epochs or config.train.epochs
+    config = recipes.cifar100_lt(method, IMBALANCE, SETTING)
+    config = recipes.with_epochs(config, args.epochs or config.train.epochs)
     return replace(
         config,
         data=replace(config.data, root=args.data),
-        train=replace(config.train, seeds=(0, 1, 2), epochs=epochs),
+        train=replace(config.train, seeds=(0, 1, 2)),
         log=replace(config.log, gradients=True, progress="plain"),
     )
 
@@ -37,7 +38,8 @@ def measured(run: runs.Run) -> dict[str, Any]:
     """Gradient norms of a run by class, from frequent to rare: means over its epochs, and over their last tenth."""
     with np.load(run.folder / runs.GRADIENTS) as stored:
         norms_EC = stored["norms"][np.isfinite(stored["norms"]).all(1)].astype(float)
-    about = {name: run.environment[name] for name in ("seed", "started", "commit", "device", "versions")}
+    about = {name: run.environment[name] for name in ("seed", "started", "commit", "device", "versions", "model")}
+    about["resumed"] = len(run.environment.get("resumed", []))  # times
     last = len(norms_EC) // 10 or 1
     return about | {"epochs": len(norms_EC), "mean": short(norms_EC.mean(0)), "end": short(norms_EC[-last:].mean(0))}
 
@@ -49,28 +51,28 @@ def short(mean_C: FloatArray) -> list[float]:
 def steepness(found: list[dict[str, Any]], when: str) -> dict[str, float]:
     """How many times the frequent classes' norms are those of rarer ones, as means over seeds: 1 is balanced."""
     norms_SC = np.array([record[when] for record in found])
-    tenth, few, fifth = (norms_SC.shape[1] // part for part in (10, 20, 5))
-    return {
-        "head / tail": float((norms_SC[:, :tenth].mean(1) / norms_SC[:, -tenth:].mean(1)).mean()),
-        "within the head": float((norms_SC[:, :few].mean(1) / norms_SC[:, fifth - few : fifth].mean(1)).mean()),
-    }
+    tenth = norms_SC.shape[1] // 10
+    parts = (slice(tenth), slice(tenth, 2 * tenth), slice(-tenth, None))
+    first_S, second_S, last_S = (norms_SC[:, part].mean(1) for part in parts)
+    return {"head / tail": float((first_S / last_S).mean()), "within the head": float((first_S / second_S).mean())}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path, default=Path("runs/gradient"))
-    parser.add_argument("--results", type=Path, default=Path("results/gradient.json"))
+    parser.add_argument("--results", type=Path, help="else results/gradient.json, or with --epochs beside the runs")
     parser.add_argument("--epochs", type=int, default=0, help="fewer than the setting's, to try it out")
     args = parser.parse_args()
+    results = args.results or (args.out if args.epochs else Path("results")) / "gradient.json"
     found = {}
     for method in METHODS:
         folders = longtail.train(prepared(method, args), args.out / method, resume=True)
         found[method] = [measured(runs.read(folder)) for folder in folders]
-    save(args.results, found)
+    save(results, {"recipe": "cifar100-lt", "imbalance": IMBALANCE, "setting": SETTING, "methods": found})
     cases = [(method, when) for method in METHODS for when in ("mean", "end")]
     print(table([{"method": method, "epochs": when} | steepness(found[method], when) for method, when in cases]))
-    print("written:", args.results, longtail.figure("gradient", args.out, args.results.with_suffix(".png")))
+    print("written:", results, longtail.figure("gradient", args.out, results.with_suffix(".png")))
 
 
 if __name__ == "__main__":
