@@ -12,6 +12,8 @@ def good_files(folder):
     red.save(folder / "plain.png")
     red.convert("CMYK").save(folder / "cmyk.jpg", quality=100)
     Image.fromarray(np.full((20, 30), 0x8000, np.uint16)).save(folder / "deep.png")  # 16 bits
+    Image.fromarray(np.full((20, 30), 0x8000, np.int32)).save(folder / "deep.pgm")
+    (folder / "plain.pgm").write_text("P2 30 20 1023\n" + "512 " * 600)  # ten bits, in digits
     Image.new("L", (30, 20), 77).save(folder / "grey.png")
     red.save(folder / "animated.gif", save_all=True, append_images=[Image.new("RGB", (30, 20), (0, 0, 255))])
     Image.new("RGB", (30, 20), (0, 255, 0)).save(folder / "other.png.bmp", "PNG")  # not what its name says
@@ -27,6 +29,8 @@ def good_files(folder):
         "plain.png": (255, 0, 0),
         "cmyk.jpg": (254, 0, 0),
         "deep.png": (128, 128, 128),
+        "deep.pgm": (128, 128, 128),
+        "plain.pgm": (128, 128, 128),
         "grey.png": (77, 77, 77),
         "animated.gif": (255, 0, 0),
         "other.png.bmp": (0, 255, 0),
@@ -46,6 +50,8 @@ def bad_files(folder):
     (folder / "short.jpg").write_bytes((folder / "short.jpg").read_bytes()[:600])
     Image.new("1", (20_000, 20_000)).save(folder / "huge.png")
     Image.fromarray(np.ones((20, 30), np.float32)).save(folder / "float.tif")
+    Image.fromarray(np.full((20, 30), 0x8000, np.int32)).save(folder / "deep.tif")
+    (folder / "float.pgm").write_bytes(b"Pf 30 20 -1.0\n" + np.ones(600, "<f4").tobytes())
     (folder / "dead.png").symlink_to(folder / "gone.png")
     return {
         "empty.jpg": "the file is empty",
@@ -54,5 +60,7 @@ def bad_files(folder):
         "short.jpg": "Truncated",
         "huge.png": "decompression bomb",
         "float.tif": "32-bit",
+        "deep.tif": "32-bit, mode I",
+        "float.pgm": "32-bit, mode F",
         "dead.png": "it is not a file",
     }

@@ -35,8 +35,8 @@ def of(folder, **options) -> DataConfig:
 def test_unusual_images_are_read_as_they_are_meant(folder):
     wanted = good_files(folder / "train/cat")
     found = inspect(of(folder))
-    assert not found.unreadable and found.read == 19 and (found.turned, found.animated) == (2, 1)
-    assert found.formats == {"PNG": 15, "JPEG": 2, "GIF": 1, "TIFF": 1} and found.modes["CMYK"] == 1
+    assert not found.unreadable and found.read == 21 and (found.turned, found.animated) == (2, 1)
+    assert found.formats == {"PNG": 15, "JPEG": 2, "PPM": 2, "GIF": 1, "TIFF": 1} and found.modes["CMYK"] == 1
     assert found.width == (30, 30, 30) and found.height == (20, 20, 30)
     source = load(of(folder)).train
     corner = {i.split("/")[-1]: image[0, 0] for i, image in zip(source.ids, source.images, strict=True)}
@@ -65,7 +65,7 @@ def test_counts_need_no_image(folder, monkeypatch):
     bad_files(folder / "train/cat")
     monkeypatch.setattr("longtail.data.inspection.look", None)
     found = inspect(of(folder), quick=True)
-    assert (found.counts, found.test_counts, found.imbalance) == ([10, 3], [2, 2], 10 / 3)
+    assert (found.counts, found.test_counts, found.imbalance) == ([12, 3], [2, 2], 4)
     assert found.shot_groups == {"many": 0, "medium": 0, "few": 2} and found.read == 0
     assert [image.id for image in found.unreadable] == ["train/cat/dead.png", "train/cat/empty.jpg"]  # known without it
 
@@ -156,9 +156,9 @@ def test_a_training_lists_what_it_left_out(folder, tmp_path_factory):
     more = ["--data.on_error", "skip", "--train.device", "cpu"]
     assert main(["train", str(folder), *flags.split(), "--out", str(out / "b"), *more]) == 0
     lines = [json.loads(line) for line in (out / "b/seed0/skipped.jsonl").read_text().splitlines()]
-    assert len(lines) == 7 and {"id": "train/cat/empty.jpg", "why": "the file is empty"} in lines
+    assert len(lines) == 9 and {"id": "train/cat/empty.jpg", "why": "the file is empty"} in lines
     environment = json.loads((out / "b/seed0/environment.json").read_text())
-    assert environment["data"]["counts"] == [3, 3] and "7 images cannot be read" in environment["data"]["notes"][-1]
+    assert environment["data"]["counts"] == [3, 3] and "9 images cannot be read" in environment["data"]["notes"][-1]
 
 
 def test_the_verbs_have_twins(folder, tmp_path_factory):

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from PIL import Image
 from longtail import recipes
 from longtail.config import DataConfig
 from longtail.data import load
+from longtail.data.folder import file_pool, split_files
+from longtail.data.imbalance import validation_split
 from longtail.data.lists import READERS
 from longtail.errors import UserError
 
@@ -188,6 +191,51 @@ def test_a_file_is_one_however_a_list_spells_it(images):
     (images / "elsewhere").mkdir()
     test = write_text(images / "elsewhere/test.txt", [(str(images / rows[0][0]), rows[0][1])])
     assert "in both lists" in str(load(DataConfig(name="list", train_list=twice, test_list=test, image_size=6)).notes)
+
+
+def many_lines(images, n=20) -> list[tuple[str, str]]:
+    """Files of two classes."""
+    for c in "01":
+        (images / c).mkdir()
+        for i in range(n):
+            Image.new("RGB", (6, 6), (i, 9, 9)).save(images / c / f"{i}.png")
+    return [(f"{c}/{i}.png", c) for i in range(n) for c in "01"]
+
+
+def parts_of(data) -> list[set[str]]:
+    return [set(part.ids.tolist()) for part in (data.train, data.val, data.test) if part]
+
+
+def test_a_file_named_twice_is_on_one_side_of_the_validation_split(images):
+    rows = many_lines(images)
+    once, twice = (write_text(images / f"{i}.txt", rows * i) for i in (1, 2))
+    test = write_text(images / "test.txt", [("train/cat/0.png", "0"), ("train/dog/0.png", "1")])
+    train, val, _ = parts_of(load(config(twice, test, val_fraction=0.2)))
+    assert not train & val and len(train) == 32 and len(val) == 8
+    data = load(config(twice, test, val_fraction=0.2))
+    assert len(data.train.ids) == 64 and len(data.val.ids) == 16  # each line still counts
+    assert parts_of(load(config(once, test, val_fraction=0.2)))[1] == val
+
+
+def test_a_file_of_two_classes_is_only_trained_on(images):
+    rows = many_lines(images)
+    torn = [(file, "1" if label == "0" else "0") for file, label in rows[:20]]
+    train = write_text(images / "torn.txt", [*rows, *torn])
+    test = write_text(images / "test.txt", [("train/cat/0.png", "0"), ("train/dog/0.png", "1")])
+    for data in (load(config(train, val_fraction=0.2)), load(config(train, test, val_fraction=0.2))):
+        trained, *held = parts_of(data)
+        assert {file for file, _ in torn} <= trained and all(held)
+        assert sum(map(len, (trained, *held))) == len(trained.union(*held))  # none on two sides
+    assert "of that class alone, to evaluate on" in refusal(write_text(images / "all.txt", [*torn, *rows[:20]]))
+
+
+def test_a_split_by_files_is_that_by_labels_where_none_is_named_twice():
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(5), (100, 40, 9, 5, 2)))
+    ids = [f"{i}.png" for i in range(len(labels))]
+    pool = file_pool(Path("none"), ids, labels, tuple("abcde"), 6, False)
+    for fraction in (0, 0.1, 0.2):
+        for found, wanted in zip(split_files(pool, fraction), validation_split(labels, fraction), strict=True):
+            assert np.array_equal(found, wanted) and found.dtype == wanted.dtype
 
 
 def test_labels_mean_the_same_in_both_lists(images):

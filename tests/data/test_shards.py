@@ -16,7 +16,7 @@ from longtail.data import load
 from longtail.data.decode import BadImage
 from longtail.data.inspection import inspect
 from longtail.data.packing import shard
-from longtail.data.shards import GROUP_BYTES, OPEN_FILES, Rows, Shard
+from longtail.data.shards import GROUP_BYTES, OPEN_FILES, Rows, Shard, Writer
 from longtail.data.sources import open_data
 from longtail.errors import UserError
 
@@ -56,7 +56,7 @@ def test_shards_are_the_folder(folder, tmp_path, monkeypatch):
     for a, b in ((wanted.train, found.train), (wanted.test, found.test)):
         assert np.array_equal(a.images, b.images) and np.array_equal(a.labels, b.labels)
         assert a.ids.tolist() == b.ids.tolist() and a.class_names == b.class_names
-    groups = pq.ParquetFile(tmp_path / "out/train-00000.parquet").metadata.num_row_groups
+    groups = pq.ParquetFile(tmp_path / "out/train-00000-of-00001.parquet").metadata.num_row_groups
     assert groups > 5 and sorted(p.name for p in tmp_path.iterdir()) == ["images", "out"]
 
 
@@ -116,7 +116,7 @@ def test_shards_without_an_evaluation_set_give_a_fifth(folder, tmp_path):
 
 def test_features_are_what_datasets_looks_for(folder, tmp_path):
     shard(of(folder), tmp_path / "out")
-    schema = pq.read_schema(tmp_path / "out/train-00000.parquet")
+    schema = pq.read_schema(tmp_path / "out/train-00000-of-00001.parquet")
     features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
     assert features["label"] == {"names": ["cat", "dog"], "_type": "ClassLabel"}
     assert features["image"] == {"_type": "Image"} and schema.field("image").type.names == ["bytes", "path"]
@@ -169,7 +169,7 @@ def test_bytes_that_have_changed_are_noticed(folder, tmp_path):
 def test_a_shard_cut_short_under_its_reader_ends_no_process(folder, tmp_path):
     """As when somebody writes it anew: a file mapped into memory would end the process with a bus error."""
     shard(of(folder), tmp_path / "out")
-    file = tmp_path / "out/train-00000.parquet"
+    file = tmp_path / "out/train-00000-of-00001.parquet"
     code = """
 import os, pathlib, sys
 from longtail.data.decode import BadImage
@@ -186,7 +186,7 @@ except BadImage as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
-    assert "train-00000.parquet" in done.stdout
+    assert "train-00000-of-00001.parquet" in done.stdout
 
 
 def test_a_bad_image_is_not_packed_unseen(folder, tmp_path):
@@ -255,6 +255,70 @@ def test_names_of_files_say_what_they_are_for(tmp_path):
     data = load(config(tmp_path))
     assert (len(data.train.labels), len(data.test.labels)) == (3, 2)
     assert data.notes[0] == "train validation are used, data* test* is left alone"
+
+
+@pytest.mark.parametrize("name", ["testset", "testA", "Test_2", "valset", "VALUES", "validated", "testing1"])
+def test_files_whose_names_begin_with_val_or_test_are_evaluated_on(tmp_path, name):
+    with_names(tmp_path / "data.parquet", [0, 1, 2, 0], ["cat", "dog", "eel"])
+    with_names(tmp_path / f"{name}.parquet", [0, 1], ["cat", "dog", "eel"])
+    data = load(config(tmp_path))
+    assert (len(data.train.labels), len(data.test.labels)) == (4, 2) and not data.notes[1:]
+
+
+def test_all_files_of_a_kind_are_used(tmp_path):
+    for name, labels in {"trainA": [0], "training-b": [1, 2], "testA": [0, 1, 2], "testB": [1], "other": [0]}.items():
+        with_names(tmp_path / f"{name}.parquet", labels, ["cat", "dog", "eel"])
+    data = load(config(tmp_path))
+    assert data.train.labels.tolist() == [0, 1, 2] and data.test.labels.tolist() == [0, 1, 2, 1]
+    assert data.notes == ("train test are used, other* is left alone",)
+
+
+def ten_shards(folder, tmp_path, monkeypatch):
+    """As they are packed: 47 images of 12 kB, five to a file."""
+    monkeypatch.setattr("longtail.data.shards.GROUP_BYTES", 50_000)
+    monkeypatch.setattr("longtail.data.packing.Writer", lambda *args: Writer(*args[:-1], file_bytes=50_000))
+    shard(of(folder), tmp_path / "out")
+    return tmp_path / "out"
+
+
+@pytest.mark.parametrize("number", [0, 3, 9])
+def test_a_shard_that_is_missing_is_noticed(folder, tmp_path, monkeypatch, number):
+    out = ten_shards(folder, tmp_path, monkeypatch)
+    assert len(load(config(out)).train.labels) == 47
+    (out / f"train-{number:05d}-of-00010.parquet").unlink()
+    words = f"shards are missing in {out}, 1 in all (train-{number:05d}-of-00010.parquet): put back what is missing"
+    assert words in refusal(out)
+    with pytest.raises(UserError, match="shards are missing"):
+        inspect(config(out), quick=True)
+
+
+def test_a_missing_file_of_the_evaluation_set_is_noticed_but_not_one_of_a_set_that_is_left_alone(tmp_path):
+    for name in ("train-00000-of-00001", "validation-00001-of-00002", "test-00000-of-00009-0f3a"):
+        with_names(tmp_path / f"{name}.parquet", [0, 1, 2], ["cat", "dog", "eel"])
+    assert "1 in all (validation-00000-of-00002.parquet)" in refusal(tmp_path)
+    with_names(tmp_path / "validation-00000-of-00002.parquet", [0], ["cat", "dog", "eel"])
+    assert len(load(config(tmp_path)).test.labels) == 4
+    for path in tmp_path.glob("validation-*"):
+        path.unlink()
+    gone = "test-00001-of-00009.parquet, test-00002-of-00009.parquet, test-00003-of-00009.parquet, …"
+    assert f"8 in all ({gone})" in refusal(tmp_path)
+
+
+def test_shards_that_were_written_before_names_had_a_total(folder, tmp_path, monkeypatch):
+    out = ten_shards(folder, tmp_path, monkeypatch)
+    for path in out.iterdir():
+        path.rename(out / f"{path.name.split('-of-')[0]}.parquet")
+    assert len(load(config(out)).train.labels) == 47
+    (out / "train-00000.parquet").unlink()
+    (out / "train-00003.parquet").unlink()
+    assert "2 in all (train-00000.parquet, train-00003.parquet)" in refusal(out)
+
+
+def test_numbers_of_other_kinds_have_no_gaps(tmp_path):
+    for name in ("train-1-of-2", "train-2-of-2", "train-2023", "train-7", "test-20240101"):
+        with_names(tmp_path / f"{name}.parquet", [0, 1, 2], ["cat", "dog", "eel"])
+    data = load(config(tmp_path))
+    assert (len(data.train.labels), len(data.test.labels)) == (12, 3)
 
 
 def test_few_files_are_open_at_a_time(tmp_path):

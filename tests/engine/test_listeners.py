@@ -134,7 +134,9 @@ def records(folder: Path) -> list[list[Record]]:
 def whole(file: Path, seconds: float = 60) -> list[Record]:
     """wandb's own process writes the last of it when `finish` has returned already."""
     end = time.monotonic() + seconds
-    while not (found := [Record.FromString(data) for data in chunks(file.read_bytes())]) or not found[-1].HasField("exit"):
+    while not (found := [Record.FromString(data) for data in chunks(file.read_bytes())]) or not found[-1].HasField(
+        "exit"
+    ):
         assert time.monotonic() < end, f"{file} has no end"
         time.sleep(0.05)
     return found

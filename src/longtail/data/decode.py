@@ -277,7 +277,7 @@ def upright(image: "Image.Image") -> "Image.Image":
     """The first frame as its camera meant it, in RGB."""
     from PIL import ImageOps
 
-    return _eight_bit(ImageOps.exif_transpose(image)).convert("RGB")
+    return _eight_bit(ImageOps.exif_transpose(image), image.format).convert("RGB")
 
 
 def _refuse_bomb(image: "Image.Image") -> None:
@@ -289,11 +289,11 @@ def _refuse_bomb(image: "Image.Image") -> None:
         raise BadImage(f"{image.width}x{image.height} pixels may be a decompression bomb")
 
 
-def _eight_bit(image: "Image.Image") -> "Image.Image":
+def _eight_bit(image: "Image.Image", format: str | None) -> "Image.Image":
     """PIL clips deeper greys to white on conversion; 16 bits are scaled, and where the range is unknown we say so."""
     from PIL import Image
 
-    if image.mode.startswith("I;16"):
+    if image.mode.startswith("I;16") or (format, image.mode) == ("PPM", "I"):  # a PGM, of 16 bits at most
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise BadImage(f"its pixels are 32-bit, mode {image.mode}; save it with 8 bits a channel")

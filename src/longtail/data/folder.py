@@ -186,13 +186,34 @@ def _evaluation_pool(
 def own_split(name: str, pool: Pool, why: str) -> Opened:
     """A fifth of each class is evaluated on, where nothing else is there for it."""
     check_classes(name, pool)
-    kept, held = validation_split(pool.labels, OWN_SPLIT)
+    kept, held = split_files(pool, OWN_SPLIT)
     if not len(held):
-        raise UserError(f"{name} has no class of five images or more to evaluate on: add images, or an evaluation set")
+        lacks = f"{name} has no class of five images or more, of that class alone, to evaluate on"
+        raise UserError(f"{lacks}: add images, or an evaluation set")
     train, test = pool.subset(kept), pool.subset(held)
     bare = no_image_notes(pool.class_names, pool.counts, test.counts, "evaluation")
     note = f"{why}: {len(held):,} of {len(pool.labels):,} images (a fifth per class) are the evaluation set"
     return Opened(name, train, test, int(train.counts.max()), (note, *_too_few(train.counts, test.counts), *bare))
+
+
+def split_files(pool: Pool, fraction: float) -> tuple[IntArray, IntArray]:
+    """The validation split, by files: all lines of one are on one side, and they train where their classes differ."""
+    if not fraction:  # names of a million files take seconds
+        return np.arange(len(pool.labels)), np.array([], np.int64)
+    lines, labels = dict[str, list[int]](), pool.labels.tolist()
+    for i, file in enumerate(files_of(pool)):
+        lines.setdefault(file, []).append(i)
+    plain = [same for same in lines.values() if len({labels[i] for i in same}) == 1]
+    _, chosen = validation_split(pool.labels[[same[0] for same in plain]], fraction)
+    held = np.sort(np.array([i for c in chosen for i in plain[c]], np.int64))
+    return np.setdiff1d(np.arange(len(labels)), held), held
+
+
+def files_of(pool: Pool) -> list[str]:
+    """The files themselves, however lists spell them; of images that are none, their ids."""
+    if pool.place is None:
+        return [str(i) for i in pool.ids]
+    return [os.path.abspath(str(pool.place(i))) for i in range(len(pool.labels))]
 
 
 def _too_few(train_C: IntArray, test_C: IntArray) -> list[str]:

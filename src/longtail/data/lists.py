@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from longtail import runs
-from longtail.data.folder import file_pool, own_split
+from longtail.data.folder import file_pool, files_of, own_split
 from longtail.data.pool import IntArray, Opened, Pool, no_image_notes
 from longtail.errors import UserError, some
 
@@ -61,8 +61,9 @@ def open_lists(
     classes = find_classes(train_list, listed)
     train = _pool(train_list, listed, classes, root, image_size, skip)
     notes = [*listed.notes, *_mixed(train_list, listed), *_repeated(train_list, train)]
-    if test_list is None:  # a file that is named twice must not be on both sides
-        once = {named: i for i, named in reversed([*enumerate(zip(_files(train), train.labels.tolist(), strict=True))])}
+    if test_list is None:  # what is named twice would be evaluated on twice
+        named = [*zip(files_of(train), train.labels.tolist(), strict=True)]
+        once = {line: i for i, line in reversed([*enumerate(named)])}
         opened = own_split(train_list.stem, train.subset(np.sort(np.array([*once.values()]))), "no --data.test_list")
         return replace(opened, notes=(*notes, *opened.notes))
     other = read_list(test_list, columns)
@@ -257,16 +258,10 @@ def _mixed(path: Path, listed: Listed) -> list[str]:
     return [f"warning: labels of {path.name} are numbers but for {some(names)}: all of them are taken as names"]
 
 
-def _files(pool: Pool) -> list[str]:
-    """The files themselves, however lists spell them."""
-    assert pool.place is not None
-    return [os.path.abspath(str(pool.place(i))) for i in range(len(pool.labels))]
-
-
 def _repeated(path: Path, pool: Pool) -> list[str]:
     """Files that a list names more than once."""
     labels: dict[str, set[int]] = {}
-    files, ids = _files(pool), pool.ids.tolist()
+    files, ids = files_of(pool), pool.ids.tolist()
     for file, label in zip(files, pool.labels.tolist(), strict=True):
         labels.setdefault(file, set()).add(label)
     again = len(ids) - len(labels)
@@ -277,8 +272,8 @@ def _repeated(path: Path, pool: Pool) -> list[str]:
 
 
 def _in_both(train: Pool, test: Pool) -> list[str]:
-    there = set(_files(train))
-    both = sorted(name for file, name in zip(_files(test), test.ids.tolist(), strict=True) if file in there)
+    there = set(files_of(train))
+    both = sorted(name for file, name in zip(files_of(test), test.ids.tolist(), strict=True) if file in there)
     return (
         [f"warning: files that are in both lists, training and evaluation: {len(both):,} ({some(both)})"]
         if both

@@ -19,13 +19,16 @@ import numpy.typing as npt
 from longtail.data.decode import BadImage, encoded_pool, refuse_shortage
 from longtail.data.folder import EVALUATION, own_split
 from longtail.data.pool import Opened, Pool, no_image_notes
-from longtail.errors import UserError
+from longtail.errors import UserError, some
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 COLUMNS = ("image", "label")
-TRAINING = ("train", "training")
+TRAINING = "train"
+KINDS = sorted((TRAINING, *EVALUATION), key=len, reverse=True)  # by how names begin; the longest counts
+NUMBERED = re.compile(r"(|.*\D)(\d{1,6})(-of-\d{1,6})(?:|\D.*)\.parquet", re.IGNORECASE)
+UNCOUNTED = re.compile(r"(train-|test-)(\d{5})()\.parquet", re.IGNORECASE)  # ours, before names said how many there are
 CHECKED: dict[str, Any] = {"page_checksum_verification": True}  # where a file has checksums, as ours do
 GROUP_BYTES = 2**20  # of a row group
 OPEN_FILES = 8  # of each thread
@@ -41,12 +44,13 @@ def open_shards(root: Path | None, columns: Sequence[str], image_size: int, skip
     name, image, label = root.resolve().name, *(columns or COLUMNS)
     splits: dict[str, list[Shard]] = {}
     for file in files:
-        splits.setdefault(re.split(r"[^a-z]", file.name.lower())[0], []).append(Shard(file, image, label))
+        splits.setdefault(_kind(file.name.lower()), []).append(Shard(file, image, label))
     tests = [s for s in EVALUATION if s in splits]
     rest = [s for s in splits if s not in tests]
-    used = [s for s in rest if s in TRAINING] or rest
+    used = [s for s in rest if s == TRAINING] or rest
     if not used:
         raise UserError(f"{root} has files to evaluate on alone ({', '.join(tests)}): add train-*.parquet")
+    _refuse_gaps(root, [shard.path.name for s in (*used, *tests[:1]) for shard in splits[s]])
     train = _pool([shard for s in used for shard in splits[s]], image_size, skip)
     if not tests:
         opened = own_split(name, train, "no evaluation shards")
@@ -55,6 +59,32 @@ def open_shards(root: Path | None, columns: Sequence[str], image_size: int, skip
     notes = _left_alone(splits, [*used, tests[0]])
     notes += no_image_notes(train.class_names, train.counts, test.counts, "evaluation")
     return Opened(name, train, test, int(train.counts.max()), tuple(notes))
+
+
+def _kind(name: str) -> str:
+    """What a file is for, by how its name begins; else its first word."""
+    return next((kind for kind in KINDS if name.startswith(kind)), re.split(r"[^a-z]", name)[0])
+
+
+def _refuse_gaps(root: Path, names: Sequence[str]) -> None:
+    """Files that have been lost would be images lost in silence: the names of the others tell."""
+    numbers: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        if found := NUMBERED.fullmatch(name) or UNCOUNTED.fullmatch(name):
+            head, number, total = found.groups()
+            numbers.setdefault((head, total), []).append(number)
+    lost = [name for (head, total), there in numbers.items() for name in _lost(head, total, there)]
+    if lost:
+        fix = "put back what is missing, or write all shards again; to do without it, number the others anew"
+        raise UserError(f"shards are missing in {root}, {len(lost):,} in all ({some(lost)}): {fix}")
+
+
+def _lost(head: str, total: str, there: Sequence[str]) -> list[str]:
+    """Counted from 0, or from 1 where the last number is the total."""
+    present, width = set(map(int, there)), min(map(len, there))
+    every = int(total.rpartition("-")[2]) if total else max(present) + 1
+    first = int(every in present)
+    return [f"{head}{n:0{width}d}{total}.parquet" for n in range(first, first + every) if n not in present]
 
 
 def _left_alone(splits: dict[str, Any], used: Sequence[str]) -> list[str]:
@@ -216,7 +246,7 @@ def _words(error: Exception) -> str:
 
 
 class Writer:
-    """One split, in files of about so many bytes."""
+    """One split, in files of about so many bytes; once all are written their names say how many there are."""
 
     def __init__(self, folder: Path, split: str, class_names: Sequence[str], file_bytes: int) -> None:
         _parquet()
@@ -228,7 +258,8 @@ class Writer:
         self.schema = pa.schema([("image", image), ("label", pa.int64())], metadata=metadata)
         self.folder, self.split, self.file_bytes = folder, split, file_bytes
         self.rows: list[dict[str, Any]] = []
-        self.group_bytes = self.written = self.files = 0
+        self.paths: list[Path] = []
+        self.group_bytes = self.written = 0
         self.file: Any = None
 
     def add(self, encoded: bytes, path: str, label: int) -> None:
@@ -245,11 +276,11 @@ class Writer:
         if not self.rows:
             return
         if self.file is None:
-            path = self.folder / f"{self.split}-{self.files:05d}.parquet"
+            self.paths.append(self.folder / f"{self.split}-{len(self.paths):05d}.parquet")
             options: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": ["label"]}
             options["write_page_checksum"] = True
-            self.file = _parquet().ParquetWriter(path, self.schema, **options)
-            self.files, self.written = self.files + 1, 0
+            self.file = _parquet().ParquetWriter(self.paths[-1], self.schema, **options)
+            self.written = 0
         self.file.write_table(pa.Table.from_pylist(self.rows, self.schema))
         self.written += self.group_bytes
         self.rows, self.group_bytes = [], 0
@@ -264,3 +295,5 @@ class Writer:
     def close(self) -> None:
         self.flush()
         self.end()
+        for path in self.paths:
+            path.rename(path.with_name(f"{path.stem}-of-{len(self.paths):05d}.parquet"))

@@ -16,8 +16,8 @@ import numpy as np
 from longtail.config import DataConfig
 from longtail.data.cifar import open_cifar
 from longtail.data.decode import unreadable
-from longtail.data.folder import open_folder
-from longtail.data.imbalance import PROFILES, checksum, draw, shot_groups, validation_split
+from longtail.data.folder import open_folder, split_files
+from longtail.data.imbalance import PROFILES, checksum, draw, shot_groups
 from longtail.data.lists import open_lists
 from longtail.data.pool import (
     ImageArray,
@@ -94,7 +94,7 @@ def load(config: DataConfig, once: Once = lambda work, *args: work(*args)) -> Da
     drawn, notes = long_tail(opened, config)
     every = np.arange(len(opened.test.labels))
     take = _way_to_take(config, opened, len(drawn) + len(every), once)
-    kept, held = validation_split(pool.labels[drawn], config.val_fraction)
+    kept, held = split_files(pool.subset(drawn), config.val_fraction)
     if config.val_fraction > 0:
         before, given = (class_counts(pool.labels[indices], names) for indices in (drawn, drawn[held]))
         notes += no_image_notes(names, before, given, "validation")
