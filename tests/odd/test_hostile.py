@@ -206,6 +206,6 @@ def test_class_names_are_shown_and_not_obeyed(odd):
     with in_folder(odd.place) as here, before_the_work():
         lines = [f'{odd.root}/pets/cat/{i}.{"jpg" if i % 2 else "png"},"{name}"' for name in NAMES for i in range(6)]
         (here / "list.csv").write_text("path,label\n" + "\n".join(lines) + "\n", newline="")
-        found = command(["data", "inspect", "list.csv"])
+        found = command(["data", "inspect", "list.csv", "--data.test_list", "list.csv"])
     assert found.code == 0 and all(line.isprintable() for line in found.out.splitlines())
     assert "[/red]" in found.out and "\\x1b[2J" in found.out
