@@ -70,6 +70,16 @@ def test_spread_and_steepness():
     assert many.steepness == 6  # the first two of twenty over the last two
 
 
+@pytest.mark.filterwarnings("error")
+def test_without_any_gradient_there_is_no_ratio(folder, tmp_path):
+    for file in folder.rglob(runs.GRADIENTS):
+        np.savez(file, norms=np.zeros((4, 6)), stages=np.array(EPOCHS["paco"]))
+    assert {pull.named for pull in pulls(folder).values()} == {"SupCon", "PaCo"}
+    page = Page(report(folder, tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert not any("head / tail" in words for words in page.text["li"])
+    figure("gradient", folder, tmp_path / "g.svg")
+
+
 def test_what_is_drawn_are_these_lines(folder, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))

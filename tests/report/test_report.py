@@ -23,7 +23,7 @@ from longtail.metrics import paired_difference
 from longtail.report import closer, reading, words
 from longtail.report.chapter import make_chapters
 from longtail.report.document import report
-from longtail.report.table import make_rows
+from longtail.report.table import make_rows, standing, to_markdown
 from tests.report import browser
 from tests.report.made import PER_CLASS, Page, make_run
 
@@ -165,6 +165,24 @@ def test_other_budgets_are_a_caution(folder):
     assert any("outside the comparison" in text and "epochs=99" in text for text in says)
 
 
+def test_only_methods_that_can_be_compared_are_called_best(folder, tmp_path):
+    """Others of the same data are as many, of three seeds too, and better; but they were trained for less long."""
+    for method in ("focal", "balanced-softmax"):
+        config = recipes.digits_lt(method)
+        shorter = replace(config, train=replace(config.train, epochs=9))
+        for seed in range(3):
+            make_run(folder / f"{method}/seed{seed}", shorter, seed, COUNTS, right=1.0)
+    page = read(report(folder, tmp_path / "page.html"))
+    marks = page.text["span"]
+    assert marks.count("best") == 2 and marks.count("another length") == 4  # over all, and on rare classes
+    assert "another length: not compared with the others" in page.words()
+    (chapter,) = make_chapters(rows := make_rows(runs.finished(folder)))
+    assert {row.label for row in chapter.peers} == {"PaCo", "Cross-entropy"}
+    words_of = dict(zip([row.label for row in rows], standing(rows), strict=True))
+    assert words_of["Focal"] == words_of["Balanced Softmax"] == "another length"
+    assert [*words_of.values()].count("best") == 1 and "another length: not compared" in to_markdown(rows)
+
+
 def test_longer_training_is_not_called_the_same_length(folder):
     """A second stage is said, and one that has hardly begun is too."""
     good, cautions = grounds_with(folder, "supcon", 20)
@@ -191,18 +209,18 @@ def said(element) -> str:
 
 def test_what_is_to_be_believed_is_said_in_a_sentence(folder, monkeypatch):
     monkeypatch.setattr(longtail.report.tested, "TOO_FEW", 10)  # these runs have 16 test images of rare classes
-    monkeypatch.setattr(words, "test_spread", lambda chapter: 1.0)
+    monkeypatch.setattr(words, "holds", lambda *_: True)
     assert said(words.conclusion(chapter_of(folder))) == (
-        "Yes, that PaCo is better than Cross-entropy there, and by more than other test images would change. "
+        "Yes, that PaCo is better than Cross-entropy on rare classes, and by more than other test images would change. "
     )
-    monkeypatch.setattr(words, "test_spread", lambda chapter: 99.0)
+    monkeypatch.setattr(words, "holds", lambda *_: False)
     assert said(words.conclusion(chapter_of(folder))).startswith(
-        "Likely, that PaCo is better than Cross-entropy: by less"
+        "Likely, that PaCo is better than Cross-entropy on rare classes: by less"
     )
     for seed in range(3):
         make_run(folder / f"bs/seed{seed}", recipes.digits_lt("balanced-softmax"), seed, COUNTS, right=SHARES["paco"])
     assert said(words.conclusion(chapter_of(folder))).endswith(
-        "Undecided, whether PaCo is better than Balanced Softmax."
+        "Undecided, whether PaCo is better than Balanced Softmax on rare classes."
     )
     monkeypatch.undo()
     assert words.conclusion(chapter_of(folder)) is None  # 16 images decide nothing
@@ -448,6 +466,8 @@ def test_the_verb_writes_the_page(folder, tmp_path, capsys):
     assert main(["report"]) != 0 and main(["report", str(tmp_path / "nowhere")]) != 0
     assert main(["report", str(folder), "-o", str(tmp_path)]) != 0
     assert "name the file" in capsys.readouterr().err
+    assert main(["report", str(folder), "-o", str(tmp_path / "page.pdf")]) != 0
+    assert f"{tmp_path / 'page.html'}; a browser" in capsys.readouterr().err and not (tmp_path / "page.pdf").exists()
 
 
 def test_the_package_is_the_twin_and_needs_neither_torch_nor_matplotlib(folder, tmp_path):

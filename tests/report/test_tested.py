@@ -37,8 +37,7 @@ def give(folder, images, right, seeds=3):
 
 def ground(rows):
     (chapter,) = make_chapters(rows)
-    (found,) = words.test_noise(chapter)
-    return found
+    return words.test_noise(chapter)
 
 
 def test_noise_is_that_of_other_test_sets():
@@ -70,7 +69,7 @@ def test_few_test_images_are_a_caution_and_never_good(tmp_path, each, sound):
 
 
 def test_no_interval_is_called_good_below_a_hundred(tmp_path, monkeypatch):
-    monkeypatch.setattr(words, "noise", lambda *_: 0.1)
+    monkeypatch.setattr(words, "figure_noise", lambda *_: 0.1)
     for images, sound in (((SOUND - 1) // 3, False), (SOUND // 3 + 1, True)):
         rows = give(tmp_path / str(images), [5, 5, *[images] * 3], [1] * 5)
         assert ground(rows).sound is sound
@@ -89,9 +88,9 @@ def test_too_few_images_decide_nothing(tmp_path):
     rows = give(tmp_path, [9, 9, 1, 1, 1], [1, 1, 1, 0, 1])
     _, caution, *_, worth = verdict(rows)
     assert caution == "Caution: The rare classes have 3 test images, too few to decide which method is better there."
-    assert worth == "Is PaCo worth it? No verdict: on rare classes there are 3 test images, too few to decide."
+    assert worth == "Is PaCo worth it? No verdict: the rare classes have 3 test images, too few to decide."
     *_, rare, overall = verdict(give(tmp_path / "more", [99, 99, 1, 1, 1], [1, 1, 1, 0, 1]))
-    assert "No verdict: on rare classes" in rare
+    assert "No verdict: the rare classes" in rare
     assert overall.startswith("And over all? ") and "over all test images it is" in overall
     (chapter,) = make_chapters(rows)
     page = unescape(re.sub("<[^>]*>", "", "".join(map(str, words.summary(chapter)))))

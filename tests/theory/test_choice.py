@@ -170,6 +170,12 @@ def test_the_verb_takes_counts_from_files(capsys, tmp_path):
     assert "389 images of 10 classes; queue 256, batch 64" in capsys.readouterr().out
 
 
+def test_given_counts_are_not_called_the_recipes(capsys):
+    assert main(["theory", "--recipe", "cifar100-lt", "--counts", "500", "5"]) == 0
+    assert capsys.readouterr().out.startswith("given counts, the rest as in cifar100-lt")
+    assert theory.table(counts=[500, 5]).name == "given counts"
+
+
 def test_the_verb_draws(capsys, tmp_path):
     path = tmp_path / "theory.png"
     assert main(["theory", "--counts", "500", "100", "5", "--figure", str(path)]) == 0
@@ -192,6 +198,7 @@ def test_the_verb_draws(capsys, tmp_path):
         (["--counts", "5", "4", "--batch", "0"], ["--batch 0", "at least 1"]),
         (["--counts", "5", "4", "--json", "."], ["--json .", "name a file"]),
         (["--counts", "5", "4", "--figure", "nowhere/x.png"], ["--figure nowhere/x.png", "name a file"]),
+        (["--counts", "5", "4", "--figure", "t.jpg"], ["--figure t.jpg", ".svg or .png or .pdf"]),
     ],
 )
 def test_mistakes_are_one_line(args, words, capsys, tmp_path, monkeypatch):

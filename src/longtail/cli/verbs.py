@@ -221,8 +221,11 @@ def run_theory(args: list[str]) -> None:
     check_writable(json=json, figure=figure)
 
     from longtail.cli.theorised import show
+    from longtail.report.figures import check_out
     from longtail.theory import table
 
+    if figure:
+        check_out("theory", figure, "--figure")
     name = given["recipe"]
     if name and recipes.is_own(name) and given["setting"] is None:
         given |= {what: n for what, n in contrast_for(name).items() if given[what] is None}

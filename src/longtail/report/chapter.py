@@ -11,11 +11,13 @@ from longtail.metrics import FloatArray, IntArray, mean_std, shot_groups
 from longtail.report import reading
 from longtail.report.svg import Look
 from longtail.report.table import Row, place_of
-from longtail.report.tested import Tested, basis
+from longtail.report.tested import Tested, basis, whole
+from longtail.report.ties import outside
 from longtail.runs import Run
 
 SHOWN = 1_000  # classes that are drawn and listed, at most
 GROUPS = {"many": "more than 100", "medium": "20 to 100", "few": "fewer than 20"}  # training images
+RARE = ("few", "medium")  # the rarest first
 
 
 @dataclass(frozen=True)
@@ -46,23 +48,32 @@ class Chapter:
     @cached_property
     def peers(self) -> tuple[Row, ...]:
         """The rows that can be compared: on the same images, equally long; the most numerous where there are several sets."""
-        places = [place_of(row) for row in self.rows]
-        most = max(places, key=places.count)
-        return tuple(row for row, place in zip(self.rows, places, strict=True) if place == most)
+        apart = outside([place_of(row) for row in self.rows])
+        return tuple(row for row, word in zip(self.rows, apart, strict=True) if not word)
 
     @cached_property
     def rare(self) -> str | None:
         """The group of the rarest classes that anything is known of; None where all classes have many images."""
-        return next((group for group in ("few", "medium") if any(row.values(group) for row in self.peers)), None)
+        return next((group for group in RARE if any(row.values(group) for row in self.peers)), None)
 
     @cached_property
     def classes(self) -> Classes | None:
         return classes_of(self.peers[0].runs[0])
 
     @cached_property
-    def tested(self) -> Tested | None:
-        """What the figures of the rare classes rest on."""
-        return basis(self.peers[0].runs[0], self.rare) if self.rare else None
+    def tested(self) -> Tested:
+        """What a verdict rests on: the rare classes; all test images where there are none, or it is not told which they are."""
+        first = self.peers[0].runs[0]
+        return (basis(first, self.rare) if self.rare else None) or whole(first)
+
+    @cached_property
+    def unseen(self) -> dict[str, int]:
+        """Groups of rarer classes of which none has test images, with the number of their classes."""
+        first, found = self.peers[0].runs[0], dict[str, int]()
+        if self.classes:
+            found = {group: int(mask.sum()) for group, mask in shot_groups(self.classes.counts).items()}
+        rarer = RARE[: RARE.index(self.rare)] if self.rare else RARE
+        return {group: found[group] for group in rarer if found.get(group) and basis(first, group) is None}
 
     def look(self, row: Row) -> Look:
         return Look(self.rows.index(row))

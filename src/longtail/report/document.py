@@ -30,7 +30,8 @@ def report(paths: Iterable[Path | str] | Path | str, out: Path | str = "report.h
     Of several: who is best and who is tied, wins and losses by class, accuracy against cost, and the same of each.
     Runs that are not finished are shown by their progress and curves, and what cannot be read is named.
     """
-    paths = [paths] if isinstance(paths, str | Path) else list(paths)
+    paths, out = [paths] if isinstance(paths, str | Path) else list(paths), Path(out)
+    check_out(out)
     ended, others = runs.divided(paths)
     if not ended and not others:
         runs.finished(paths)  # says so
@@ -39,7 +40,16 @@ def report(paths: Iterable[Path | str] | Path | str, out: Path | str = "report.h
         raise UserError(found.bad[0])
     for why_not in found.bad:
         print(f"left out: {visible(why_not)}", file=sys.stderr)
-    return write(page(found), Path(out))
+    return write(page(found), out)
+
+
+def check_out(out: Path) -> None:
+    """Before the work is done whose result goes there."""
+    if os.path.isdir(out):
+        raise UserError(f"-o {out} is a folder: name the file, as in {out / 'report.html'}")
+    if out.suffix.lower() not in ("", ".html", ".htm"):
+        html = out.with_suffix(".html")
+        raise UserError(f"-o {out}: the page is HTML, name it as in -o {html}; a browser can print it to other formats")
 
 
 class Gathered(NamedTuple):
@@ -67,8 +77,6 @@ def left_out(found: Gathered) -> list[Element]:
 
 
 def write(whole: Element, out: Path) -> Path:
-    if os.path.isdir(out):
-        raise UserError(f"-o {out} is a folder: name the file, as in {out / 'report.html'}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         runs.write_text(out, text(whole))

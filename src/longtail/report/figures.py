@@ -38,13 +38,13 @@ def figure(name: str, sources: Iterable[Path | str] | Path | str = (), out: Path
     return out
 
 
-def check_out(name: str, out: Path) -> None:
+def check_out(name: str, out: Path, flag: str = "-o") -> None:
     """Before the work is done whose result goes there."""
     formats = (".svg",) if name == "framework" else (".svg", ".png", ".pdf")
     if out.suffix.lower() not in formats or os.path.isdir(out):
-        raise UserError(f"-o {out}: name a file that ends in {' or '.join(formats)}, as in -o {name}.svg")
+        raise UserError(f"{flag} {out}: name a file that ends in {' or '.join(formats)}, as in {flag} {name}.svg")
     if not os.path.isdir(out.absolute().parent):
-        raise UserError(f"-o {out}: the folder {out.parent} does not exist")
+        raise UserError(f"{flag} {out}: the folder {out.parent} does not exist")
 
 
 def gradient(paths: Paths, out: Path) -> None:

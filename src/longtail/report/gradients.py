@@ -31,15 +31,17 @@ class Pull(NamedTuple):
         return self.norms_SC.shape[1]
 
     @property
-    def steepness(self) -> float:
-        """The mean of the most frequent tenth of the classes over that of the rarest: 1 is balanced."""
+    def steepness(self) -> float | None:
+        """The mean of the most frequent tenth of the classes over that of the rarest: 1 is balanced; None where that is 0."""
         mean_C, tenth = self.norms_SC.mean(0), -(-self.classes // 10)
-        return float(mean_C[:tenth].mean() / mean_C[-tenth:].mean())
+        tail = mean_C[-tenth:].mean()
+        return float(mean_C[:tenth].mean() / tail) if tail else None
 
     @property
     def named(self) -> str:
         """With what the figure is about."""
-        return f"{self.label}: head / tail {self.steepness:.{1 if self.steepness < 10 else 0}f}"
+        ratio = self.steepness
+        return self.label if ratio is None else f"{self.label}: head / tail {ratio:.{1 if ratio < 10 else 0}f}"
 
     def spread(self) -> FloatArray:
         """The lowest seed, the mean and the highest: (3, C)."""

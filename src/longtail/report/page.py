@@ -20,8 +20,8 @@ from longtail.report.cells import (
     published,
     top1_by_seed,
 )
-from longtail.report.table import COLUMNS, TIES, figure, markdown, spread
-from longtail.report.ties import ENOUGH, standings
+from longtail.report.table import COLUMNS, figure, markdown, spread
+from longtail.report.ties import ENOUGH, TIES, standings
 from longtail.runs import seeds_named
 
 DETAILS = ("top1", "many", "medium", "few", "ece", "knn_top1", "seconds", "latency_b64", "parameters")

@@ -149,11 +149,8 @@ def gradient_norms(panels: Mapping[str, Sequence[Pull]], path: Path) -> None:
             look = {"marker": MARKERS[i % len(MARKERS)], "markersize": 5, "linewidth": 1.6} if few else {"linewidth": 1}
             axis.fill_between(rank_C, low_C, high_C, color=colour, alpha=0.2, linewidth=0)
             axis.plot(rank_C, mean_C, color=colour, label=pull.named, **look)
-        axis.set_yscale("log")
-        low, high = axis.get_ylim()
-        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 10 * low else range(1, 10)))
-        axis.yaxis.set_major_formatter("{x:g}")
-        axis.yaxis.set_minor_locator(NullLocator())
+        if any(pull.norms_SC.any() for pull in pulls):  # zeros alone have no logarithm
+            logarithmic(axis)
         axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=(1, 2, 5, 10)))
         axis.set_title(title, loc="left", fontsize=10)
         axis.set_xlabel("classes, from frequent to rare")
@@ -161,6 +158,15 @@ def gradient_norms(panels: Mapping[str, Sequence[Pull]], path: Path) -> None:
         axis.legend(frameon=False, fontsize=9)
     axes[0, 0].set_ylabel("mean gradient norm of the class's weights")
     save(figure, path)
+
+
+def logarithmic(axis: Axes) -> None:
+    """The heights, with as many numbers beside them as their range needs."""
+    axis.set_yscale("log")
+    low, high = axis.get_ylim()
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 10 * low else range(1, 10)))
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_locator(NullLocator())
 
 
 def save(figure: Figure, path: Path) -> None:

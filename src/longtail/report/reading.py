@@ -2,23 +2,24 @@
 
 import base64
 import fcntl
+import functools
 import io
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from longtail import runs
-from longtail.metrics import FloatArray, IntArray
+from longtail.metrics import BoolArray, FloatArray, IntArray
 from longtail.shapes import Shape, count, fault, number, text
 
 BROKEN = Exception  # a damaged archive or image fails in many ways
 PAIR: Shape = {"truth": count, "predicted": count, "share": number, "items": [count]}
 RARE: Shape = {"class": count, "accuracy": number, "items": [count]}
 EXAMPLES: Shape = {"confusions": [PAIR], "best_rare": [RARE], "worst_rare": [RARE]}
-FEATURES = "features.npz"
+FEATURES, PREDICTIONS = "features.npz", "predictions.npz"
 SMALL = 4096  # bytes; a larger thumbnail is made smaller by a codec that loses a little
 
 
@@ -129,10 +130,34 @@ def tested(run: runs.Run) -> IntArray | None:
     if run.metrics.get("confusion"):
         return np.asarray(run.metrics["confusion"]).sum(1)
     try:
-        with np.load(run.folder / "predictions.npz", allow_pickle=False) as stored:
+        with np.load(run.folder / PREDICTIONS, allow_pickle=False) as stored:
             return np.bincount(stored["labels"], minlength=len(run.metrics["per_class"]))
     except BROKEN:
         return None
+
+
+class Answers(NamedTuple):
+    """Of the test images (N,): their classes, and whether the run has them right."""
+
+    labels_N: IntArray
+    right_N: BoolArray
+
+
+def answers(run: runs.Run) -> Answers | None:
+    path = run.folder / PREDICTIONS
+    return _answers(path, _written(path))
+
+
+@functools.lru_cache(maxsize=256)  # a page asks for the same runs again and again, and logits of many classes are large
+def _answers(path: Path, _: float) -> Answers | None:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            y_N = np.asarray(stored["labels"], np.int64)
+            guess_N = stored["logits"].argmax(1) if "logits" in stored else stored["top_classes"][:, 0]
+    except BROKEN:
+        return None
+    sound = y_N.ndim == 1 and y_N.shape == guess_N.shape and len(y_N) > 0 and y_N.min() >= 0
+    return Answers(y_N, guess_N == y_N) if sound else None
 
 
 def skipped(run: runs.Run) -> int:

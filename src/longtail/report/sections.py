@@ -9,7 +9,8 @@ from longtail.report.chapter import GROUPS, Chapter, Classes, mean
 from longtail.report.html import Element, el
 from longtail.report.parts import Cell, absent, download, figure, folded, name, plural, section, table
 from longtail.report.svg import Look, Plot, Scale, swatch
-from longtail.report.table import COLUMNS, TIES, Row, caption, standing
+from longtail.report.table import COLUMNS, Row, caption, standing
+from longtail.report.ties import explained
 from longtail.runs import Run
 
 SHOTS = ", ".join(f"{group} ({images})" for group, images in GROUPS.items())
@@ -112,7 +113,7 @@ def results(chapter: Chapter) -> Element:
         cells = [Cell(row.cell(m), _sorted_by(row, m), marks[m][i] if m in marks else "") for m in RESULTS]
         body.append([Cell(named), *cells, Cell(str(len(row.runs)), len(row.runs))])
     head = ["method", *(COLUMNS[m][0] for m in RESULTS), "seeds"]
-    said = caption(RESULTS, chapter.peers) + (f" {TIES}" if any(map(any, marks.values())) else "")
+    said = caption(RESULTS, chapter.peers) + explained({word for words in marks.values() for word in words})
     columns = {"method": [row.label for row in chapter.rows]} | {
         m: [_sorted_by(row, m) for row in chapter.rows] for m in RESULTS
     }

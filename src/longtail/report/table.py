@@ -14,7 +14,7 @@ from longtail.config import differences
 from longtail.errors import UserError, unknown, visible, why
 from longtail.metrics import mean_std
 from longtail.report.tested import few_rests_on
-from longtail.report.ties import standings
+from longtail.report.ties import Place, explained, outside, standings
 
 # metric -> (heading, digits after the point)
 COLUMNS = {
@@ -50,12 +50,6 @@ def caption(shown: Collection[str], rows: Sequence["Row"] = ()) -> str:
     return f"Last epoch, test set, in percent: {words}. {spreads}" + few_rests_on(
         (row.data, row.runs[0]) for row in rows
     )
-
-
-TIES = (
-    "best: the highest mean; tied: the 95 % interval of its seed-paired difference from the best contains zero "
-    "(three common seeds at least)."
-)
 
 
 @dataclass(frozen=True)
@@ -166,18 +160,17 @@ def data_name(run: runs.Begun) -> str:
 
 
 def standing(rows: Sequence[Row], metric: str = "top1") -> list[str]:
-    """Of each row, among those on the same images and of the same length."""
-    words, places = [""] * len(rows), [place_of(row) for row in rows]
-    for place in set(places):
-        here = [i for i, other in enumerate(places) if other == place]
+    """Of each row, among those of its data on the same images and of the same length; or that it is not one of them."""
+    words = outside([place_of(row) for row in rows])
+    for data in {row.data for row in rows}:
+        here = [i for i, row in enumerate(rows) if row.data == data and not words[i]]
         for i, word in zip(here, standings([rows[i].by_seed(metric) for i in here]), strict=True):
             words[i] = word
     return words
 
 
-def place_of(row: Row) -> tuple[Any, ...]:
-    """Rows of one place can be compared."""
-    return row.data, row.runs[0].environment["data"]["checksum"], row.runs[0].config.train.epochs
+def place_of(row: Row) -> Place:
+    return Place(row.data, row.runs[0].environment["data"]["checksum"], row.runs[0].config.train.epochs)
 
 
 class Dot(NamedTuple):
@@ -207,7 +200,7 @@ def to_markdown(rows: Sequence[Row]) -> str:
     head.insert(2, "")
     for line, word in zip(body, words, strict=True):
         line.insert(2, word)
-    return markdown(head, body, 3) + f"\n\n{caption(COLUMNS, rows)} {TIES}\n"
+    return markdown(head, body, 3) + f"\n\n{caption(COLUMNS, rows)}{explained(words)}\n"
 
 
 def markdown(head: list[str], body: list[list[str]], words: int = 1) -> str:
@@ -226,7 +219,7 @@ def to_rich(rows: Sequence[Row], width: int = 150) -> Table:
     said = [word for word in words if word]
     below = (
         caption(shown, rows)
-        + (f" {TIES}" if said else "")
+        + explained(words)
         + ("" if len(shown) == len(COLUMNS) else " More in the table.md that `longtail table` writes.")
     )
     table = Table(

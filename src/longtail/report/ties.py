@@ -1,12 +1,18 @@
 """Who is ahead of whom, and who is tied: seeds in pairs, a 95 % t interval."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from longtail.metrics import paired_difference
 
 ENOUGH = 3  # common seeds for a verdict
 Outcome = Literal["ahead", "tied", "behind"]
+TIES = (
+    "best: the highest mean; tied: the 95 % interval of its seed-paired difference from the best contains zero "
+    "(three common seeds at least)."
+)
+LENGTH, IMAGES = "another length", "other images"
 
 
 class Verdict(NamedTuple):
@@ -39,3 +45,26 @@ def standings(accuracies: Sequence[Mapping[int, float]]) -> list[str]:
     words = {"ahead": "", "tied": "tied", "behind": "", None: "no verdict"}
     found = [words[compare_seeds(by_seed, accuracies[best]).outcome] for by_seed in accuracies]
     return ["best" if i == best else word for i, word in enumerate(found)]
+
+
+class Place(NamedTuple):
+    """Figures of one place can be compared."""
+
+    data: str
+    images: str
+    epochs: int
+
+
+def outside(places: Sequence[Place]) -> list[str]:
+    """Of each row why it is not compared; nothing for those at the place of most rows of its data, the longest of several."""
+    times, chief = Counter(places), dict[str, Place]()
+    for place in sorted(times, key=lambda place: (times[place], place.epochs, place.images)):
+        chief[place.data] = place
+    words = {True: "", False: LENGTH}
+    return [words[p == chief[p.data]] if p.images == chief[p.data].images else IMAGES for p in places]
+
+
+def explained(words: Collection[str]) -> str:
+    """What the words beside rows mean, where there are any; to be set after other sentences."""
+    apart = ", ".join(word for word in (LENGTH, IMAGES) if word in words)
+    return (f" {TIES}" if "best" in words else "") + (f" {apart}: not compared with the others." if apart else "")

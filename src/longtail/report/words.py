@@ -5,16 +5,16 @@ from typing import NamedTuple
 
 from longtail.config import Contrast, differences
 from longtail.report import reading
-from longtail.report.chapter import GROUPS, Chapter, mean, per_class
+from longtail.report.chapter import GROUPS, Chapter, mean
 from longtail.report.html import Element, el
+from longtail.report.paired import doubt, figure_noise, holds
 from longtail.report.parts import NBSP, Inline, listed, name, plural, points
 from longtail.report.table import Row, spread
-from longtail.report.tested import DECIDE_NOTHING, SOUND, Tested, noise
+from longtail.report.tested import DECIDE_NOTHING, SOUND
 from longtail.report.ties import ENOUGH, Verdict, compare_seeds
 
 CROWD = 6  # methods; the best of so many has had luck too
 SHORT = 5  # epochs; a second stage of fewer has hardly begun
-NARROWLY = ": by less than other test images could change. "
 
 
 class Contest(NamedTuple):
@@ -37,29 +37,41 @@ def contest(rows: Sequence[Row], metric: str) -> Contest:
 
 
 def summary(chapter: Chapter) -> list[Element]:
-    """A paragraph on the rare classes, and one on all."""
-    where = []
+    """A paragraph on the rare classes, and one on all, each with what it must not be taken for."""
+    where, base, paragraphs = {"top1": "Over all test images "}, chapter.tested, list[Element]()
     if chapter.rare:
-        rests = f"; {chapter.tested}" if chapter.tested else ""
-        where.append((chapter.rare, f"On rare classes ({GROUPS[chapter.rare]} training images{rests}) "))
-    where.append(("top1", "Over all test images "))
+        rests = f"; {base}" if base.metric == chapter.rare else ""
+        where = {chapter.rare: f"On rare classes ({GROUPS[chapter.rare]} training images{rests}) "} | where
     say = alone if len(chapter.peers) == 1 else ranked
-    paragraphs = [el("p", opening, *say(chapter.peers, metric)) for metric, opening in where]
-    if chapter.tested and chapter.tested.too_few:
-        says = f"{_size(chapter.tested)}, {_too_few(chapter)}."
-        paragraphs.insert(1, el("p", el("strong", "Caution: "), says, class_="caution"))
-    if any(contest(chapter.peers, metric).of("ahead", "tied", "behind") for metric, _ in where):
+    for metric, opening in where.items():
+        paragraphs.append(el("p", opening, *say(chapter.peers, metric)))
+        if metric == base.metric:
+            paragraphs += map(_caution, cautions(chapter))
+    if any(contest(chapter.peers, metric).of("ahead", "tied", "behind") for metric in where):
         says = "± is the 95 % interval of the difference, seeds in pairs, on these test images; tied: it contains zero."
         paragraphs.append(el("p", says, class_="small"))
     return paragraphs
+
+
+def cautions(chapter: Chapter) -> Iterator[str]:
+    """Test images that are too few for a verdict, and rarer classes that have none at all."""
+    if chapter.tested.too_few:
+        yield f"{_size(chapter)}, {_too_few(chapter)}."
+    for group, classes in chapter.unseen.items():
+        rarest = f"{plural(classes, 'class')} of {GROUPS[group]} training images"
+        yield f"Of the rarest ({rarest}) nothing is known, as there are no test images of them."
+
+
+def _caution(says: str) -> Element:
+    return el("p", el("strong", "Caution: "), says, class_="caution")
 
 
 def _too_few(chapter: Chapter) -> str:
     return DECIDE_NOTHING if len(chapter.peers) > 1 else "too few to say much of them"
 
 
-def _size(base: Tested) -> str:
-    return f"The rare classes have {plural(base.images or 0, 'test image')}"
+def _size(chapter: Chapter) -> str:
+    return chapter.tested.size.capitalize()
 
 
 def alone(rows: Sequence[Row], metric: str) -> list[Inline]:
@@ -118,22 +130,21 @@ def trust(chapter: Chapter) -> Element:
 
 def conclusion(chapter: Chapter) -> Element | None:
     """What stands of the leads on rare classes (where there are none, over all), and what is open, in a sentence or two."""
-    metric = chapter.rare or "top1"
-    if len(chapter.peers) == 1 or (chapter.tested and chapter.tested.too_few):
+    base = chapter.tested
+    if len(chapter.peers) == 1 or base.too_few:
         return None
-    found, half = contest(chapter.peers, metric), test_spread(chapter) or 0.0
-    leads = {row.label: verdict.difference or 0 for row, verdict in found.of("ahead")}
-    clear = [label for label, lead in leads.items() if lead > half]
-    narrow = [label for label in leads if label not in clear]
+    found = contest(chapter.peers, base.metric)
+    leads = {row.label: holds(found.best, row, verdict, base) for row, verdict in found.of("ahead")}
+    clear, narrow = ([label for label, sure in leads.items() if sure is wanted] for wanted in (True, False))
     open_ = [row.label for row, _ in found.of("tied", None, "behind")]
     best, says = name(found.best.label), list[Inline]()
     if clear:
-        beyond = ", and by more than other test images would change" if half else ""
-        says += ["Yes, that ", best, " is better than ", *_names(clear), f" there{beyond}. "]
+        beyond = f" {base.where}, and by more than other test images would change. "
+        says += ["Yes, that ", best, " is better than ", *_names(clear), beyond]
     if narrow:
-        says += ["Likely, that ", best, " is better than ", *_names(narrow), NARROWLY]
+        says += ["Likely, that ", best, " is better than ", *_names(narrow), f" {base.where}: {doubt(base)}. "]
     if open_:
-        says += ["Undecided, whether ", best, " is better than ", *_names(open_), "."]
+        says += ["Undecided, whether ", best, " is better than ", *_names(open_), f" {base.where}."]
     return el("p", *says) if says else None
 
 
@@ -159,7 +170,7 @@ def grounds(chapter: Chapter) -> Iterator[Ground]:
             False, f"On other images, or of another length, and so outside the comparison: {', '.join(outside)}."
         )
     yield held_out(rows)
-    yield from test_noise(chapter)
+    yield test_noise(chapter)
     if len(rows) >= CROWD:
         yield Ground(
             False, f"Of {len(rows)} methods the best has had luck too: its lead over the next is likely smaller."
@@ -206,26 +217,19 @@ def held_out(rows: Sequence[Row]) -> Ground:
     return Ground(True, "Validation images were held out: settings could be chosen without the test set.")
 
 
-def test_noise(chapter: Chapter) -> Iterator[Ground]:
+def test_noise(chapter: Chapter) -> Ground:
     """What another test set of the same size would change: the share of right answers among n images has its own spread."""
-    base, half = chapter.tested, test_spread(chapter)
-    if base is None or base.images_T is None or half is None:
-        return
+    base, best = chapter.tested, contest(chapter.peers, chapter.tested.metric).best
+    if base.images is None:
+        return Ground(
+            False, "The runs do not tell how many test images there are: what others would change is not known."
+        )
+    half = figure_noise(best, base)
     moved = f"another such set would move a figure by ±{NBSP}{max(half, 0.1):.1f} points or so"
     if base.too_few:
-        yield Ground(False, f"{_size(base)}, {_too_few(chapter)}: {moved}.")
-    else:
-        alike = ", mostly that of all methods in one direction" if len(chapter.peers) > 1 else ""
-        yield Ground(half < 2 and int(base.images_T.sum()) >= SOUND, f"{_size(base)}: {moved}{alike}.")
-
-
-def test_spread(chapter: Chapter) -> float | None:
-    """Half the 95 % interval, in points, of the best method's figure on rare classes over such test sets."""
-    base = chapter.tested
-    if base is None or base.images_T is None or chapter.rare is None:
-        return None
-    best_C = per_class(contest(chapter.peers, chapter.rare).best) / 100
-    return noise(best_C[base.classes_T], base.images_T)
+        return Ground(False, f"{_size(chapter)}, {_too_few(chapter)}: {moved}.")
+    alike = ", mostly that of all methods in one direction" if len(chapter.peers) > 1 else ""
+    return Ground(half < 2 and base.images >= SOUND, f"{_size(chapter)}: {moved}{alike}.")
 
 
 def provenance(rows: Sequence[Row]) -> Iterator[Ground]:

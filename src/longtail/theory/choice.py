@@ -30,6 +30,7 @@ from longtail.errors import UserError
 from longtail.theory import remarks
 
 OPTIMUM = 0.71  # P_sup in the paper's example, Fig. 4
+GIVEN = "given counts"
 ALPHAS = (0.005, 0.01, 0.02, 0.05, 0.1)
 
 
@@ -103,11 +104,12 @@ def table(
 
     `counts` may be a file: of numbers, or JSON that has them, such as what `longtail data inspect --json` writes.
     """
-    method, train, name, given = PaCo(), TrainConfig(), "these counts", None
+    method, train, name, given = PaCo(), TrainConfig(), GIVEN, None
     if recipe is not None:
         config = recipes.make(recipe, method="paco", imbalance=imbalance, setting=setting)
         assert isinstance(config.method, PaCo)
-        method, train, name = config.method, config.train, config.recipe
+        method, train = config.method, config.train
+        name = config.recipe if counts is None else f"{GIVEN}, the rest as in {config.recipe}"
         given = method.alpha if isinstance(method.alpha, float) else None
         counts = counts_of(replace(config.data, root=data_root or config.data.root)) if counts is None else counts
     if counts is None:
