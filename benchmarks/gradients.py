@@ -18,6 +18,7 @@ import longtail
 from longtail import recipes, runs
 from longtail.config import Config
 from longtail.metrics import FloatArray
+from longtail.report.gradients import Pull
 
 METHODS = ("supcon", "ce-supcon", "paco")
 IMBALANCE, SETTING = 100, "equal"
@@ -48,13 +49,12 @@ def short(mean_C: FloatArray) -> list[float]:
     return [float(f"{x:.4g}") for x in mean_C]
 
 
-def steepness(found: list[dict[str, Any]], when: str) -> dict[str, float]:
-    """How many times the frequent classes' norms are those of rarer ones, as means over seeds: 1 is balanced."""
+def steepness(found: list[dict[str, Any]], when: str) -> dict[str, float | None]:
+    """How many times the frequent classes' norms are those of rarer ones: 1 is balanced; the first as in the figure."""
     norms_SC = np.array([record[when] for record in found])
-    tenth = norms_SC.shape[1] // 10
-    parts = (slice(tenth), slice(tenth, 2 * tenth), slice(-tenth, None))
-    first_S, second_S, last_S = (norms_SC[:, part].mean(1) for part in parts)
-    return {"head / tail": float((first_S / last_S).mean()), "within the head": float((first_S / second_S).mean())}
+    mean_C, tenth = norms_SC.mean(0), norms_SC.shape[1] // 10
+    within = float(mean_C[:tenth].mean() / mean_C[tenth : 2 * tenth].mean())
+    return {"head / tail": Pull("", norms_SC).steepness, "within the head": within}
 
 
 def main() -> None:

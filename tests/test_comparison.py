@@ -4,6 +4,7 @@ import functools
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -12,6 +13,7 @@ from longtail import comparison, methods, recipes, runs
 from longtail.cli import main
 from longtail.comparison import chosen, compare, configure, usual_budget
 from longtail.errors import RunError, UserError
+from longtail.report import tested
 from longtail.report.table import Row
 from longtail.report.ties import compare_seeds, standings
 from longtail.report.verdict import worth
@@ -159,18 +161,21 @@ def test_a_folder_by_the_command(tmp_path, capsys):
     assert "report.html" in said and (tmp_path / "out/report.html").stat().st_size > 10_000
 
 
+MANY = tested.Tested("few", np.array([0]), np.array([100_000]), 0)  # test images, of one class
+
+
 def test_is_it_worth_it(tmp_path, capsys):
     """Three methods by their stored figures: ahead, tied, behind, and too few seeds for a verdict."""
     a, b, c = [60.0, 61.0, 62.0], [50.0, 51.2, 51.8], [40.0, 41.0, 42.3]
 
     def asked(paco, others, seeds=3):
         rows = [row(name, values[:seeds]) for name, values in {"paco": paco, "ce": c, **others}.items()]
-        (said,) = worth(rows, "few", "on rare classes")
+        (said,) = worth(rows, MANY)
         return said
 
     def row(method, values):
         config = recipes.digits_lt(method)
-        found = [runs.Run(tmp_path, config, {"seed": s}, {"few": v}) for s, v in enumerate(values)]
+        found = [runs.Run(tmp_path, config, {"seed": s}, {"few": v, "per_class": [v]}) for s, v in enumerate(values)]
         return Row("digits", config.method.label, tuple(found))
 
     won = asked(a, {"balanced-softmax": b})
@@ -180,7 +185,7 @@ def test_is_it_worth_it(tmp_path, capsys):
         b, {"balanced-softmax": [50.1, 51.0, 51.9]}
     )
     assert "No verdict: it takes 3 common seeds, and there are 2" in asked(a, {}, seeds=2)
-    assert worth([row("ce", a)], "few", "") == [] == worth([row("paco", a)], "few", "")
+    assert worth([row("ce", a)], MANY) == [] == worth([row("paco", a)], MANY)
 
 
 def test_all_is_every_method_and_none_is_an_error():

@@ -11,9 +11,10 @@ from PIL import Image
 from longtail import recipes
 from longtail.config import DataConfig
 from longtail.data import load
-from longtail.data.folder import file_pool, split_files
+from longtail.data.folder import file_pool
 from longtail.data.imbalance import validation_split
 from longtail.data.lists import READERS
+from longtail.data.pool import split_files
 from longtail.errors import UserError
 
 FILES = {"train/cat": 6, "train/dog": 3, "val/cat": 2, "val/dog": 1}

@@ -531,3 +531,10 @@ def test_memory_limit(folder, monkeypatch):
     monkeypatch.setattr(pool_module, "MEMORY_LIMIT", 12 * 8 * 8 * 3)
     assert len(load(DataConfig(name="folder", root=folder, image_size=8)).train.labels) == 8
     assert "12 images of 9x9 pixels" in refusal(name="folder", root=folder, image_size=9, load="resident")
+
+
+def test_what_the_machine_has_not_is_refused_before_it_is_read(folder, monkeypatch):
+    monkeypatch.setattr("longtail.data.sources.memory", lambda: 12 * 9 * 9 * 3 - 1)
+    assert len(load(DataConfig(name="folder", root=folder, image_size=8)).train.labels) == 8
+    said = refusal(name="folder", root=folder, image_size=9)
+    assert "GiB there are" in said and "--data.load stream" in said

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from longtail.data.decode import encoded_pool, read_file
-from longtail.data.imbalance import validation_split
-from longtail.data.pool import IntArray, Opened, Pool, check_classes, no_image_notes
+from longtail.data.pool import IntArray, Opened, Pool, check_classes, no_image_notes, split_files
 from longtail.errors import UserError, counted, meant, some
 from longtail.metrics import TOO_FEW, shot_groups
 
@@ -194,26 +193,6 @@ def own_split(name: str, pool: Pool, why: str) -> Opened:
     bare = no_image_notes(pool.class_names, pool.counts, test.counts, "evaluation")
     note = f"{why}: {len(held):,} of {len(pool.labels):,} images (a fifth per class) are the evaluation set"
     return Opened(name, train, test, int(train.counts.max()), (note, *_too_few(train.counts, test.counts), *bare))
-
-
-def split_files(pool: Pool, fraction: float) -> tuple[IntArray, IntArray]:
-    """The validation split, by files: all lines of one are on one side, and they train where their classes differ."""
-    if not fraction:  # names of a million files take seconds
-        return np.arange(len(pool.labels)), np.array([], np.int64)
-    lines, labels = dict[str, list[int]](), pool.labels.tolist()
-    for i, file in enumerate(files_of(pool)):
-        lines.setdefault(file, []).append(i)
-    plain = [same for same in lines.values() if len({labels[i] for i in same}) == 1]
-    _, chosen = validation_split(pool.labels[[same[0] for same in plain]], fraction)
-    held = np.sort(np.array([i for c in chosen for i in plain[c]], np.int64))
-    return np.setdiff1d(np.arange(len(labels)), held), held
-
-
-def files_of(pool: Pool) -> list[str]:
-    """The files themselves, however lists spell them; of images that are none, their ids."""
-    if pool.place is None:
-        return [str(i) for i in pool.ids]
-    return [os.path.abspath(str(pool.place(i))) for i in range(len(pool.labels))]
 
 
 def _too_few(train_C: IntArray, test_C: IntArray) -> list[str]:

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from longtail import runs
-from longtail.data.folder import file_pool, files_of, own_split
-from longtail.data.pool import IntArray, Opened, Pool, no_image_notes
+from longtail.data.folder import file_pool, own_split
+from longtail.data.pool import IntArray, Opened, Pool, files_of, no_image_notes
 from longtail.errors import UserError, some
 
 COLUMNS = ("path", "label")  # of a CSV that does not say otherwise

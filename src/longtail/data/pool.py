@@ -1,6 +1,7 @@
 """What every source hands over: a Pool knows its labels and reads images when asked; a Source holds them in memory."""
 
 import io
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longtail.config import Decoding
+from longtail.data.imbalance import validation_split
 from longtail.errors import UserError, some
 
 # Shapes: N images, H x W pixels. Data classes of arrays compare by identity (eq=False): arrays have no single ==.
@@ -158,15 +160,33 @@ def _images(n: int) -> str:
     return f"{n} image" if n == 1 else f"{n} images"
 
 
+def split_files(pool: Pool, fraction: float) -> tuple[IntArray, IntArray]:
+    """The validation split, by files: all lines of one are on one side, and they train where their classes differ."""
+    if not fraction:  # names of a million files take seconds
+        return np.arange(len(pool.labels)), np.array([], np.int64)
+    lines, labels = dict[str, list[int]](), pool.labels.tolist()
+    for i, file in enumerate(files_of(pool)):
+        lines.setdefault(file, []).append(i)
+    plain = [same for same in lines.values() if len({labels[i] for i in same}) == 1]
+    _, chosen = validation_split(pool.labels[[same[0] for same in plain]], fraction)
+    held = np.sort(np.array([i for c in chosen for i in plain[c]], np.int64))
+    return np.setdiff1d(np.arange(len(labels)), held), held
+
+
+def files_of(pool: Pool) -> list[str]:
+    """The files themselves, however lists spell them; of images that are none, their ids."""
+    if pool.place is None:
+        return [str(i) for i in pool.ids]
+    return [os.path.abspath(str(pool.place(i))) for i in range(len(pool.labels))]
+
+
 def fit_in_memory(images: int, size: int) -> bool:
     return images * size * size * 3 <= MEMORY_LIMIT
 
 
-def check_memory(images: int, size: int) -> None:
-    """Refuse a set that would not fit, before the first image of it is decoded."""
-    from longtail.data.decode import memory
-
-    needed, has = images * size * size * 3, memory()
+def check_memory(images: int, size: int, has: int) -> None:
+    """Refuse a set that would not fit, before the first image of it is decoded; the machine has so many bytes."""
+    needed = images * size * size * 3
     if not fit_in_memory(images, size) or needed > has:
         have = f"{images:,} images of {size}x{size} pixels take {needed / 2**30:.1f} GiB of memory"
         limit = f"{MEMORY_LIMIT / 2**30:.0f} GiB allowed" if has >= MEMORY_LIMIT else f"{has / 2**30:.1f} GiB there are"

@@ -15,8 +15,8 @@ import numpy as np
 
 from longtail.config import DataConfig
 from longtail.data.cifar import open_cifar
-from longtail.data.decode import unreadable
-from longtail.data.folder import open_folder, split_files
+from longtail.data.decode import memory, unreadable
+from longtail.data.folder import open_folder
 from longtail.data.imbalance import PROFILES, checksum, draw, shot_groups
 from longtail.data.lists import open_lists
 from longtail.data.pool import (
@@ -34,6 +34,7 @@ from longtail.data.pool import (
     fit_in_memory,
     no_image_notes,
     resized,
+    split_files,
 )
 from longtail.data.published import PUBLISHED, open_published
 from longtail.data.shards import open_shards
@@ -120,7 +121,7 @@ def _way_to_take(config: DataConfig, opened: Opened, images: int, once: Once) ->
     stays = files and not (small and fit_in_memory(images, config.image_size))
     if config.load == "stream" or (config.load == "auto" and stays):
         return lambda pool, indices: _stream(pool, indices, config, once)
-    check_memory(images, config.image_size)
+    check_memory(images, config.image_size, memory())
     return Pool.take
 
 

@@ -62,12 +62,14 @@ def check_folders(folders: Iterable[Path], config: Config, resume: bool) -> None
         check_folder(folder, config, resume)
 
 
-def folders_left(folders: dict[int, Path], data: DataSet) -> dict[int, Path]:
+def folders_left(folders: dict[int, Path], config: Config, data: DataSet) -> dict[int, Path]:
     """Of the seeds that have not finished, once all were seen to have the same images, and a new one all that it will need."""
     for folder in folders.values():
         check_images(folder, data)
     left = {seed: folder for seed, folder in folders.items() if not (folder / runs.METRICS).exists()}
-    if not all(map(holds_a_run, left.values())):
+    if config.data.on_error == "stop" and not all(
+        map(holds_a_run, left.values())
+    ):  # with "skip" they have been looked at
         check_evaluated(data)
     return left
 

@@ -179,7 +179,7 @@ def train(config: Config, out: Path | str, resume: bool = False, data: DataSet |
     distributed.check_same(data.checksum, "other images (by their checksum): give all the same --data.root")
     in_a_row = device.type != "cuda" or config.train.step == "eager" or isinstance(data.train.images, OnDisk)
     together = 1 if in_a_row or distributed.several() else config.train.together
-    left = distributed.by_first(folders_left, folders, data)
+    left = distributed.by_first(folders_left, folders, config, data)
     for folder in folders.values():
         if shows(config) and folder not in left.values():
             print(f"{folder} has finished already", flush=True)

@@ -20,16 +20,15 @@ def verdict(rows: Sequence[Row]) -> list[str]:
     for chapter in make_chapters(list(rows)):
         lines += ["".join(plain(paragraph.children)).replace(NBSP, " ") for paragraph in summary(chapter)]
         base, every = chapter.tested, whole(chapter.peers[0].runs[0])
-        lines += worth(chapter.peers, base.metric, base.where, base)
+        lines += worth(chapter.peers, base)
         if base.too_few and not every.too_few:
-            lines += worth(chapter.peers, every.metric, every.where, every, ask="And over all?")
+            lines += worth(chapter.peers, every, ask="And over all?")
     return lines
 
 
-def worth(
-    rows: Sequence[Row], metric: str, where: str, base: Tested | None = None, ask: str = "Is PaCo worth it?"
-) -> list[str]:
+def worth(rows: Sequence[Row], base: Tested, ask: str = "Is PaCo worth it?") -> list[str]:
     """PaCo against the best of the others; nothing, where it was not among the methods. `base` is what the figures rest on."""
+    metric, where = base.metric, base.where
     scored = [row for row in rows if row.values(metric)]
     ours = [row for row in scored if row.label.startswith(OURS)]
     others = [row for row in scored if row not in ours]
@@ -39,11 +38,11 @@ def worth(
     found = compare_seeds(mine.by_seed(metric), best.by_seed(metric))
     if found.difference is None or found.half_width is None:
         return [f"{ask} No verdict: it takes {ENOUGH} common seeds, and there are {len(found.seeds)}."]
-    if base and base.too_few:
+    if base.too_few:
         return [f"{ask} No verdict: {base.size}, too few to decide."]
     lead = f"{abs(found.difference):.1f} ± {found.half_width:.1f} points"
-    narrow = base if base and not holds(mine, best, found, base) else None
-    yes, no, but = ("Likely", "Likely not", f"; {doubt(narrow)}") if narrow else ("Yes", "No", "")
+    sure = holds(mine, best, found, base)
+    yes, no, but = ("Yes", "No", "") if sure else ("Likely", "Likely not", f"; {doubt(base)}")
     said = {
         "ahead": f"{yes}: {where} it is {lead} ahead of the best of the others, {best.label}{but}.",
         "tied": f"Not shown: {where} it is tied with {best.label} ({lead} apart), which is simpler.",
