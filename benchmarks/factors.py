@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from measure import where
 
-from longtail import recipes, runs
+from longtail import files, recipes, runs
 from longtail.config import Config, from_dict
 from longtail.data.sources import DataSet, Source, load
 from longtail.engine.device import choose_device
@@ -121,7 +121,7 @@ def main() -> None:
             shared = shared or with_validation(config)
             book[name] = measure(config, args.out / name.replace(" ", "-").replace(",", ""), shared)
             args.results.parent.mkdir(parents=True, exist_ok=True)
-            runs.write_json(args.results, book)
+            files.write_json(args.results, book)
         if name in book:
             print(line(name, book[name], book["base"]), flush=True)
 

@@ -16,7 +16,7 @@ import torchvision
 
 import longtail
 from longtail.engine.environment import commit
-from longtail.runs import write_json
+from longtail.files import write_json
 
 Row = dict[str, Any]
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from longtail import recipes, runs
+from longtail import files, recipes, runs
 from longtail.choices import Facts, choose, look
 from longtail.choices.ledger import YOURS, with_values
 from longtail.cli import main
@@ -413,8 +413,8 @@ def test_of_runs_that_differ_none_is_taken(tmp_path, capsys, monkeypatch):
         for seed in (0, 1):
             made = Path(f"runs/{rate}/seed{seed}")
             made.mkdir(parents=True)
-            runs.write_json(made / runs.CONFIG, to_dict(config))
-            runs.write_json(made / runs.ENVIRONMENT, {})
+            files.write_json(made / runs.CONFIG, to_dict(config))
+            files.write_json(made / runs.ENVIRONMENT, {})
     assert main(["train", "--from", "runs", "--train.epochs", "1"]) == 2
     assert "runs holds 4 runs that differ (runs/0.01/seed0, runs/0.02/seed0" in capsys.readouterr().err
     assert runs.stored_config(Path("runs/0.02")).optim.lr == 0.02  # seeds alone differ

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 
 import longtail
-from longtail import runs
+from longtail import files, runs
 from longtail.cli import main
 from longtail.engine import checkpoint
 from longtail.errors import NoRoom, RunError, UserError, full_disk, room_for, why
@@ -94,11 +94,15 @@ def test_torch_s_writer_does_not_end_the_process(run, tmp_path):
     assert (done.returncode, done.stderr) == (1, f"longtail: {ONE_MESSAGE.format(out)}\n")
 
 
-def test_a_network_is_not_there_without_its_card(run, tmp_path):
-    card = full(tmp_path / "x.safetensors.md")
-    with pytest.raises(NoRoom, match=f"to write {card}:"):
+def test_a_network_is_not_there_without_its_card(run, tmp_path, monkeypatch):
+    def write(path, *_):
+        with room_for(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "write_text", write)
+    with pytest.raises(NoRoom, match=f"to write {tmp_path / 'x.safetensors.md'}:"):
         longtail.export(run, "safetensors", tmp_path / "x.safetensors")
-    assert list(tmp_path.iterdir()) == [card]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_has_no_room_for_another(run, tmp_path, monkeypatch, capsys):
@@ -113,12 +117,20 @@ def test_a_folder_that_has_no_room_for_another(run, tmp_path, monkeypatch, capsy
 
 
 @pytest.mark.parametrize("numbers", [10, 100_000])
-def test_a_checkpoint_says_what_torch_does_not(tmp_path, numbers):
+def test_a_checkpoint_says_what_torch_does_not(tmp_path, monkeypatch, numbers):
     """Small ones fail as they are closed, large ones while torch writes."""
-    full(tmp_path / "state.tmp")
+    create = files._create_temporary
+
+    def create_full(path: Path) -> tuple[Path, int]:
+        fresh, descriptor = create(path)
+        fresh.unlink()
+        return full(fresh), descriptor
+
+    monkeypatch.setattr(files, "_create_temporary", create_full)
+    path = tmp_path / "checkpoint" / "state.pt"
     with pytest.raises(RunError, match=r"state.pt \(No space left on device\): there is none from before; free some"):
-        checkpoint.save(tmp_path / "state.pt", {"x": torch.zeros(numbers)})
-    assert not list(tmp_path.iterdir())
+        checkpoint.save(path, {"x": torch.zeros(numbers)})
+    assert not list(path.parent.iterdir())
 
 
 def test_a_run_that_is_measured_again(run, monkeypatch, capsys):
@@ -130,4 +142,7 @@ def test_a_run_that_is_measured_again(run, monkeypatch, capsys):
     monkeypatch.setattr("longtail.engine.evaluate.latency", lambda *_: 1.0)
     monkeypatch.setattr(np, "savez_compressed", save)
     assert main(["eval", str(run), "--device", "cpu"]) == 1
-    assert ONE_MESSAGE.format(run) in capsys.readouterr().err and (run / runs.METRICS).read_bytes() == before
+    assert (
+        ONE_MESSAGE.format(run / "predictions.npz") in capsys.readouterr().err
+        and (run / runs.METRICS).read_bytes() == before
+    )

@@ -2,7 +2,7 @@
 
 import json
 
-from longtail.runs import write_json
+from longtail.files import write_json
 
 
 def test_lists_of_numbers_stay_on_one_line_and_all_else_as_it_was(tmp_path):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from longtail import recipes, runs
+from longtail import files, recipes, runs
 from longtail.choices import choose, look
 from longtail.config import Config, DataConfig
 from longtail.data.sources import DataSet, load_once
@@ -93,8 +93,10 @@ def tabulate(folders: Sequence[Path], configs: dict[str, Config], out: Path) -> 
     (seeds,) = {config.train.seeds for config in configs.values()}
     rows = make_rows([run for run in runs.finished(folders) if run.seed in seeds])
     write_table(rows, out)
-    compared(make_dots(rows), out / "comparison.png")
-    document.write(document.page(document.Gathered(rows)), out / "report.html")
+    with files.replace_file(out / "comparison.png") as picture:
+        compared(make_dots(rows), picture)
+    with files.replace_file(out / "report.html") as page:
+        document.write(document.page(document.Gathered(rows)), page)
     return rows
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from longtail import recipes
+from longtail import files, recipes
 from longtail.config import Config
 from longtail.data.sources import load
 from longtail.engine.train import train
@@ -32,8 +32,10 @@ def demo(out: Path | str = "runs/demo", seeds: tuple[int, ...] = (0, 1, 2)) -> l
     rows = table([out / m for m in METHODS], out)
     rows.sort(key=lambda row: METHODS.index(row.runs[0].config.method.name))
     curves = [Curve(r.label, r.runs[0].metrics["counts"], [run.metrics["per_class"] for run in r.runs]) for r in rows]
-    accuracy_by_frequency({rows[0].data: curves}, out / "accuracy.png")
-    report([out / m for m in METHODS], out / "report.html")
+    with files.replace_file(out / "accuracy.png") as picture:
+        accuracy_by_frequency({rows[0].data: curves}, picture)
+    with files.replace_file(out / "report.html") as page:
+        report([out / m for m in METHODS], page)
     return rows
 
 

@@ -6,19 +6,17 @@ checkpoint/state.pt               all state, for --resume
 model.safetensors  predictions.npz  features.npz  examples/  calibration.json  and last metrics.json: the run has finished
 """
 
-import contextlib
-import errno
 import json
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from longtail import files
 from longtail.config import Config, from_dict
-from longtail.errors import UserError, room_for
-from longtail.shapes import anything, count, fault, maybe, named, number, text
+from longtail.errors import UserError, why
+from longtail.shapes import amount, anything, count, fault, maybe, named, percent, text
 
 CONFIG, ENVIRONMENT, LOG, METRICS = "config.json", "environment.json", "log.jsonl", "metrics.json"
 CHECKPOINT, MODEL = "checkpoint/state.pt", "model.safetensors"
@@ -37,23 +35,25 @@ ENVIRONMENT_SHAPE: dict[str, Any] = {
     **dict.fromkeys(("device", "commit"), maybe(text)),
     "seed": count,
     "parameters": maybe(count),
-    "chosen": maybe(named(number)),
+    "chosen": maybe(named(amount)),
+    "epochs": maybe(count),
     "versions": maybe(named(text)),
     "resumed": maybe([named(anything)]),
     "data": DATA | {"notes": maybe([text])},
 }
 SCORES = ("many", "medium", "few", "macro_f1", "ece", "knn_top1")
 COSTS = ("seconds", "setup_seconds", "together", "peak_memory", "latency_b64", "experts_asked")
-BIN = {"low": number, "high": number, "count": count, "confidence": maybe(number), "accuracy": maybe(number)}
+BIN = {"low": percent, "high": percent, "count": count, "confidence": maybe(percent), "accuracy": maybe(percent)}
 METRICS_SHAPE: dict[str, Any] = {
-    "top1": number,
-    **dict.fromkeys((*SCORES, *COSTS), maybe(number)),
-    "per_class": [maybe(number)],
+    "top1": percent,
+    **dict.fromkeys(SCORES, maybe(percent)),
+    **dict.fromkeys(COSTS, maybe(amount)),
+    "per_class": [maybe(percent)],
     "counts": maybe([count]),
     "class_names": maybe([text]),
     "confusion": maybe([[count]]),
     "calibration": maybe([BIN]),
-    "shifted": {"forward": named(number), "uniform": maybe(number), "backward": named(number)},
+    "shifted": {"forward": named(percent), "uniform": maybe(percent), "backward": named(percent)},
 }
 
 
@@ -191,44 +191,14 @@ def stored_config(path: Path) -> Config:
     return replace(config, train=replace(config.train, processes=1))
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, folder: Path | None = None) -> Any:
+    """Return the content of a JSON file that belongs to `folder` (its own directory if not given); a UserError if it has none.
+
+    The file must be a regular file of a bounded size, and no symbolic link that leaves the folder.
+    """
     try:
-        return json.loads(read_text(path))
-    except (OSError, ValueError, RecursionError) as error:
+        return json.loads(files.read_text(path, folder=folder or path.parent))
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({why(error)}): {ASK}") from error
+    except (ValueError, RecursionError) as error:
         raise UserError(f"cannot read {path} ({error}): {ASK}") from error
-
-
-def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> str:
-    """Of a file or a pipe that somebody has named; what has no end, such as /dev/zero, would fill the memory."""
-    if path.is_char_device():
-        raise OSError(errno.EINVAL, "it is a device")
-    return path.read_text(encoding, errors)
-
-
-def write_json(path: Path, tree: Any) -> None:
-    """Indented, but a list of numbers (the accuracy of a hundred classes) stays on one line."""
-    text = json.dumps(tree, indent=1) + "\n"
-    write_text(path, re.sub(r'\[\n([^][{}"]*)\]', lambda numbers: f"[{' '.join(numbers[1].split())}]", text))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Atomically: a reader sees the old file or the new one."""
-    with replaced(path) as fresh:
-        fresh.write_text(text, encoding="utf-8")
-
-
-@contextlib.contextmanager
-def replaced(path: Path) -> Iterator[Path]:
-    """A file beside it to be written, which takes its place in the end; where something fails it is gone, and the old one is
-    as it was. What is no file (/dev/null, a pipe) is written to, and stays what it is."""
-    if os.path.exists(path) and not os.path.isfile(path):
-        with room_for(path):
-            yield path
-        return
-    fresh = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        with room_for(path):
-            yield fresh
-        os.replace(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)

@@ -19,8 +19,24 @@ def number(value: Any) -> bool:
         return False
 
 
+def amount(value: Any) -> bool:
+    """A number from 0 on, of a size that sums and squares of many of them stay finite: seconds, bytes, milliseconds."""
+    return number(value) and 0 <= value < 1e18
+
+
+def percent(value: Any) -> bool:
+    """A number from 0 to 100, with room for rounding."""
+    return number(value) and -1e-6 <= value <= 100 + 1e-6
+
+
+def share(value: Any) -> bool:
+    """A number from 0 to 1, with room for rounding."""
+    return number(value) and 0 <= value <= 1 + 1e-6
+
+
 def count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
+    """A whole number from 0 on, of a size that the sum over a million classes fits into 64 bits."""
+    return type(value) is int and 0 <= value < 2**40
 
 
 def text(value: Any) -> bool:

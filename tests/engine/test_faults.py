@@ -1,6 +1,7 @@
 """What happens to long jobs, with real processes: killed at any moment, a disk that is full."""
 
 import random
+import resource
 import time
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from longtail import runs
+from longtail import files, runs
 from longtail.engine.train import train
 from tests.conftest import tiny
 from tests.engine.test_train import log_of
@@ -54,21 +55,26 @@ def equal(one: Path, two: Path) -> bool:
     return log_of(one) == log_of(two) and all(torch.equal(a[name], b[name]) for name in a)
 
 
+def unfinished_checkpoint(folder: Path) -> bool:
+    """Return whether a checkpoint is being written, or was when its process was killed."""
+    return any((folder / runs.CHECKPOINT).parent.glob(f"{files.TEMPORARY_PREFIX}*"))
+
+
 def killed_once(method: str, out: Path, whole: Path, seconds: float, rng: random.Random, while_saving: bool) -> str:
     """Where the kill met the run; the resumed run must equal the unbroken one."""
     process, folder = start_run(method, out), out / "seed0"
     if while_saving:
         epoch, log = rng.randrange(EPOCHS), folder / runs.LOG
         wait_for(lambda: log.exists() and log.read_bytes().count(b"\n") > epoch, process)
-        met = wait_for((folder / runs.CHECKPOINT).with_suffix(".tmp").exists, process)
+        met = wait_for(lambda: unfinished_checkpoint(folder), process)
     else:
         process.join(rng.uniform(0, seconds))
         met = False
     process.kill()
     process.join(60)
-    half = (folder / runs.CHECKPOINT).with_suffix(".tmp").exists()
+    half = unfinished_checkpoint(folder)
     finish(method, out)
-    assert equal(folder, whole)
+    assert equal(folder, whole) and not [*folder.rglob(f"{files.TEMPORARY_PREFIX}*")]
     return "inside a checkpoint" if half else "saving" if met else "elsewhere"
 
 
@@ -105,23 +111,18 @@ def test_killed_again_and_again(unbroken, tmp_path):
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(unbroken, tmp_path):
-    """/dev/full is a disk on which nothing has room."""
+    """A limit on the size of files stands in for a disk: the log has room, a checkpoint has not."""
     flags = ["--train.checkpoint_every", "1", "--train.device", "cpu", "--log.progress", "none"]
     command = ["train", "digits-lt", "--method", "paco", "--train.epochs", str(EPOCHS), "--out", str(tmp_path), *flags]
     process, folder = start_command(command, tmp_path / "said"), tmp_path / "seed0"
     saved = folder / runs.CHECKPOINT
-    while process.is_alive():
-        try:
-            if saved.exists():
-                saved.with_suffix(".tmp").symlink_to("/dev/full")
-                break
-        except FileExistsError:  # one is being written
-            continue
+    assert wait_for(saved.exists, process)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (20_000, 20_000))
     process.join(100)
     errors = (tmp_path / "said").read_text()
     last = errors.splitlines()[-1]
     assert process.exitcode == 1 and "Traceback" not in errors
-    assert "(No space left on device): the previous checkpoint is whole; free some space and --resume" in last
+    assert "(File too large): the previous checkpoint is whole; free some space and --resume" in last
     assert 1 <= len(log_of(folder)) < EPOCHS
     finish("paco", tmp_path)
     assert equal(folder, unbroken["paco"][0])

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from longtail import methods, runs
+from longtail import files, methods, runs
 from longtail.config import Config, DataConfig, to_dict
 from longtail.data.sources import load
 from longtail.engine import evaluate
@@ -31,9 +31,9 @@ def finished_run(folder: Path, config: Config, seed: int = 0) -> Path:
     folder.mkdir(parents=True)
     environment = {"seed": seed, "started": "", "precision": "fp32", "commit": None, "versions": {}, "parameters": 1}
     about = {"checksum": data.checksum, "images": len(data.train.labels), "counts": data.train.counts.tolist()}
-    runs.write_json(folder / runs.CONFIG, to_dict(config))
+    files.write_json(folder / runs.CONFIG, to_dict(config))
     about |= {"resolution": resolution(data.train), "notes": []}
-    runs.write_json(folder / runs.ENVIRONMENT, environment | {"data": about})
+    files.write_json(folder / runs.ENVIRONMENT, environment | {"data": about})
     cost = dict.fromkeys(evaluate.COST, 1.0)
     evaluate.finish(method, data, views, CPU, 32, folder, cost)
     return folder

@@ -14,6 +14,7 @@ from PIL import Image
 import longtail
 from longtail import runs
 from longtail.cli import main
+from longtail.files import write_json
 from longtail.inference.formats import FORMATS
 from longtail.inference.preprocessing import Preprocessing
 from longtail.inference.snippets import prepared
@@ -98,6 +99,6 @@ def test_the_code_says_what_predict_says(run, files, tmp_path, to):
 def test_a_commit_is_named_where_there_is_one(run, tmp_path):
     path = run / runs.ENVIRONMENT
     for commit, words in ((None, "- seed 0\n"), ("abc123", "- seed 0, commit abc123\n")):
-        runs.write_json(path, runs.read_json(path) | {"commit": commit})
+        write_json(path, runs.read_json(path) | {"commit": commit})
         card = longtail.export(run, "safetensors", tmp_path / "x.safetensors").card.read_text()
         assert words in card and "None" not in card

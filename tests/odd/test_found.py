@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import longtail
-from longtail import UserError, recipes, runs, shapes, theory
+from longtail import UserError, files, recipes, runs, shapes, theory
 from longtail.errors import why
 from longtail.inference.priors import checked
 from tests.odd.harness import ends_well
@@ -45,7 +45,7 @@ def test_one_line_says_it(words, said, odd):
 def test_a_run_that_does_not_name_its_device_stands_in_the_table(tmp_path):
     folder = make_run(tmp_path / "seed0", recipes.digits_lt("ce"), 0, FEW)
     tree = json.loads((folder / runs.ENVIRONMENT).read_text())
-    runs.write_json(folder / runs.ENVIRONMENT, {k: v for k, v in tree.items() if k not in ("device", "commit")})
+    files.write_json(folder / runs.ENVIRONMENT, {k: v for k, v in tree.items() if k not in ("device", "commit")})
     longtail.table(folder, tmp_path)
     assert json.loads((tmp_path / "table.json").read_text())[0]["devices"] == ["None"]
 

@@ -183,14 +183,14 @@ def test_names_are_shown_and_not_obeyed(tmp_path):
 
     from rich.console import Console
 
-    from longtail import runs
+    from longtail import files, runs
 
     for i, name in enumerate(NAMES):
         folder = make_run(tmp_path / f"{i}/seed0", recipes.digits_lt("ce"), 0, FEW)
         tree = json.loads((folder / runs.CONFIG).read_text())
         tree["data"] |= {"name": "folder", "root": f"/nowhere/{name.replace('/', '')}", "imbalance": 1}
         tree["model"]["name"] = name
-        runs.write_json(folder / runs.CONFIG, tree)
+        files.write_json(folder / runs.CONFIG, tree)
     rows = make_rows(runs.finished(tmp_path))
     screen = Console(file=io.StringIO(), width=400)
     screen.print(to_rich(rows, 400))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from longtail import recipes, runs
+from longtail import files, recipes, runs
 from longtail.config import Config, to_dict
 from longtail.metrics import evaluate_guesses
 from longtail.report.html import VOID
@@ -34,8 +34,8 @@ def make_run(
     environment = {"seed": seed, "commit": "abc", "device": "CPU", "started": "2026-01-01", "precision": "fp32"}
     log = [{"stage": "train", "epoch": e, "epochs": 5, "loss": 5 - e, "lr": 0.1, "P_sup": 0.1 * e} for e in range(5)]
     (folder / runs.METRICS).write_text(json.dumps(metrics))
-    runs.write_json(folder / runs.CONFIG, to_dict(replace(config, train=replace(config.train, seeds=(seed,)))))
-    runs.write_json(folder / runs.ENVIRONMENT, environment | {"data": data, "parameters": 1000})
+    files.write_json(folder / runs.CONFIG, to_dict(replace(config, train=replace(config.train, seeds=(seed,)))))
+    files.write_json(folder / runs.ENVIRONMENT, environment | {"data": data, "parameters": 1000})
     (folder / runs.LOG).write_text("".join(json.dumps(row) + "\n" for row in log))
     np.savez(
         folder / "features.npz",
@@ -59,8 +59,8 @@ def begin_run(
     folder.mkdir(parents=True, exist_ok=True)
     data = {"checksum": "0", "images": sum(FEW), "counts": FEW, "notes": []}
     environment = {"seed": seed, "commit": "abc", "device": "CPU", "started": f"2026-01-{day:02}", "precision": "fp32"}
-    runs.write_json(folder / runs.CONFIG, to_dict(replace(config, train=replace(config.train, seeds=(seed,)))))
-    runs.write_json(folder / runs.ENVIRONMENT, environment | {"data": data} | ({"epochs": total} if total else {}))
+    files.write_json(folder / runs.CONFIG, to_dict(replace(config, train=replace(config.train, seeds=(seed,)))))
+    files.write_json(folder / runs.ENVIRONMENT, environment | {"data": data} | ({"epochs": total} if total else {}))
     (folder / runs.LOG).write_text("".join(log_line(e) for e in range(epochs)))
     return folder
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from longtail import recipes, runs
+from longtail import files, recipes, runs
 from longtail.config import to_dict
 from longtail.errors import UserError
 from longtail.report import plots
@@ -32,9 +32,9 @@ def write(folder, config, seed, top1, few=None, started="2026-01-01", checksum="
     metrics |= {"seconds": 60, "counts": [200, 50, 3], "per_class": [90.0, None, 10.0], "shifted": shifted}
     environment = {"seed": seed, "commit": "abc", "device": "CPU", "started": started, "precision": "fp32"}
     environment["data"] = {"checksum": checksum}
-    runs.write_json(folder / runs.METRICS, metrics)
-    runs.write_json(folder / runs.CONFIG, to_dict(replace(config, train=replace(config.train, seeds=(seed,)))))
-    runs.write_json(folder / runs.ENVIRONMENT, environment)
+    files.write_json(folder / runs.METRICS, metrics)
+    files.write_json(folder / runs.CONFIG, to_dict(replace(config, train=replace(config.train, seeds=(seed,)))))
+    files.write_json(folder / runs.ENVIRONMENT, environment)
 
 
 @pytest.fixture

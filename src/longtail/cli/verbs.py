@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from longtail import recipes, runs
+from longtail import files, recipes, runs
 from longtail.cli.arguments import (
     Compare,
     Demo,
@@ -194,14 +194,14 @@ def run_inspect(args: list[str]) -> int:
         print("", *expected(name, args, given, not found.unreadable), sep="\n")
     if given.json:
         with writing(given.json):
-            runs.write_json(given.json, found.to_dict())
+            files.write_output_json(given.json, found.to_dict())
         print(f"written to {given.json}")
     return 1 if found.unreadable else 0
 
 
-def check_writable(**files: Path | None) -> None:
+def check_writable(**outputs: Path | None) -> None:
     """Before the work is done whose result goes there."""
-    for flag, file in files.items():
+    for flag, file in outputs.items():
         if file and (os.path.isdir(file) or not os.access(file.absolute().parent, os.W_OK)):
             raise UserError(f"--{flag} {file}: name a file in a folder that is there and can be written")
 
@@ -233,7 +233,7 @@ def run_theory(args: list[str]) -> None:
     show(found, console())
     if json:
         with writing(json):
-            runs.write_json(json, found.to_dict())
+            files.write_output_json(json, found.to_dict())
     if figure:
         from longtail.report import curves
 

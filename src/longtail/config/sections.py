@@ -10,6 +10,10 @@ Sampler = Literal["uniform", "balanced", "sqrt", "reversed", "progressive"]
 Decoding = Literal["auto", "cpu", "gpu"]
 
 
+MAX_IMAGE_SIZE = 7168
+MAX_RESOLUTION = 16384  # 16/7 of the largest image size
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Section):
     section: ClassVar[str] = "data"
@@ -65,9 +69,11 @@ class DataConfig(Section):
             object.__setattr__(self, name, path.absolute() if path else None)
         rule = "at least 1 (it is the largest class over the smallest): try --data.imbalance 100"
         require(self.imbalance >= 1, "data.imbalance", self.imbalance, rule)
-        require(self.image_size >= 4, "data.image_size", self.image_size, "at least 4 pixels")
-        rule = f"0 or at least image_size, {self.image_size}"
-        require(self.resolution == 0 or self.resolution >= self.image_size, "data.resolution", self.resolution, rule)
+        rule = f"between 4 and {MAX_IMAGE_SIZE} pixels"
+        require(4 <= self.image_size <= MAX_IMAGE_SIZE, "data.image_size", self.image_size, rule)
+        rule = f"0, or between image_size ({self.image_size}) and {MAX_RESOLUTION}"
+        fits = self.resolution == 0 or self.image_size <= self.resolution <= MAX_RESOLUTION
+        require(fits, "data.resolution", self.resolution, rule)
         require(self.workers >= 0, "data.workers", self.workers, "0 (one for each core) or more")
         require(len(self.columns) in (0, 2), "data.columns", self.columns, "two names: try --data.columns path label")
         rule = "between 0 and 0.2 (no class gives more than a fifth): try 0.1"

@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from longtail import runs
+from longtail import files
 from longtail.data.folder import file_pool, own_split
 from longtail.data.pool import IntArray, Opened, Pool, files_of, no_image_notes
 from longtail.errors import UserError, some
 
 COLUMNS = ("path", "label")  # of a CSV that does not say otherwise
 LABEL_DIGITS = 9  # a number with more is no class
+LIST_LIMIT = 2**30  # bytes; the list of a ten million images has about 600 MB
 NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
 
 
@@ -85,7 +86,7 @@ def read_list(path: Path, columns: Sequence[str] = ()) -> Listed:
     if columns and ending in (".txt", ".json"):
         raise UserError(f"--data.columns {' '.join(columns)}: {path} has none, only .csv, .tsv and shards do")
     try:
-        text = runs.read_text(path, "utf-8-sig", "surrogateescape")
+        text = files.read_text(path, "utf-8-sig", "surrogateescape", limit=LIST_LIMIT)
     except OSError as error:
         raise UserError(f"cannot read the list {path} ({error.strerror}): name one that is there") from error
     if "\0" in text:

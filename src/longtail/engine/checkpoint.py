@@ -1,47 +1,137 @@
 """All state of a run in one file, replaced atomically: a crash leaves the old checkpoint or the new one, never a part."""
 
-import contextlib
 import os
 import pickle
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import torch
+from torch import Tensor
 
+from longtail import files
 from longtail.errors import RunError, UserError, why
+
+STRUCTURE_LIMIT = 64 * 2**20
+"""Bytes of everything in a checkpoint that is not tensor data."""
+SAFETENSORS_HEADER = 128 * 2**20
+"""Bytes of a safetensors header, at most; its reader has a limit of 100 MB."""
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write beside the old file, flush to the disk, then rename over it."""
-    fresh = path.with_suffix(".tmp")
+    """Write the state next to the old file, flush it to the disk, and rename it."""
     try:
+        folder = path.parent.parent
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(fresh, "wb") as file:
+        with files.replace_file(path, folder, sync=True) as fresh, open(fresh, "wb") as file:
             torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        with contextlib.suppress(OSError):
-            fresh.unlink()
+    except (OSError, RuntimeError, RunError) as error:  # torch reports a full disk as a RuntimeError
         before = "the previous checkpoint is whole" if path.is_file() else "there is none from before"
         raise RunError(f"cannot save {path} ({why(error)}): {before}; free some space and --resume") from error
 
 
-def load(path: Path, device: torch.device) -> dict[str, Any]:
-    """The stored state; tensors and plain values only, no code is executed. The file's own checksums are verified."""
+def load(path: Path, device: torch.device, expected: dict[str, Tensor] | None = None) -> dict[str, Any]:
+    """Return the stored state, which holds tensors and plain values only; no code is executed.
+
+    Args:
+        path: The file. Its own checksums are verified.
+        device: The device of the tensors.
+        expected: The `state_dict` of the method that the state is for. Names, shapes and the size of the file are compared with
+            it before memory is allocated for the stored tensors.
+
+    Raises:
+        UserError: The file is refused, damaged, or the checkpoint of another method.
+    """
     try:
-        with zipfile.ZipFile(path) as archive:
-            if bad := archive.testzip():
-                raise ValueError(f"{bad} is damaged")
-        return torch.load(path, map_location=device, weights_only=True)
+        with files.open_regular(path, folder=path.parent.parent) as file:
+            check_size(path, file.fileno(), expected)
+            with zipfile.ZipFile(file) as archive:
+                files.check_archive(path, archive.infolist(), size_limit(expected), compressed=False)
+                structure = [m for m in archive.infolist() if m.filename.endswith("/data.pkl")]
+                if sum(m.file_size for m in structure) > STRUCTURE_LIMIT:
+                    raise ValueError("its structure is too large")
+                if bad := archive.testzip():
+                    raise ValueError(f"{bad} is damaged")
+            file.seek(0)
+            layout = torch.load(file, map_location="meta", weights_only=True)
+            if expected is not None:
+                check_shapes(layout, expected)
+            file.seek(0)
+            state = torch.load(file, map_location=device, weights_only=True)
+        if not isinstance(state, dict):
+            raise ValueError(f"it holds a {type(state).__name__}, not a table of values")
+        return state
     except Exception as error:  # a damaged file fails in many ways
-        reason = f"cannot read the checkpoint {path} ({_first_line(error)})"
+        reason = f"cannot read the checkpoint {path} ({_describe(error)})"
         raise UserError(f"{reason}: delete its run folder to start that seed anew") from error
 
 
-def _first_line(error: Exception) -> str:
+def size_limit(expected: dict[str, Tensor] | None) -> int:
+    """Return the largest size in bytes of a checkpoint: weights, two optimizer averages in double precision, and the rest."""
+    if expected is None:
+        return files.ARRAYS_LIMIT
+    return 5 * sum(max(x.element_size(), 4) * x.numel() for x in expected.values()) + 2 * STRUCTURE_LIMIT
+
+
+def check_size(path: Path, descriptor: int, expected: dict[str, Tensor] | None) -> None:
+    """Raise RefusedFile if the file is larger than a checkpoint of this method can be."""
+    size, limit = os.fstat(descriptor).st_size, size_limit(expected)
+    if size > limit:
+        raise files.RefusedFile(path, f"it has {size:,} bytes, more than the {limit:,} of such a checkpoint")
+
+
+def check_shapes(layout: Any, expected: dict[str, Tensor]) -> None:
+    """Raise ValueError unless the stored method has exactly the expected tensors."""
+    found = layout.get("method") if isinstance(layout, dict) else None
+    if not isinstance(found, dict):
+        raise ValueError("it holds no state of a method")
+    if found.keys() != expected.keys():
+        name = next(iter(map(str, found.keys() ^ expected.keys())))
+        raise ValueError(f"{name!r} is only in one of the stored state and this method")
+    for name, tensor in expected.items():
+        stored = found[name]
+        if not isinstance(stored, Tensor) or stored.shape != tensor.shape:
+            shape = tuple(stored.shape) if isinstance(stored, Tensor) else type(stored).__name__
+            raise ValueError(f"{name} is {shape} instead of {tuple(tensor.shape)}")
+
+
+def load_weights(path: Path, expected: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file.
+
+    Args:
+        path: The file.
+        expected: The `state_dict` that they are for. Names, kinds and shapes are compared with it before memory is allocated.
+        device: The device of the tensors.
+
+    Raises:
+        UserError: The file is refused, damaged, or holds another network.
+    """
+    wanted = sum(max(x.element_size(), 4) * x.numel() for x in expected.values())
+    try:
+        with files.open_regular(path, 2 * wanted + SAFETENSORS_HEADER, folder=path.parent):
+            pass
+        with safetensors.safe_open(os.fspath(path), framework="pt", device=str(device)) as stored:
+            names = set(stored.keys())
+            if names != expected.keys():
+                raise ValueError(f"{min(names ^ expected.keys())!r} is only in one of the file and the network")
+            for name, tensor in expected.items():
+                shape = tuple(stored.get_slice(name).get_shape())
+                if shape != tensor.shape:
+                    raise ValueError(f"{name} is {shape} instead of {tuple(tensor.shape)}")
+            found = {name: stored.get_tensor(name) for name in expected}
+        for name, tensor in expected.items():
+            if found[name].is_floating_point() != tensor.is_floating_point() or found[name].is_complex():
+                raise ValueError(f"{name} is {found[name].dtype} instead of {tensor.dtype}")
+        return found
+    except (OSError, safetensors.SafetensorError, RuntimeError, ValueError, TypeError) as error:
+        reason = _describe(error)
+        raise UserError(f"{path} does not hold the network of its configuration ({reason}): train it again") from error
+
+
+def _describe(error: Exception) -> str:
     if isinstance(error, pickle.UnpicklingError):  # torch's own words advise to execute what it holds
         return "it holds more than tensors and numbers, and nothing of it was executed"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import safetensors.torch
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from longtail import methods, runs
+from longtail import files, methods, runs
 from longtail.config import Config
 from longtail.data import samplers
 from longtail.data.loader import frames_of
 from longtail.data.pool import class_counts
 from longtail.data.sources import DataSet, Source, load
+from longtail.engine import checkpoint
 from longtail.engine.calibrate import Calibration, calibrate
 from longtail.engine.device import choose_device, place
 from longtail.engine.distributed import by_first
@@ -179,7 +179,8 @@ def finish(
     val_NF = features_of(method, data.val, views, device, batch) if data.val else None
 
     def written() -> dict[str, Any]:
-        save_file({k: v.contiguous() for k, v in method.net.state_dict().items()}, folder / runs.MODEL)
+        weights = {name: tensor.contiguous() for name, tensor in method.net.state_dict().items()}
+        files.write_bytes(folder / runs.MODEL, safetensors.torch.save(weights))
         metrics, said = measure(method, data, views, device, seen)
         metrics |= cost
         write_calibration(folder, method, data.val, val_NF)
@@ -198,31 +199,24 @@ def write_calibration(folder: Path, method: methods.Method, val: Source | None, 
         found: Calibration = calibrate(
             lambda: logits_of(method.classify, x_NF, len(val.class_names)), y_N, method.prior()
         )
-    runs.write_json(folder / runs.CALIBRATION, found._asdict())
+    files.write_json(folder / runs.CALIBRATION, found._asdict())
 
 
 def write_results(
     folder: Path, data: DataSet, metrics: dict[str, Any], said: Predictions, features: np.ndarray
 ) -> None:
     labels, ids = data.test.labels, np.asarray(data.test.ids)
-    save_arrays(folder / "predictions.npz", **said.kept, labels=labels, ids=ids)
+    files.write_arrays(folder / "predictions.npz", said.kept | {"labels": labels, "ids": ids})
     kept = spread(len(labels), FEATURES_KEPT)
     some = features[kept].astype(np.float16)
-    save_arrays(folder / "features.npz", features=some, labels=labels[kept], ids=ids[kept])
+    files.write_arrays(folder / "features.npz", {"features": some, "labels": labels[kept], "ids": ids[kept]})
     write_examples(folder / "examples", data, said.guess_N)
-    runs.write_json(folder / runs.METRICS, metrics)
+    files.write_json(folder / runs.METRICS, metrics)
 
 
 def spread(n: int, most: int) -> np.ndarray:
     """Of n items all, or so many of them at equal distances."""
     return np.linspace(0, n - 1, min(n, most)).round().astype(int)
-
-
-def save_arrays(path: Path, **arrays: np.ndarray) -> None:
-    """Atomically."""
-    fresh = path.with_suffix(".tmp.npz")
-    np.savez_compressed(fresh, **arrays)  # type: ignore[arg-type]
-    fresh.replace(path)
 
 
 def evaluate(run: Path | str, data_root: Path | None = None, device: str = "auto") -> dict[Path, dict[str, Any]]:
@@ -256,11 +250,11 @@ def evaluate_one(record: runs.Run, data_root: Path | None, device_name: str) -> 
 
 def stored_network(path: Path, config: Config, counts: Any, device: torch.device) -> methods.Method:
     """The method of a configuration, for training data with these class counts, with the weights of a safetensors file."""
-    method = place(methods.make(config, counts, stored=True), config, device)
-    method.enter(method.stages[-1])
     try:
-        method.net.load_state_dict(load_file(path, device=str(device)))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path} does not hold the network of its configuration ({reason}): train it again") from error
+        method = place(methods.make(config, counts, stored=True), config, device)
+    except (RuntimeError, MemoryError, ValueError, TypeError, AssertionError, ArithmeticError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"the network of {path} cannot be made ({reason}): check its configuration") from error
+    method.enter(method.stages[-1])
+    method.net.load_state_dict(checkpoint.load_weights(path, method.net.state_dict(), device))
     return method

@@ -1,13 +1,13 @@
 """Thumbnails for the report: the worst confusions, and the best and worst of the rare classes."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from longtail import files
 from longtail.data.decode import decode_from
 from longtail.data.pool import ImageArray, OnDisk
 from longtail.data.sources import DataSet, Source
@@ -18,17 +18,13 @@ SIDE = 96  # pixels, at most
 
 def write_examples(folder: Path, data: DataSet, predicted: np.ndarray) -> None:
     """PNG files, and index.json that says what each shows; classes are given by number. Replaces what was there, whole."""
-    final, folder = folder, folder.with_suffix(".tmp")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
     chosen = {"confusions": worst_confusions(data, predicted), **rare_classes(data, predicted)}
-    for item in {i for entries in chosen.values() for entry in entries for i in entry["items"]}:
-        image = Image.fromarray(picture(data.test, item))
-        image.thumbnail((SIDE, SIDE))
-        image.save(folder / f"{item}.png")
-    (folder / "index.json").write_text(json.dumps(chosen, indent=1) + "\n")
-    shutil.rmtree(final, ignore_errors=True)
-    folder.replace(final)
+    with files.replace_folder(folder) as fresh:
+        for item in {i for entries in chosen.values() for entry in entries for i in entry["items"]}:
+            image = Image.fromarray(picture(data.test, item))
+            image.thumbnail((SIDE, SIDE))
+            image.save(fresh / f"{item}.png")
+        (fresh / "index.json").write_text(json.dumps(chosen, indent=1) + "\n")
 
 
 def picture(source: Source, item: int) -> ImageArray:

@@ -12,7 +12,7 @@ from typing import IO
 
 import numpy as np
 
-from longtail import runs
+from longtail import files, runs
 from longtail.config import Config, differences, to_dict
 from longtail.data.decode import BadImage, cannot_read, unreadable
 from longtail.data.pool import OnDisk
@@ -26,14 +26,23 @@ def holds_a_run(folder: Path) -> bool:
     """One that has got somewhere: what stopped before its first epoch, at an image that cannot be read, may begin anew."""
     try:
         log, others = folder / runs.LOG, (runs.CHECKPOINT, runs.METRICS)
-        begun = any((folder / name).exists() for name in others) or (log.exists() and log.stat().st_size > 0)
-        return begun and (folder / runs.CONFIG).exists()
+        begun = any(os.path.lexists(folder / name) for name in others) or (log.exists() and log.stat().st_size > 0)
+        return begun and os.path.lexists(folder / runs.CONFIG)
     except OSError as error:
         raise UserError(f"--out {folder}: {error.strerror}, choose another") from error
 
 
 def check_folder(folder: Path, config: Config, resume: bool) -> None:
-    """A folder that holds a run is continued on request, and only by the configuration that started it."""
+    """A folder that holds a run is continued on request, and only by the configuration that started it.
+
+    A link that leaves OUT is refused: whoever made it would decide where this process writes.
+    """
+    if folder.is_symlink():
+        try:
+            files.check_inside(folder, folder.parent)
+        except OSError as error:
+            advice = f"name the folder above {os.path.realpath(folder)} as --out, or remove the link"
+            raise UserError(f"{folder} is a symbolic link that leaves {folder.parent}: {advice}") from error
     if not holds_a_run(folder):
         return
     if not resume:
@@ -51,10 +60,10 @@ def check_folder(folder: Path, config: Config, resume: bool) -> None:
 
 def check_images(folder: Path, data: DataSet) -> None:
     """Seeds of one run share their images."""
-    if holds_a_run(folder) and (folder / runs.ENVIRONMENT).exists():
-        stored = runs.read_json(folder / runs.ENVIRONMENT)
-        if not isinstance(stored, dict) or stored.get("data", {}).get("checksum") != data.checksum:
-            raise UserError(f"{folder} was trained on other images: use its --data.root, or another --out")
+    if not holds_a_run(folder) or not os.path.lexists(folder / runs.ENVIRONMENT):
+        return
+    if runs.read_begun(folder).environment["data"]["checksum"] != data.checksum:
+        raise UserError(f"{folder} was trained on other images: use its --data.root, or another --out")
 
 
 def check_folders(folders: Iterable[Path], config: Config, resume: bool) -> None:
@@ -66,7 +75,7 @@ def folders_left(folders: dict[int, Path], config: Config, data: DataSet) -> dic
     """Of the seeds that have not finished, once all were seen to have the same images, and a new one all that it will need."""
     for folder in folders.values():
         check_images(folder, data)
-    left = {seed: folder for seed, folder in folders.items() if not (folder / runs.METRICS).exists()}
+    left = {seed: folder for seed, folder in folders.items() if not os.path.lexists(folder / runs.METRICS)}
     if config.data.on_error == "stop" and not all(
         map(holds_a_run, left.values())
     ):  # with "skip" they have been looked at
@@ -88,7 +97,7 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         with room_for(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            file = open(folder / runs.LOCK, "w")  # noqa: SIM115
+            file = files.open_lock(folder / runs.LOCK)
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror}): choose another --out") from error
     with file:
@@ -106,7 +115,7 @@ def take_folder(held: contextlib.ExitStack, config: Config, data: DataSet, resum
     check_images(folder, data)
 
 
-def take(file: IO[str]) -> None:
+def take(file: IO[bytes]) -> None:
     """The lock, for this process alone. Who draws a report shares it for a moment, and is waited for; who trains is not."""
     for _ in range(50):
         try:
@@ -128,17 +137,17 @@ def start_folder(run: Run) -> None:
     path, now = run.folder / runs.ENVIRONMENT, describe_environment(run)
     try:
         run.folder.mkdir(parents=True, exist_ok=True)
-        if path.exists() and holds_a_run(run.folder):
-            first = runs.read_json(path)
+        if os.path.lexists(path) and holds_a_run(run.folder):
+            first = runs.read_begun(run.folder).environment
             again = {k: now[k] for k in ("started", "commit", "versions", "device", "precision", "step")}
-            now = first | {"resumed": [*first.get("resumed", []), again]}
+            now = first | {"resumed": [*(first.get("resumed") or []), again]}
         else:
-            runs.write_json(run.folder / runs.CONFIG, to_dict(from_anywhere(run.config)))
+            files.write_json(run.folder / runs.CONFIG, to_dict(from_anywhere(run.config)))
         lines = [json.dumps(image._asdict()) + "\n" for image in run.data.skipped]
         if lines:
-            runs.write_text(run.folder / runs.SKIPPED, "".join(lines))
+            files.write_text(run.folder / runs.SKIPPED, "".join(lines))
         else:  # of an attempt that was stopped before its first epoch
             (run.folder / runs.SKIPPED).unlink(missing_ok=True)
-        runs.write_json(path, now)
+        files.write_json(path, now)
     except OSError as error:
         raise UserError(f"cannot write to {run.folder} ({error.strerror}): choose another --out") from error

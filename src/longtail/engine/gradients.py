@@ -1,5 +1,6 @@
 """How hard each class pulls at the classifier: the mean L2 norm of its weights' gradient, epoch by epoch (Fig. 2)."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from longtail.engine.evaluate import save_arrays
-from longtail.errors import UserError
+from longtail import files
+from longtail.errors import UserError, why
 from longtail.methods import Method
 from longtail.models.beside import Beside
 
@@ -49,7 +50,7 @@ class Gradients:
 
     def write(self, path: Path) -> None:
         if self.rows:
-            save_arrays(path, norms=np.stack(self.rows), stages=np.array(self.stages[: len(self.rows)]))
+            files.write_arrays(path, {"norms": np.stack(self.rows), "stages": np.array(self.stages[: len(self.rows)])})
 
     def state(self) -> dict[str, Any]:
         """Of the epoch under way; those before it are in the file."""
@@ -64,7 +65,7 @@ class Gradients:
         """The first `epochs` rows: what a killed run wrote after its last checkpoint will be written again."""
         if not self.on:
             return
-        self.rows = stored_rows(path)[:epochs] if path.exists() else []
+        self.rows = stored_rows(path, len(self.sums_C))[:epochs] if os.path.lexists(path) else []
         self.rows += [self._nothing()] * (epochs - len(self.rows))
 
     def _nothing(self) -> Row:
@@ -78,9 +79,12 @@ def class_norms(gradient: Tensor) -> Tensor:
     return torch.linalg.vector_norm(gradient, dim=within)
 
 
-def stored_rows(path: Path) -> list[Row]:
+def stored_rows(path: Path, classes: int) -> list[Row]:
+    """Return the rows of gradients.npz; a UserError if they are not norms of so many classes."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            return list(stored["norms"])
-    except Exception as error:  # a damaged archive fails in many ways
-        raise UserError(f"cannot read {path} ({error}): delete it, and its epochs so far are given up") from error
+        norms_EC = files.read_arrays(path, folder=path.parent)["norms"]
+        if norms_EC.ndim != 2 or norms_EC.shape[1] != classes or norms_EC.dtype.kind != "f":
+            raise ValueError(f"norms is {norms_EC.dtype} {norms_EC.shape}")
+        return list(norms_EC.astype(np.float32))
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"cannot read {path} ({why(error)}): delete it, and its epochs so far are given up") from error

@@ -8,7 +8,8 @@ once, and the training goes on.
 import contextlib
 import importlib.util
 import json
-import shutil
+import os
+import re
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -16,12 +17,14 @@ from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
-from longtail import runs
+from longtail import files, runs
 from longtail.config import Config, LogConfig, to_dict
 from longtail.engine.distributed import is_first
 from longtail.errors import UserError
+from longtail.shapes import count, fault
 
 Row = dict[str, Any]
+WANDB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def check(log: LogConfig) -> None:
@@ -38,6 +41,15 @@ def scalars(row: Row, group: str) -> dict[str, float]:
     return {f"{group}/{key}": float(value) for key, value in kept.items() if type(value) in (int, float)}
 
 
+def parse_row(line: str) -> Row | None:
+    """Return a row of log.jsonl; None if the line is damaged."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("stage"), str) else None
+
+
 class TensorBoard:
     """Event files in the run folder, written anew at each start: what is there of epochs that are trained again goes."""
 
@@ -45,7 +57,7 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         place = folder / runs.TENSORBOARD
-        shutil.rmtree(place, ignore_errors=True)
+        files.remove(place)  # a link too, which is not followed
         self.writer = SummaryWriter(str(place), purge_step=0)  # who watches forgets what it saw of the old files
         self.writer.add_text("config", f"```json\n{json.dumps(described(config, seed), indent=1)}\n```", 0)
 
@@ -71,8 +83,13 @@ class WandB:
         import wandb
 
         self.path = folder / runs.WANDB
-        known: Row = runs.read_json(self.path) if self.path.exists() else {"id": uuid.uuid4().hex[:12], "epochs": 0}
+        known: Row = {"id": uuid.uuid4().hex[:12], "epochs": 0}
+        if os.path.lexists(self.path):
+            known = runs.read_json(self.path)
+            if wrong := fault(known, {"id": lambda value: bool(WANDB_ID.fullmatch(str(value))), "epochs": count}):
+                raise UserError(f"{self.path}: {wrong}: remove it to start another run there")
         self.id, self.seen = known["id"], known["epochs"]
+        files.check_inside(folder / "wandb", folder)
         out = folder.absolute().parent.name
         self.run = wandb.init(
             project=config.log.project,
@@ -93,7 +110,7 @@ class WandB:
         # commit: by itself wandb holds a row back until the next one comes, and may lose the last
         self.run.log(scalars(row, row["stage"]) | {"epoch": number}, step=number, commit=True)
         self.seen = number + 1
-        runs.write_json(self.path, {"id": self.id, "epochs": self.seen})
+        files.write_json(self.path, {"id": self.id, "epochs": self.seen})
 
     def finished(self, epochs: int, metrics: Row) -> None:
         self.run.summary.update(scalars(metrics, "test"))
@@ -128,10 +145,13 @@ class Listeners:
 
     def hear(self) -> None:
         """What the log of record has that was not told yet."""
-        if not self.heard or not self.log.exists():
+        if not self.heard or not os.path.lexists(self.log):
             return
-        for line in self.log.read_text(encoding="utf-8").splitlines()[self.told :]:
-            self.tell(methodcaller("epoch", self.told, json.loads(line)))
+        lines = files.read_text(self.log, errors="replace", folder=self.log.parent).splitlines()
+        for line in lines[self.told :]:
+            row = parse_row(line)
+            if row is not None:
+                self.tell(methodcaller("epoch", self.told, row))
             self.told += 1
 
     def finished(self, metrics: Row) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from longtail import files
 from longtail.progress import clock
 
 BAR_SECONDS, PIPE_SECONDS = 0.5, 60.0  # without news, within an epoch
@@ -19,19 +20,18 @@ BAR_SECONDS, PIPE_SECONDS = 0.5, 60.0  # without news, within an epoch
 
 def truncate(path: Path, epochs: int) -> None:
     """Keep the first `epochs` whole lines: what a killed run wrote after its last checkpoint will be written again."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return
-    lines = path.read_text(errors="replace").splitlines()[:epochs]
-    fresh = path.with_suffix(".tmp")
-    fresh.write_text("".join(line + "\n" for line in lines))
-    os.replace(fresh, path)
+    lines = files.read_text(path, errors="replace", folder=path.parent).splitlines()[:epochs]
+    files.write_text(path, "".join(line + "\n" for line in lines))
 
 
 class Log:
-    """Writes `log.jsonl` and shows progress; `steps` is the length of the whole run. `then` is called after each line."""
+    """Writes `log.jsonl` (unless `path` is None) and shows progress; `steps` is the length of the whole run. `then` is called
+    after each line."""
 
     def __init__(
-        self, path: Path, steps: int, progress: str, title: str, then: Callable[[], None] = lambda: None
+        self, path: Path | None, steps: int, progress: str, title: str, then: Callable[[], None] = lambda: None
     ) -> None:
         self.path, self.steps, self.title, self.then = path, steps, title, then
         terminal = (sys.stderr is not None and sys.stderr.isatty()) if progress == "auto" else progress == "bar"
@@ -75,8 +75,9 @@ class Log:
 
         Piped output hears of an epoch's end every five seconds at most, forty times a run at most, and of the last one always.
         """
-        with open(self.path, "a") as file:
-            file.write(json.dumps(row) + "\n")
+        if self.path is not None:
+            with files.open_append(self.path) as file:
+                file.write(json.dumps(row) + "\n")
         self.then()
         due = step - self._said >= self.steps / 40 and time.monotonic() - self._told > 5
         if self.bar or due or row["epoch"] + 1 == row["epochs"]:

@@ -1,5 +1,6 @@
 """The state of one run (one seed), what a checkpoint holds of it, and how a step finds its batch."""
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +52,7 @@ class Run:
         self.setup_seconds = 0.0  # spent on making views and step: capture and compilation, in this process
         self.epoch_seconds = 0.0  # of the epoch under way, before the clock was last started
         torch.manual_seed(seed)  # initial weights, and what a network draws itself (dropout)
-        stored = (folder / runs.CHECKPOINT).exists()
+        stored = os.path.lexists(folder / runs.CHECKPOINT)
         self.method: methods.Method = place(methods.make(config, data.train.counts, stored), config, device)
         self.method.check(data.val is not None)
         distributed.part(self.method, seed)
@@ -241,9 +242,9 @@ class Run:
     def restore(self) -> bool:
         """Go to where the checkpoint stands, if there is one."""
         path = self.folder / runs.CHECKPOINT
-        found = path.exists()
+        found = os.path.lexists(path)
         if found:
-            state = checkpoint.load(path, self.device)
+            state = checkpoint.load(path, self.device, self.method.state_dict())
             try:
                 self._restore(state, path)
             except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:

@@ -5,7 +5,6 @@ On a GPU several seeds train side by side: a network this small leaves most of t
 
 import contextlib
 import functools
-import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -274,7 +273,7 @@ def fit_group(group: Sequence[Run], heard: Sequence[Listeners]) -> None:
         logs = []
         for run, listeners in zip(group, heard, strict=True):  # the first speaks for all
             progress = config.log.progress if run is group[0] else "none"
-            path, progress = (run.folder / runs.LOG, progress) if distributed.is_first() else (Path(os.devnull), "none")
+            path, progress = (run.folder / runs.LOG, progress) if distributed.is_first() else (None, "none")
             log = Log(path, run.total_steps(), progress, f"{config.method.label}, {seeds}", listeners.hear)
             logs.append(open_logs.enter_context(log))
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from longtail import runs
+from longtail import files, runs
 from longtail.errors import RunError, UserError, full_disk, room_for, unknown, why
 from longtail.inference.card import card
 from longtail.inference.deployed import Deployed, facts
@@ -53,11 +53,13 @@ def export(
     try:
         with room_for(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        with runs.replaced(path) as fresh:
+        if model.origin is not None and model.origin.is_dir() and path.parent == model.origin / "export":
+            files.check_inside(path.parent, model.origin)
+        with files.replace_output(path) as fresh:
             theirs = written(model, network, to, fresh)
             difference = compared(eager(network), theirs, model.image_size)
             latency = {n: times(eager(network), theirs, model.image_size, n) for n in BATCHES}
-            runs.write_text(beside, card(model, to, path.name, difference, latency))
+            files.write_text(beside, card(model, to, path.name, difference, latency))
     except OSError as error:
         raise UserError(f"cannot write {path} ({why(error)}): name a file in a folder that can be written") from error
     return Exported(path, beside, difference, latency)

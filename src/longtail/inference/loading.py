@@ -11,20 +11,29 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from longtail import runs
+from longtail import files, runs
 from longtail.config import Config, from_dict
 from longtail.data.pool import fit_in_memory
 from longtail.data.sources import RESIDENT_SIDE, streamed_side
 from longtail.engine.device import choose_device
 from longtail.engine.evaluate import stored_network
-from longtail.errors import UserError, visible
+from longtail.errors import UserError, visible, why
 from longtail.inference import released
 from longtail.inference.model import Model
 from longtail.inference.preprocessing import Preprocessing
 from longtail.inference.priors import Prior
+from longtail.shapes import anything, count, fault, maybe, number, share, text
 from longtail.views import Views
 
 METADATA = "longtail"  # the key of an exported file's description
+FACTS: dict[str, Any] = {
+    "config": anything,
+    "class_names": [text],
+    "counts": maybe([count]),
+    "preprocessing": {"side": count},
+    "temperature": maybe(lambda value: is_temperature(value)),
+    "prior": maybe({"name": text, "shares": [share]}),
+}
 CHECKPOINTS = (".pth", ".pt", ".tar")
 
 
@@ -57,10 +66,13 @@ def load(
 def load_run(path: Path, device: torch.device) -> Model:
     record = one_run(path)
     config, data = record.config, record.environment["data"]
-    names, counts = record.metrics.get("class_names", []), data.get("counts", record.metrics.get("counts", []))
-    if not names or len(counts) != len(names):
+    names = record.metrics.get("class_names") or []
+    counts = data.get("counts") or record.metrics.get("counts") or []
+    if not names or len(counts) != len(names) or not sum(counts):
         raise UserError(f"{record.folder}: {len(counts)} class counts for {len(names)} class names: train it again")
-    side = data["resolution"] if "resolution" in data else likely_side(config, data["images"])
+    side = data.get("resolution")
+    side = likely_side(config, data.get("images") or sum(counts)) if side is None else side
+    check_side(side, config, record.folder)
     return Model(
         stored_network(record.folder / runs.MODEL, config, counts, device).only_deployed().eval(),
         config,
@@ -95,40 +107,73 @@ def likely_side(config: Config, images: int) -> int:
     return streamed_side(c) if c.load == "stream" or (c.load == "auto" and files and large) else 0
 
 
+def check_side(side: int, config: Config, where: Path) -> None:
+    """Raise a UserError unless images are kept at the resolution that the configuration asks for, or (0) as squares."""
+    if side not in (0, streamed_side(config.data)):
+        raise UserError(f"{where}: images of {side} pixels do not belong to its configuration: train it again")
+
+
 def _temperature(folder: Path) -> float | None:
     path = folder / runs.CALIBRATION
-    return temperature_of(runs.read_json(path), path) if path.exists() else None
-
-
-def temperature_of(tree: Any, where: Path) -> float:
-    value = tree.get("temperature") if isinstance(tree, dict) else None
-    if not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise UserError(f"{where}: its temperature is {value!r}, measure the run again with `longtail eval`")
+    if not os.path.lexists(path):
+        return None
+    tree = runs.read_json(path)
+    value: Any = tree.get("temperature") if isinstance(tree, dict) else None
+    if not is_temperature(value):
+        raise UserError(f"{path}: its temperature is {visible(value)}, measure the run again with `longtail eval`")
     return float(value)
+
+
+def is_temperature(value: Any) -> bool:
+    """Return whether logits can be divided by the value; calibration itself stays between 1/20 and 20."""
+    return number(value) and 1e-6 <= value <= 1e6
 
 
 def load_exported(path: Path, device: torch.device) -> Model:
     """What `longtail export --to safetensors` wrote: the description travels with the weights."""
+    facts = read_facts(path)
     try:
-        facts = json.loads(_metadata(path)[METADATA])
         config = from_dict(Config, facts["config"])
-        names, known = tuple(map(str, facts["class_names"])), facts["counts"]
-        counts = np.ones(len(names), np.int64) if known is None else np.asarray(known, np.int64)
-        side, calibration = int(facts["preprocessing"]["side"]), facts["temperature"]
-        prior = Prior(facts["prior"]["name"], np.asarray(facts["prior"]["shares"])) if facts["prior"] else None
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: its description cannot be understood ({error}): export it again") from error
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    names, known, shares = tuple(facts["class_names"]), facts.get("counts"), facts.get("prior")
+    counts = np.ones(len(names), np.int64) if known is None else np.asarray(known, np.int64)
+    prior = Prior(shares["name"], np.asarray(shares["shares"], np.float64)) if shares else None
+    side = facts["preprocessing"]["side"]
+    check_side(side, config, path)
     method = stored_network(path, config, counts, device).only_deployed().eval()
     preprocessing = Preprocessing(Views(config.views, config.data.image_size), side)
-    temperature = None if calibration is None else temperature_of(facts, path)
+    temperature = facts.get("temperature")
     return Model(
         method, config, preprocessing, names, None if known is None else counts, device, temperature, prior, path
     )
 
 
+def read_facts(path: Path) -> dict[str, Any]:
+    """Return the description of an exported file, with the types, lengths and ranges that `load_exported` relies on."""
+    again = "export it again"
+    try:
+        facts = json.loads(_metadata(path)[METADATA])
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: its description is not JSON ({error}): {again}") from error
+    if wrong := fault(facts, FACTS):
+        raise UserError(f"{path}: {wrong}: {again}")
+    classes, prior = len(facts["class_names"]), facts.get("prior")
+    if not classes:
+        raise UserError(f"{path}: it names no class: {again}")
+    for name, values in {"counts": facts.get("counts"), "shares of the prior": prior and prior["shares"]}.items():
+        if values is not None and (len(values) != classes or not sum(values)):
+            raise UserError(f"{path}: {len(values)} {name} for {classes} classes: {again}")
+    if prior and abs(sum(prior["shares"]) - 1) > 1e-3:
+        raise UserError(f"{path}: the shares of its prior sum to {sum(prior['shares']):g}: {again}")
+    return facts
+
+
 def _metadata(path: Path) -> dict[str, str]:
     try:
+        with files.open_regular(path, folder=path.parent):
+            pass
         with safe_open(os.fspath(path), framework="pt") as file:
             return file.metadata() or {}
     except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot read {path} ({str(error).splitlines()[0]}): is it a safetensors file?") from error
+        raise UserError(f"cannot read {path} ({why(error).splitlines()[0]}): is it a safetensors file?") from error

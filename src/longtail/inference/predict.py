@@ -14,7 +14,7 @@ from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 
-from longtail import runs
+from longtail import files
 from longtail.data.decode import BadImage, in_threads
 from longtail.data.folder import EXTENSIONS, image_files
 from longtail.data.pool import ImageArray
@@ -148,7 +148,7 @@ def written(
         return
     refuse_images(Path(path))
     try:
-        with runs.replaced(Path(path)) as fresh, open(fresh, "w", encoding="utf-8", newline="") as file:
+        with files.replace_output(Path(path)) as fresh, open(fresh, "w", encoding="utf-8", newline="") as file:
             yield writer(file)
             file.flush()
     except OSError as error:

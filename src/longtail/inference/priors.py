@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from longtail import runs
+from longtail import files
 from longtail.errors import UserError, meant, some, unknown
 from longtail.metrics import FloatArray
 
@@ -74,7 +74,7 @@ def number(value: Any, name: str, where: str) -> float:
 def read_weights(path: Path) -> dict[str, Any]:
     """A JSON object, or lines of `class,weight` with a heading or without."""
     try:
-        text = runs.read_text(path, "utf-8-sig")
+        text = files.read_text(path, "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         advice = meant(path, ("uniform", "train")) or "--prior takes uniform, train, or a CSV or JSON file"

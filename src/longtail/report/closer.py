@@ -9,6 +9,7 @@ from longtail.config import GPaCo, PaCo
 from longtail.metrics import shot_groups
 from longtail.report import reading
 from longtail.report.chapter import Chapter, mean
+from longtail.report.embedding import WORKER
 from longtail.report.html import Element, el
 from longtail.report.parts import Cell, absent, figure, folded, grid, name, plural, section, subsection, table
 from longtail.report.svg import Look, Plot, Scale, around
@@ -123,9 +124,9 @@ def feature_map(run: Run) -> Element:
     if found is None or not counts:
         return absent("feature map", "features.npz is not there (an older version wrote the run) or cannot be read")
     x_NF, y_N = found
-    if len(y_N) < LEAST or (np.ptp(x_NF, axis=0) > 0).sum() < 2:
+    place_N2 = WORKER.embed(x_NF) if len(y_N) >= LEAST else None
+    if place_N2 is None:
         return absent("feature map", f"fewer than {LEAST} test images, or features that are all alike")
-    place_N2 = embed(x_NF)
     x, y = (around(place_N2[:, i].tolist()) for i in (0, 1))
     shows = "Test images placed so that like features lie close, marked by the size of their class."
     plot = Plot(f"{run.config.method.label}: map of features", shows, x, y, x_ticks=False, y_ticks=False)
@@ -142,18 +143,6 @@ def feature_map(run: Run) -> Element:
     legend = [(Look(i), f"classes with {group} training images") for i, group in seen]
     words = f"t-SNE of the features of {plural(len(y_N), 'test image')}: axes and distances between far groups mean nothing."
     return figure(plot, "features", columns, words, legend)
-
-
-def embed(x_NF: np.ndarray) -> np.ndarray:
-    """t-SNE in two dimensions, the same at every call."""
-    from sklearn.manifold import TSNE  # a second to import
-
-    spread = x_NF.std() or 1.0
-    return np.asarray(
-        TSNE(perplexity=min(30.0, (len(x_NF) - 1) / 3), max_iter=500, angle=0.8, random_state=0).fit_transform(
-            x_NF / spread
-        )
-    )
 
 
 # Images

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
-from longtail import __version__, runs
+from longtail import __version__, files, runs
 from longtail.errors import UserError, visible, why
 from longtail.report import by_class, closer, cost, gradients, sections, words
 from longtail.report.chapter import Chapter, make_chapters
@@ -36,11 +36,16 @@ def report(paths: Iterable[Path | str] | Path | str, out: Path | str = "report.h
     if not ended and not others:
         runs.finished(paths)  # says so
     found = gathered(ended, others)
+    try:
+        whole = page(found)
+    except Exception:
+        found = without_failures(found)
+        whole = page(found)
     if found.size == 0:
         raise UserError(found.bad[0])
     for why_not in found.bad:
         print(f"left out: {visible(why_not)}", file=sys.stderr)
-    return write(page(found), out)
+    return write(whole, out)
 
 
 def check_out(out: Path) -> None:
@@ -72,6 +77,37 @@ def gathered(ended: Iterable[Path], others: Iterable[Path]) -> Gathered:
     return Gathered(make_rows(done), begun, [*bad, *worse])
 
 
+def without_failures(found: Gathered) -> Gathered:
+    """Return the runs of which a page can be made; the others are named among the bad ones.
+
+    Files are checked when they are read. This is for what no check foresees: one run must not take down the page of the others.
+    """
+    rows, begun, bad = [], [], list(found.bad)
+    for row in found.rows:
+        if failure := _failure(Gathered([row])):
+            bad.append(f"{row.runs[0].folder}: {failure}")
+        else:
+            rows.append(row)
+    for run in found.begun:
+        if failure := _failure(Gathered([], [run])):
+            bad.append(f"{run.folder}: {failure}")
+        else:
+            begun.append(run)
+    rest = Gathered(rows, begun, bad)
+    if rest.size and (failure := _failure(rest)):
+        return Gathered([], [], [*bad, f"the runs cannot be shown together: {failure}"])
+    return rest
+
+
+def _failure(found: Gathered) -> str | None:
+    """Return what goes wrong when a page is made of the runs, in one line."""
+    try:
+        page(found)
+    except Exception as error:
+        return f"it cannot be shown ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+    return None
+
+
 def left_out(found: Gathered) -> list[Element]:
     return [el("p", "Left out: ", name(why_not, most=300), class_="absent") for why_not in found.bad]
 
@@ -79,7 +115,8 @@ def left_out(found: Gathered) -> list[Element]:
 def write(whole: Element, out: Path) -> Path:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        runs.write_text(out, text(whole))
+        with files.replace_output(out) as fresh:
+            fresh.write_bytes(text(whole).encode())
     except (OSError, ValueError) as error:
         raise UserError(f"cannot write {out} ({why(error)}): choose another -o") from error
     return out

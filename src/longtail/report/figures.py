@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
-from longtail import runs
+from longtail import files, runs
 from longtail.errors import UserError, unknown
 from longtail.report import cells, results
 from longtail.report.gradients import make_pulls
@@ -88,7 +88,9 @@ def extra(_: Paths, out: Path) -> None:
 
 
 def framework(_: Paths, out: Path) -> None:
-    runs.write_text(out, resources.files("longtail.report").joinpath("framework.svg").read_text(encoding="utf-8"))
+    drawing = resources.files("longtail.report").joinpath("framework.svg").read_bytes()
+    with files.replace_output(out) as fresh:
+        fresh.write_bytes(drawing)
 
 
 FIGURES: dict[str, tuple[Callable[[Paths, Path], None], bool]] = {

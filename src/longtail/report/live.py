@@ -8,7 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from longtail import runs
-from longtail.report.document import assembled, finished, gathered, left_out, text, title_of
+from longtail.report.document import (
+    Gathered,
+    assembled,
+    finished,
+    gathered,
+    left_out,
+    text,
+    title_of,
+    without_failures,
+)
 from longtail.report.html import Element, el
 from longtail.report.parts import name
 from longtail.report.reading import at_work
@@ -64,6 +73,12 @@ class Board:
             where = name(", ".join(map(str, self.paths)), most=300)
             return title_of([], 0), [el("p", "There is no run yet below ", where, ". It will appear here.")], 0
         version, found = stamp(ended), gathered(ended, others)
+        try:
+            return self._parts(found, version)
+        except Exception:  # one run that no check foresaw must not hide the others
+            return self._parts(without_failures(found), f"{version} in part")
+
+    def _parts(self, found: Gathered, version: str) -> tuple[str, list[Element | None], int]:
         parts = [unfinished(found.begun), *left_out(found), *self._results(found.rows, version)]
         return title_of(found.rows, len(found.begun)), parts, found.size
 

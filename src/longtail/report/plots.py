@@ -6,7 +6,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 
-from longtail import runs
+from longtail import files
 from longtail.metrics import mean_std
 from longtail.report.cells import BINS, Curve, binned
 from longtail.report.gradients import Pull
@@ -173,6 +173,6 @@ def save(figure: Figure, path: Path) -> None:
     """Atomically: a reader sees the old picture or the new one. Its ending says how it is written, PNG if nothing known."""
     kind = path.suffix.lower().lstrip(".")
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)  # the same runs give the same file
-    with matplotlib.rc_context({"svg.hashsalt": "longtail"}), runs.replaced(path) as fresh:
+    with matplotlib.rc_context({"svg.hashsalt": "longtail"}), files.replace_output(path) as fresh:
         figure.savefig(fresh, dpi=150, format=kind if kind in FORMATS else "png", metadata=undated)
     plt.close(figure)

@@ -11,25 +11,30 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from longtail import runs
+from longtail import files, runs
 from longtail.metrics import BoolArray, FloatArray, IntArray
-from longtail.shapes import Shape, count, fault, number, text
+from longtail.shapes import Shape, count, fault, number, percent, share, text
 
 BROKEN = Exception  # a damaged archive or image fails in many ways
-PAIR: Shape = {"truth": count, "predicted": count, "share": number, "items": [count]}
-RARE: Shape = {"class": count, "accuracy": number, "items": [count]}
-EXAMPLES: Shape = {"confusions": [PAIR], "best_rare": [RARE], "worst_rare": [RARE]}
+PAIR: Shape = {"truth": count, "predicted": count, "share": share, "items": [count]}
+RARE: Shape = {"class": count, "accuracy": percent, "items": [count]}
+EXAMPLES: dict[str, Any] = {"confusions": [PAIR], "best_rare": [RARE], "worst_rare": [RARE]}
 FEATURES, PREDICTIONS = "features.npz", "predictions.npz"
 SMALL = 4096  # bytes; a larger thumbnail is made smaller by a codec that loses a little
+THUMBNAIL_LIMIT = 2**20  # bytes of a file; those that are written have at most some 20 KB
+THUMBNAIL_SIDE = 512  # pixels; those that are written have at most 96
+LOG_LIMIT, EPOCHS_LIMIT = 2**26, 200_000  # bytes, lines
+INDEX_LIMIT, EXAMPLE_ROWS, EXAMPLE_IMAGES = 2**22, 50, 20  # bytes of index.json; what is shown of it
+LARGEST_FEATURE = 65_504  # of half precision, in which features are stored
 
 
 def log(run: runs.Begun) -> list[dict[str, Any]]:
     """A row an epoch, over all stages; not what is just being written."""
     try:
-        lines = (run.folder / runs.LOG).read_bytes().splitlines()
+        lines = files.read_bytes(run.folder / runs.LOG, LOG_LIMIT, run.folder).splitlines()
     except OSError:
         return []
-    rows = map(_row, lines)
+    rows = map(_row, lines[:EPOCHS_LIMIT])
     return [row for row in rows if row is not None]
 
 
@@ -41,7 +46,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(row, dict):
         return None
-    return {key: value if number(value) or text(value) else None for key, value in row.items()}
+    return {key: value if text(value) or (number(value) and abs(value) < 1e30) else None for key, value in row.items()}
 
 
 def heard(run: runs.Begun) -> float:
@@ -52,7 +57,7 @@ def heard(run: runs.Begun) -> float:
 def at_work(folder: Path) -> bool | None:
     """Whether a process of this machine trains there, by the lock that it holds; None where there is no lock to look at."""
     try:
-        with open(folder / runs.LOCK) as file:
+        with files.open_regular(folder / runs.LOCK, folder=folder) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -69,24 +74,32 @@ def _written(path: Path) -> float:
 
 
 def features(run: runs.Run, most: int) -> tuple[FloatArray, IntArray] | None:
-    """Features of test images (N, F) and their labels (N,); of more than `most` so many at equal distances."""
+    """Features of test images (N, F) and their labels (N,); of more than `most` so many at equal distances.
+
+    Rows with values that features never have (they are stored in half precision) are left out.
+    """
     try:
-        with np.load(run.folder / FEATURES, allow_pickle=False) as stored:
-            x_NF, y_N = np.asarray(stored["features"], np.float64), np.asarray(stored["labels"], np.int64)
+        stored = files.read_arrays(run.folder / FEATURES, run.folder)
+        x_NF, y_N = stored["features"], stored["labels"]
+        if x_NF.dtype.kind != "f" or x_NF.ndim < 2 or y_N.dtype.kind not in "iu" or y_N.shape != x_NF.shape[:1]:
+            return None
+        x_NF = x_NF.reshape(len(y_N), -1)
         known = (y_N >= 0) & (y_N < len(run.metrics["per_class"]))
-        sound = np.flatnonzero(known & np.isfinite(x_NF.reshape(len(y_N), -1)).all(1))
+        sound = np.flatnonzero(known & (np.abs(x_NF) <= LARGEST_FEATURE).all(1))  # false for NaN
     except BROKEN:
         return None
     some = sound[np.linspace(0, len(sound) - 1, min(len(sound), most)).round().astype(int)]
-    return x_NF[some].reshape(len(some), -1), y_N[some]
+    return x_NF[some].astype(np.float64), y_N[some].astype(np.int64)
 
 
 def gradients(run: runs.Run) -> FloatArray | None:
     """Mean norm of the gradient of each class's classifier weights (C,), in the last stage in which the classifier learnt."""
     try:
-        with np.load(run.folder / runs.GRADIENTS, allow_pickle=False) as stored:
-            norms_EC, stages_E = np.asarray(stored["norms"], np.float64), np.asarray(stored["stages"])
-        learnt_E = np.isfinite(norms_EC).all(1)
+        stored = files.read_arrays(run.folder / runs.GRADIENTS, run.folder)
+        norms_EC, stages_E = stored["norms"].astype(np.float64), stored["stages"]
+        if norms_EC.shape != (len(stages_E), len(run.metrics["per_class"])) or stages_E.dtype.kind != "U":
+            return None
+        learnt_E = ((norms_EC >= 0) & (norms_EC < 1e30)).all(1)  # false for NaN
         last_E = learnt_E & (stages_E == stages_E[learnt_E][-1])
     except BROKEN:
         return None
@@ -96,27 +109,39 @@ def gradients(run: runs.Run) -> FloatArray | None:
 def examples(run: runs.Run) -> dict[str, list[dict[str, Any]]]:
     """index.json of the thumbnails: confusions, best_rare, worst_rare."""
     try:
-        index = json.loads((run.folder / "examples/index.json").read_text(encoding="utf-8"))
+        index = json.loads(files.read_text(run.folder / "examples/index.json", limit=INDEX_LIMIT, folder=run.folder))
     except (OSError, ValueError, RecursionError):
         return {}
-    return index if isinstance(index, dict) and fault(index, EXAMPLES) is None else {}
+    if not isinstance(index, dict) or fault(index, EXAMPLES) is not None:
+        return {}
+    classes = len(run.metrics["per_class"])
+
+    def is_known(entry: dict[str, Any]) -> bool:
+        return all(entry.get(key, 0) < classes for key in ("truth", "predicted", "class"))
+
+    return {
+        key: [e | {"items": e["items"][:EXAMPLE_IMAGES]} for e in index[key][:EXAMPLE_ROWS] if is_known(e)]
+        for key in EXAMPLES
+    }
 
 
 def thumbnail(run: runs.Run, item: int) -> str | None:
-    """As a data URI."""
+    """Return a thumbnail as a data URI; it is decoded and encoded again, so that nothing but its pixels gets into the page."""
     try:
-        data, kind = (run.folder / f"examples/{int(item)}.png").read_bytes(), "png"
+        data = files.read_bytes(run.folder / f"examples/{int(item)}.png", THUMBNAIL_LIMIT, run.folder)
+        with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
+            if max(image.size) > THUMBNAIL_SIDE:
+                return None
+            pixels = image.convert("RGB")
+        small = io.BytesIO()
         if len(data) > SMALL:
-            data, kind = _webp(data), "webp"
+            pixels.save(small, "WEBP", quality=80)
+        else:
+            pixels.save(small, "PNG")
     except BROKEN:
         return None
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
-
-
-def _webp(png: bytes) -> bytes:
-    smaller = io.BytesIO()
-    Image.open(io.BytesIO(png)).convert("RGB").save(smaller, "WEBP", quality=80)
-    return smaller.getvalue()
+    kind = "webp" if len(data) > SMALL else "png"
+    return f"data:image/{kind};base64,{base64.b64encode(small.getvalue()).decode()}"
 
 
 def counts(run: runs.Run) -> IntArray | None:
@@ -130,8 +155,10 @@ def tested(run: runs.Run) -> IntArray | None:
     if run.metrics.get("confusion"):
         return np.asarray(run.metrics["confusion"]).sum(1)
     try:
-        with np.load(run.folder / PREDICTIONS, allow_pickle=False) as stored:
-            return np.bincount(stored["labels"], minlength=len(run.metrics["per_class"]))
+        y_N, classes = files.read_arrays(run.folder / PREDICTIONS, run.folder)["labels"], len(run.metrics["per_class"])
+        if y_N.ndim != 1 or y_N.dtype.kind not in "iu" or (len(y_N) and not 0 <= y_N.min() <= y_N.max() < classes):
+            return None
+        return np.bincount(y_N, minlength=classes)
     except BROKEN:
         return None
 
@@ -151,18 +178,18 @@ def answers(run: runs.Run) -> Answers | None:
 @functools.lru_cache(maxsize=256)  # a page asks for the same runs again and again, and logits of many classes are large
 def _answers(path: Path, _: float) -> Answers | None:
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            y_N = np.asarray(stored["labels"], np.int64)
-            guess_N = stored["logits"].argmax(1) if "logits" in stored else stored["top_classes"][:, 0]
+        stored = files.read_arrays(path, path.parent)
+        y_N = stored["labels"]
+        guess_N = stored["logits"].argmax(1) if "logits" in stored else stored["top_classes"][:, 0]
+        sound = y_N.ndim == 1 and y_N.shape == guess_N.shape and len(y_N) > 0 and y_N.dtype.kind in "iu"
+        return Answers(y_N.astype(np.int64), guess_N == y_N) if sound and y_N.min() >= 0 else None
     except BROKEN:
         return None
-    sound = y_N.ndim == 1 and y_N.shape == guess_N.shape and len(y_N) > 0 and y_N.min() >= 0
-    return Answers(y_N, guess_N == y_N) if sound else None
 
 
 def skipped(run: runs.Run) -> int:
     """Images that could not be read."""
     try:
-        return len((run.folder / runs.SKIPPED).read_bytes().splitlines())
+        return len(files.read_bytes(run.folder / runs.SKIPPED, folder=run.folder).splitlines())
     except OSError:
         return 0

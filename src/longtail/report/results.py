@@ -11,7 +11,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from longtail import runs
+from longtail import files
 from longtail.config import Config, from_dict
 from longtail.errors import UserError
 from longtail.report.cells import lengths, make_dots, make_panels, make_rows, make_verdicts, pictures
@@ -47,7 +47,7 @@ def read(path: Path, table: dict[str, Any]) -> dict[str, Any]:
     try:
         if not path.exists():
             return {"runs": []}
-        tree = json.loads(runs.read_text(path))
+        tree = json.loads(files.read_text(path))
         if not isinstance(tree, dict) or not isinstance(tree.get("runs"), list):
             raise ValueError("no list of runs")
         _check_kinds(tree, {"command": str, "updated": str})
@@ -113,9 +113,9 @@ def write(path: Path, tree: dict[str, Any]) -> dict[str, Any]:
     head = {k: tree[k] for k in ("name", "title", "command", "updated", "table")}
     tree = head | {"rows": rows, "verdicts": make_verdicts(rows, tree["table"]), "runs": tree["runs"]}
     try:
-        runs.write_json(path, tree)
+        files.write_json(path, tree)
         draw(tree, path.parent)
-        runs.write_text(path.with_suffix(".md"), to_markdown(tree))
+        files.write_text(path.with_suffix(".md"), to_markdown(tree))
     except OSError as error:
         raise UserError(f"cannot write to {path.parent} ({error.strerror}): choose another --results") from error
     return tree
@@ -127,10 +127,10 @@ def draw(tree: dict[str, Any], folder: Path) -> None:
 
     for epochs in lengths(tree):
         for kind, picture in pictures(tree, epochs).items():
-            path = folder / picture.name
-            if kind == "by frequency":
-                plots.accuracy_by_frequency(make_panels(tree, epochs), path)
-            elif kind == "compared":
-                plots.compared(make_dots(tree, epochs), path)
-            else:
-                plots.against_latency(make_dots(tree, epochs), path)
+            with files.replace_file(folder / picture.name) as path:
+                if kind == "by frequency":
+                    plots.accuracy_by_frequency(make_panels(tree, epochs), path)
+                elif kind == "compared":
+                    plots.compared(make_dots(tree, epochs), path)
+                else:
+                    plots.against_latency(make_dots(tree, epochs), path)

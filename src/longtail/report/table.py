@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from longtail import runs
+from longtail import files, runs
 from longtail.config import differences
 from longtail.errors import UserError, unknown, visible, why
 from longtail.metrics import mean_std
@@ -287,7 +287,7 @@ def table(paths: Iterable[Path | str] | Path | str, out: Path | str | None = Non
 def write_table(rows: Sequence[Row], out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
-        runs.write_text(out / "table.md", to_markdown(rows))
-        runs.write_json(out / "table.json", [row.to_dict() for row in rows])
+        files.write_text(out / "table.md", to_markdown(rows))
+        files.write_json(out / "table.json", [row.to_dict() for row in rows])
     except (OSError, ValueError) as error:
         raise UserError(f"cannot write the table to {out} ({why(error)}): choose another --out") from error

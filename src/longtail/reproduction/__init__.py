@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from longtail import runs
+from longtail import files, runs
 from longtail.config import DataConfig
 from longtail.data.sources import DataSet, load_once
 from longtail.engine.train import train
@@ -117,9 +117,7 @@ def open_folder(results: Path) -> Path:
     try:
         with room_for(results):
             results.mkdir(parents=True, exist_ok=True)
-            probe = results / ".longtail-probe"
-            probe.touch()
-            probe.unlink(missing_ok=True)
+            files.check_writable(results)
     except OSError as error:
         raise UserError(f"cannot write to {results} ({error.strerror}): choose another --results") from error
     return results

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from longtail import runs
+from longtail import files, runs
 from longtail.config import Config, from_dict
 from longtail.data.sources import DataSet
 from longtail.errors import UserError
-from longtail.report import results as files
+from longtail.report import results
 from longtail.reproduction.tables import TABLES, Cell, PaperTable
 
 
@@ -28,12 +28,14 @@ class Book:
     def __init__(self, path: Path, name: str, table: PaperTable, command: str) -> None:
         self.path, self.table, self.command = path, table.to_dict(), command
         self.head = {"name": name, "title": table.title, "table": self.table}
-        self.tree = files.read(path, self.table)
-        self.shared = [files.read(path.with_name(file_name(other)), TABLES[other].to_dict()) for other in table.shares]
+        self.tree = results.read(path, self.table)
+        self.shared = [
+            results.read(path.with_name(file_name(other)), TABLES[other].to_dict()) for other in table.shares
+        ]
         self.device: str | None = None  # of the runs added in this call
 
     def recorded(self, cell: Cell) -> dict[int, dict[str, Any]]:
-        return files.find(self.tree, cell.method, cell.imbalance, cell.config)
+        return results.find(self.tree, cell.method, cell.imbalance, cell.config)
 
     def borrow(self, cells: Sequence[Cell], wanted: Sequence[int]) -> None:
         """Take over what other tables have of these very configurations: before any training, so that every page has it."""
@@ -67,7 +69,7 @@ class Book:
     def add(self, records: list[dict[str, Any]], trained_here: bool = True) -> None:
         """Record a cell; the file is read once more, since another process may have added to it."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self.tree = files.add(files.read(self.path, self.table), records)
+        self.tree = results.add(results.read(self.path, self.table), records)
         self.tree |= {"command": self.command, "updated": now}
         self.device = records[-1]["device"] if trained_here else self.device
         self.write()
@@ -76,7 +78,7 @@ class Book:
         """A call that found nothing to do leaves the file as it is, but for what follows from the runs."""
         if not self.tree["runs"]:
             raise UserError("no cell was begun: give more --minutes")
-        self.tree = files.write(self.path, self.tree | self.head)
+        self.tree = results.write(self.path, self.tree | self.head)
         return self.tree
 
 
@@ -104,7 +106,7 @@ def make_record(cell: Cell, folder: Path, command: str) -> dict[str, Any]:
         **{key: where[key] for key in ("started", "commit", "device", "precision", "versions")},
         "resumed": where.get("resumed", []),
         "data": {key: images[key] for key in ("checksum", "images", "notes")},
-        "metrics": {name: found[name] for name in files.METRICS if name in found},
+        "metrics": {name: found[name] for name in results.METRICS if name in found},
         "per_class": run.metrics["per_class"],
         "counts": run.metrics["counts"],
         "identity": run.config.identity(),
@@ -121,7 +123,7 @@ def epochs_left(config: Config, folder: Path) -> int:
     if (folder / runs.METRICS).exists():
         return 0
     log = folder / runs.LOG
-    done = len(log.read_bytes().splitlines()) if log.exists() else 0
+    done = len(files.read_bytes(log, folder=folder).splitlines()) if log.exists() else 0
     return max(all_epochs(config) - done, 0)
 
 

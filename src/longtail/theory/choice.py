@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from longtail import recipes, runs
+from longtail import files, recipes
 from longtail.config import DataConfig, PaCo, TrainConfig
 from longtail.config.section import require
 from longtail.data.imbalance import PROFILES
@@ -162,7 +162,7 @@ def counts_of(data: DataConfig) -> list[int]:
 
 def read_counts(path: Path) -> list[int]:
     try:
-        text = runs.read_text(path)
+        text = files.read_text(path)
         found = json.loads(text) if text.lstrip().startswith(("{", "[")) else text.replace(",", " ").split()
         if isinstance(found, dict):
             found = found["counts"] if "counts" in found else found["data"]["counts"]

@@ -6,6 +6,10 @@ from typing import ClassVar, Literal
 from longtail.config.methods.base import Chunked, LinearStage, MethodConfig
 from longtail.config.section import require
 
+MAX_QUEUE = 2**22
+MAX_WIDTH = 2**16
+MAX_QUEUE_NUMBERS = 2**30  # 4 GiB in float32
+
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast(MethodConfig):
@@ -28,9 +32,13 @@ class Contrast(MethodConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.tau > 0, "method.tau", self.tau, "above 0: try 0.05 to 0.2")
-        require(self.queue >= 0, "method.queue", self.queue, "0 or more")
-        require(self.projection_dim >= 1, "method.projection_dim", self.projection_dim, "at least 1")
-        require(self.projection_hidden >= 0, "method.projection_hidden", self.projection_hidden, "0 or more")
+        require(0 <= self.queue <= MAX_QUEUE, "method.queue", self.queue, f"between 0 and {MAX_QUEUE:,}")
+        rule = f"between 1 and {MAX_WIDTH:,}"
+        require(1 <= self.projection_dim <= MAX_WIDTH, "method.projection_dim", self.projection_dim, rule)
+        rule = f"between 0 and {MAX_WIDTH:,}"
+        require(0 <= self.projection_hidden <= MAX_WIDTH, "method.projection_hidden", self.projection_hidden, rule)
+        rule = f"at most {MAX_QUEUE_NUMBERS // self.projection_dim:,} with projection_dim {self.projection_dim}"
+        require(self.queue * self.projection_dim <= MAX_QUEUE_NUMBERS, "method.queue", self.queue, rule)
 
 
 @dataclass(frozen=True, kw_only=True)

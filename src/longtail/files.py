@@ -1,0 +1,392 @@
+"""Safe file access: guarded reading and atomic writing, used for every run folder, list and exported file.
+
+A file that somebody else made is read only if it is a regular file of a bounded size; a symbolic link may not lead out of the
+folder that it belongs to. A file is written under a random name next to its target and then renamed, so that a reader sees the
+old file or the new one, and a link that was planted under a predictable name is never followed.
+"""
+
+import contextlib
+import errno
+import json
+import math
+import os
+import re
+import secrets
+import shutil
+import stat
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
+
+try:
+    import fcntl
+except ImportError:  # Windows has no flock
+    fcntl = None  # type: ignore[assignment]
+
+from longtail.errors import room_for
+
+if TYPE_CHECKING:
+    import numpy as np
+
+TEXT_LIMIT = 64 * 2**20
+"""Largest text or JSON file in bytes; metrics.json of a million classes has about 50 MB."""
+ARRAYS_LIMIT = 2**31
+"""Largest size in bytes of the arrays of an .npz file, after decompression."""
+TEMPORARY_PREFIX = ".longtail-"
+"""Temporary files and folders start with this prefix, followed by 16 hexadecimal digits."""
+TEMPORARY_NAME = re.compile(re.escape(TEMPORARY_PREFIX) + r"[0-9a-f]{16}(\..*)?")
+SUFFIX_LENGTH = 16
+FILE_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class RefusedFile(OSError):
+    """A file that is not read or written because it could harm: `strerror` is the reason in a few words."""
+
+    def __init__(self, path: Path | str, reason: str) -> None:
+        super().__init__(errno.EINVAL, reason, os.fspath(path))
+
+
+# Reading
+
+
+def open_regular(path: Path | str, limit: int | None = None, folder: Path | None = None) -> BinaryIO:
+    """Open a regular file for reading, without waiting and without side effects on devices.
+
+    Args:
+        path: The file. Symbolic links are followed, subject to `folder`.
+        limit: The largest size in bytes; None means no limit.
+        folder: The folder that the file belongs to. A link that leaves it is refused; the layout of a Hugging Face cache, whose
+            `snapshots/` link to `blobs/` next to them, is accepted.
+
+    Raises:
+        RefusedFile: The file is not regular, is too large, or is a link that leaves `folder`.
+        OSError: The file cannot be opened.
+    """
+    if "\0" in os.fspath(path):
+        raise RefusedFile(path, "the path contains a NUL byte")
+    if folder is not None:
+        check_inside(path, folder)
+    _check_status(path, os.stat(path), limit)  # before it is opened: opening some devices has effects
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    try:
+        _check_status(path, os.fstat(descriptor), limit)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
+
+
+def _check_status(path: Path | str, status: os.stat_result, limit: int | None) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = FILE_KINDS.get(stat.S_IFMT(status.st_mode), "not a file")
+        raise RefusedFile(path, f"it is {kind}, not a regular file")
+    if limit is not None and status.st_size > limit:
+        raise RefusedFile(path, f"it has {status.st_size:,} bytes, more than the {limit:,} allowed")
+
+
+def check_inside(path: Path | str, folder: Path | str) -> None:
+    """Raise RefusedFile if `path`, with all links resolved, is outside of `folder` and of its Hugging Face blobs."""
+    real, top = os.path.realpath(path), os.path.realpath(folder)
+    allowed = [top, *_hugging_face_blobs(folder)]
+    if not any(real == place or real.startswith(os.path.join(place, "")) for place in allowed):
+        raise RefusedFile(path, "it is a symbolic link that leaves its folder")
+
+
+def _hugging_face_blobs(folder: Path | str) -> list[str]:
+    """Return the blobs/ folder of a Hugging Face cache if `folder` is a snapshot in it, or below one."""
+    parts = Path(os.path.realpath(folder)).parts
+    places = [i for i, part in enumerate(parts[:-1]) if part == "snapshots" and i > 0]
+    return [str(Path(*parts[: places[-1]], "blobs"))] if places else []
+
+
+def read_bytes(path: Path | str, limit: int | None = TEXT_LIMIT, folder: Path | None = None) -> bytes:
+    """Return the content of a regular file; see `open_regular`."""
+    with open_regular(path, limit, folder) as file:
+        return file.read() if limit is None else file.read(limit)
+
+
+def read_text(
+    path: Path | str,
+    encoding: str = "utf-8",
+    errors: str = "strict",
+    limit: int | None = TEXT_LIMIT,
+    folder: Path | None = None,
+) -> str:
+    """Return the text of a regular file; see `open_regular`."""
+    return read_bytes(path, limit, folder).decode(encoding, errors)
+
+
+def read_arrays(path: Path | str, folder: Path | None = None, limit: int = ARRAYS_LIMIT) -> "dict[str, np.ndarray]":
+    """Return the arrays of an .npz file.
+
+    Unlike `numpy.load` the size of each array is compared with its header before memory is allocated, and arrays of Python
+    objects are refused.
+
+    Raises:
+        OSError, ValueError: The file is refused, damaged, or larger than `limit` bytes after decompression.
+    """
+    with open_regular(path, limit, folder) as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                members = archive.infolist()
+                check_archive(path, members, limit)
+                return {m.filename.removesuffix(".npy"): _read_array(archive, m) for m in members}
+        except (
+            zipfile.BadZipFile,
+            NotImplementedError,
+            RuntimeError,
+            EOFError,
+            SyntaxError,
+            zlib.error,
+        ) as error:
+            raise ValueError(f"damaged archive: {error}") from error
+
+
+def check_archive(path: Path | str, members: list[zipfile.ZipInfo], limit: int, compressed: bool = True) -> None:
+    """Raise RefusedFile if the members of a ZIP archive are encrypted or larger in total than `limit` bytes.
+
+    Args:
+        path: The file, for the error.
+        members: The entries of its directory.
+        limit: The largest total size in bytes after decompression.
+        compressed: Accept compressed members. torch writes its checkpoints uncompressed.
+    """
+    total = sum(member.file_size for member in members)
+    if total > limit or len(members) > 1_000_000:
+        raise RefusedFile(path, f"its content has {total:,} bytes, more than the {limit:,} allowed")
+    methods = {member.compress_type for member in members}
+    if methods - ({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED} if compressed else {zipfile.ZIP_STORED}):
+        raise RefusedFile(path, "it is compressed in an unexpected way")
+    if any(member.flag_bits & 0x1 for member in members):
+        raise RefusedFile(path, "it is encrypted")
+
+
+def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> "np.ndarray":
+    import numpy as np
+
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        if version not in read_header:
+            raise ValueError(f"{member.filename} has the unknown format {version}")
+        shape, fortran, dtype = read_header[version](file)
+        if dtype.hasobject:
+            raise ValueError(f"{member.filename} holds Python objects")
+        if any(n < 0 for n in shape):
+            raise ValueError(f"{member.filename} has a negative shape")
+        wanted = math.prod(shape) * dtype.itemsize
+        if wanted > member.file_size:
+            raise ValueError(f"{member.filename} is shorter than its header says")
+        content = file.read(wanted)
+        if len(content) != wanted or file.read(1):
+            raise ValueError(f"{member.filename} has another length than its header says")
+    array = np.frombuffer(content, dtype) if dtype.itemsize else np.empty(math.prod(shape), dtype)
+    return array.reshape(shape, order="F" if fortran else "C").copy()
+
+
+# Writing
+
+
+@contextlib.contextmanager
+def replace_file(path: Path, folder: Path | None = None, sync: bool = False) -> Iterator[Path]:
+    """Yield the path of a new empty file in the same directory, which takes the place of `path` at the end.
+
+    If the block raises, the new file is removed and the old one stays as it was. Files that killed processes left behind are
+    removed.
+
+    Args:
+        path: The target. A symbolic link is replaced, never followed.
+        folder: The folder that the target belongs to; its directory must not be a link that leaves it.
+        sync: Flush the file to the disk before it is renamed.
+    """
+    if folder is not None:
+        check_inside(path.parent, folder)
+    remove_leftovers(path.parent)
+    with room_for(path):
+        fresh, descriptor = _create_temporary(path)
+    try:
+        with room_for(path):
+            yield fresh
+            if sync:
+                os.fsync(descriptor)
+        os.replace(fresh, path)
+    finally:
+        os.close(descriptor)
+        fresh.unlink(missing_ok=True)
+
+
+def _create_temporary(path: Path) -> tuple[Path, int]:
+    """Create a file with a random name next to `path`, locked by this process for as long as its descriptor is open."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+    while True:
+        suffix = path.suffix if len(path.suffix.encode(errors="replace")) <= SUFFIX_LENGTH else ""
+        fresh = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}{suffix}")
+        descriptor = os.open(fresh, flags, 0o666)
+        if _lock(descriptor) and os.fstat(descriptor).st_nlink:
+            return fresh, descriptor
+        os.close(descriptor)  # another process took it for a leftover before it was locked
+
+
+def check_writable(directory: Path) -> None:
+    """Raise the OSError that writing a file into `directory` would raise; nothing is left there."""
+    fresh, descriptor = _create_temporary(directory / "probe")
+    os.close(descriptor)
+    fresh.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replace_folder(path: Path, folder: Path | None = None) -> Iterator[Path]:
+    """Yield a new folder in the same directory, which takes the place of `path` at the end; see `replace_file`."""
+    if folder is not None:
+        check_inside(path.parent, folder)
+    remove_leftovers(path.parent)
+    fresh = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
+    fresh.mkdir()
+    descriptor = os.open(fresh, os.O_RDONLY) if fcntl else None
+    try:
+        if descriptor is not None:
+            _lock(descriptor)
+        with room_for(path):
+            yield fresh
+        remove(path)
+        os.rename(fresh, path)
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+        remove(fresh)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link (not what it leads to) or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Remove temporary files and folders of processes that were killed; those of running processes are locked."""
+    if fcntl is None:
+        return
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if TEMPORARY_NAME.fullmatch(entry.name) and not entry.is_symlink() and _is_abandoned(entry):
+                with contextlib.suppress(OSError):
+                    remove(Path(entry.path))
+
+
+def _is_abandoned(entry: os.DirEntry[str]) -> bool:
+    if not entry.is_file(follow_symlinks=False) and not entry.is_dir(follow_symlinks=False):
+        return False
+    try:
+        descriptor = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return _lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    """Take the lock of an open file, without waiting; True on platforms and file systems without locks."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+@contextlib.contextmanager
+def replace_output(path: Path) -> Iterator[Path]:
+    """Yield what to write to for an output that the user named: a new file as in `replace_file`.
+
+    A path that is not a regular file, such as /dev/null or a pipe, is written to directly; so is a file that `replace_file`
+    has just made.
+    """
+    if TEMPORARY_NAME.fullmatch(path.name) or (os.path.exists(path) and not os.path.isfile(path)):
+        with room_for(path):
+            yield path
+        return
+    with replace_file(path) as fresh:
+        yield fresh
+
+
+def write_bytes(path: Path, content: bytes | memoryview, folder: Path | None = None) -> None:
+    """Replace a file atomically."""
+    with replace_file(path, folder) as fresh:
+        fresh.write_bytes(content)
+
+
+def write_text(path: Path, text: str, folder: Path | None = None) -> None:
+    """Replace a text file atomically."""
+    write_bytes(path, text.encode("utf-8", "surrogateescape"), folder)
+
+
+def write_json(path: Path, tree: Any, folder: Path | None = None) -> None:
+    """Replace a JSON file atomically; see `format_json`."""
+    write_text(path, format_json(tree), folder)
+
+
+def write_output_json(path: Path, tree: Any) -> None:
+    """Write JSON to an output that the user named; see `replace_output`."""
+    with replace_output(path) as fresh:
+        fresh.write_text(format_json(tree), encoding="utf-8")
+
+
+def format_json(tree: Any) -> str:
+    """Return indented JSON; a list of numbers, such as the accuracy of a hundred classes, stays on one line."""
+    text = json.dumps(tree, indent=1) + "\n"
+    return re.sub(r'\[\n([^][{}"]*)\]', lambda numbers: f"[{' '.join(numbers[1].split())}]", text)
+
+
+def write_arrays(path: Path, arrays: "dict[str, np.ndarray]", folder: Path | None = None) -> None:
+    """Replace a compressed .npz file atomically."""
+    import numpy as np
+
+    with replace_file(path, folder) as fresh, open(fresh, "wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+
+def open_append(path: Path, folder: Path | None = None) -> IO[str]:
+    """Open a text file to append to; a symbolic link is refused."""
+    if folder is not None:
+        check_inside(path.parent, folder)
+    descriptor = _open_for_writing(path, os.O_WRONLY | os.O_APPEND)
+    return os.fdopen(descriptor, "a", encoding="utf-8")
+
+
+def open_lock(path: Path, folder: Path | None = None) -> IO[bytes]:
+    """Open a lock file, creating it if necessary; its content is not changed and a symbolic link is refused."""
+    if folder is not None:
+        check_inside(path.parent, folder)
+    return os.fdopen(_open_for_writing(path, os.O_RDWR), "r+b")
+
+
+def _open_for_writing(path: Path, flags: int) -> int:
+    flags |= os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO):
+            reason = "it is a symbolic link" if os.path.islink(path) else "it is not a regular file"
+            raise RefusedFile(path, reason) from error
+        raise
+    try:
+        _check_status(path, os.fstat(descriptor), None)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
