@@ -248,12 +248,9 @@ def replace_folder(path: Path, folder: Path | None = None) -> Iterator[Path]:
     if folder is not None:
         check_inside(path.parent, folder)
     remove_leftovers(path.parent)
-    fresh = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
-    fresh.mkdir()
-    descriptor = os.open(fresh, os.O_RDONLY) if fcntl else None
+    with room_for(path):
+        fresh, descriptor = _create_temporary_folder(path)
     try:
-        if descriptor is not None:
-            _lock(descriptor)
         with room_for(path):
             yield fresh
         remove(path)
@@ -262,6 +259,22 @@ def replace_folder(path: Path, folder: Path | None = None) -> Iterator[Path]:
         if descriptor is not None:
             os.close(descriptor)
         remove(fresh)
+
+
+def _create_temporary_folder(path: Path) -> tuple[Path, int | None]:
+    """Create a folder with a random name next to `path`; see `_create_temporary`."""
+    while True:
+        fresh = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
+        fresh.mkdir()
+        if fcntl is None:
+            return fresh, None
+        try:
+            descriptor = os.open(fresh, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:  # taken for a leftover
+            continue
+        if _lock(descriptor) and fresh.is_dir():
+            return fresh, descriptor
+        os.close(descriptor)
 
 
 def remove(path: Path) -> None:
@@ -278,20 +291,18 @@ def remove_leftovers(directory: Path) -> None:
         return
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
-            if TEMPORARY_NAME.fullmatch(entry.name) and not entry.is_symlink() and _is_abandoned(entry):
+            known = entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
+            if known and TEMPORARY_NAME.fullmatch(entry.name):
                 with contextlib.suppress(OSError):
-                    remove(Path(entry.path))
+                    _remove_unlocked(Path(entry.path))
 
 
-def _is_abandoned(entry: os.DirEntry[str]) -> bool:
-    if not entry.is_file(follow_symlinks=False) and not entry.is_dir(follow_symlinks=False):
-        return False
+def _remove_unlocked(path: Path) -> None:
+    """Remove a temporary file or folder unless a process has locked it; the lock is held until it is gone."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        descriptor = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        return _lock(descriptor)
+        if _lock(descriptor):
+            remove(path)
     finally:
         os.close(descriptor)
 

@@ -56,7 +56,7 @@ def run_until(config: Config, folder: Path, step: int | None = None) -> dict[str
         run = Run(config, 0, load_once(config.data), folder, CPU)
         run.restore()
         drawn = torch.initial_seed()
-        path = folder / runs.LOG if rank == 0 else Path("/dev/null")
+        path = folder / runs.LOG if rank == 0 else None
         with Log(path, run.total_steps(), "none", "") as log:
             try:
                 fit([run], [log], StopAt(run, step) if rank == world - 1 else StopSignals())

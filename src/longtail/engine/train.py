@@ -38,6 +38,7 @@ from longtail.engine.meter import NonFinite
 from longtail.engine.run import Run
 from longtail.engine.signals import StopSignals
 from longtail.errors import Alone, BadFile, Interrupted, NoRoom, RunError, UserError, why
+from longtail.files import RefusedFile
 from longtail.models.beside import Beside
 from longtail.progress import columns, wrapped
 
@@ -215,6 +216,8 @@ def train_seeds(config: Config, folders: dict[int, Path], data: DataSet, device:
         raise
     except BrokenPipeError:  # who reads what is printed has gone away
         raise
+    except RefusedFile as error:
+        raise UserError(f"cannot use {error.filename} ({why(error)}): remove it, then --resume") from error
     except (OSError, SafetensorError, NoRoom) as error:
         parent = next(iter(folders.values())).parent
         raise RunError(f"cannot write to {parent} ({why(error)}): free some space and --resume") from error

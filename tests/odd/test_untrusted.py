@@ -1,0 +1,393 @@
+"""Run folders and exported files from somebody else: regression tests for what was once accepted."""
+
+import base64
+import json
+import os
+import re
+import shutil
+import struct
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+import longtail
+from longtail import UserError, files, runs
+from longtail.cli import main
+from longtail.engine import checkpoint
+from longtail.engine.train import train
+from longtail.report import embedding, reading
+from longtail.report.live import Board
+from tests.conftest import tiny
+from tests.inference.made import finished_run
+from tests.odd.harness import within
+from tests.report.made import FEW, make_run
+
+CPU = torch.device("cpu")
+SECRET = "a line of the user's own"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    config = tiny("paco")
+    return finished_run(tmp_path_factory.mktemp("made") / "seed0", config)
+
+
+@pytest.fixture(scope="module")
+def unfinished(tmp_path_factory) -> Path:
+    """A run that has ended its first epoch of three."""
+    out = tmp_path_factory.mktemp("begun")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("longtail.engine.log.Log.epoch", stop_after_first_epoch)
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny("paco"), out)
+    return out
+
+
+def stop_after_first_epoch(log, step, row, left):
+    if row["epoch"] == 1:
+        raise KeyboardInterrupt
+    with open(log.path, "a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+@pytest.fixture
+def secret(tmp_path) -> Path:
+    path = tmp_path / "home" / ".profile"
+    path.parent.mkdir()
+    path.write_text(SECRET)
+    return path
+
+
+def copied(folder: Path, to: Path) -> Path:
+    return Path(shutil.copytree(folder, to, symlinks=True))
+
+
+# 2: what is written
+
+
+PLANTED = ("log.tmp", "log.jsonl", "lock", "predictions.tmp.npz", "features.tmp.npz", "checkpoint/state.tmp")
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_resuming_writes_through_no_link(unfinished, tmp_path, secret, name):
+    out = copied(unfinished, tmp_path / "out")
+    link = out / "seed0" / name
+    link.unlink(missing_ok=True)
+    link.symlink_to(secret)
+    arguments = ["train", "--from", str(out / "seed0/config.json"), "--out", str(out), "--resume"]
+    assert main(arguments) in (0, 1, 2)
+    assert secret.read_text() == SECRET and os.listdir(secret.parent) == [secret.name]
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "examples", "tensorboard", "export"])
+def test_a_subfolder_that_is_a_link_is_not_written_to(unfinished, tmp_path, secret, name):
+    out = copied(unfinished, tmp_path / "out")
+    place = out / "seed0" / name
+    if place.exists():
+        shutil.copytree(place, secret.parent, dirs_exist_ok=True)
+        shutil.rmtree(place)
+    place.symlink_to(secret.parent)
+    before = sorted(os.listdir(secret.parent))
+    assert main(["train", "--from", str(out / "seed0/config.json"), "--out", str(out), "--resume"]) in (0, 1, 2)
+    main(["export", str(out), "--to", "safetensors"])
+    assert sorted(os.listdir(secret.parent)) == before and secret.read_text() == SECRET
+
+
+def test_a_seed_folder_that_leads_elsewhere_is_refused(unfinished, tmp_path, secret):
+    (secret.parent / "config.json").write_text(SECRET)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/seed0").symlink_to(secret.parent)
+    with pytest.raises(UserError):
+        train(tiny("paco"), tmp_path / "out", resume=True)
+    assert sorted(os.listdir(secret.parent)) == [".profile", "config.json"]
+    assert (secret.parent / "config.json").read_text() == SECRET
+
+
+def test_measuring_and_tables_write_through_no_link(finished, tmp_path, secret):
+    run = copied(finished, tmp_path / "run")
+    names = ("predictions.tmp.npz", "features.tmp.npz", "metrics.json.tmp", "table.md", "table.json", "examples.tmp")
+    for name in names:
+        (run / name).symlink_to(secret)
+    assert main(["eval", str(run), "--device", "cpu"]) == 0 and main(["table", str(run)]) == 0
+    assert secret.read_text() == SECRET and "PaCo" in (run / "table.md").read_text()
+    assert not list(run.glob(f"{files.TEMPORARY_PREFIX}*"))
+
+
+def test_an_export_folder_that_is_a_link_is_refused(finished, tmp_path, secret):
+    run = copied(finished, tmp_path / "run")
+    (run / "export").symlink_to(secret.parent)
+    assert main(["export", str(run), "--to", "safetensors"]) == 2
+    assert os.listdir(secret.parent) == [secret.name]
+
+
+def test_written_files_can_be_read_by_others(finished):
+    assert {(finished / name).stat().st_mode & 0o777 for name in (runs.MODEL, runs.METRICS, "features.npz")} == {0o644}
+
+
+# 3: what is read
+
+
+FILES = (
+    runs.CONFIG,
+    runs.ENVIRONMENT,
+    runs.METRICS,
+    runs.LOG,
+    runs.MODEL,
+    "features.npz",
+    "predictions.npz",
+    runs.LOCK,
+)
+COMMANDS = (["report", "RUN", "-o", "OUT"], ["table", "RUN"], ["predict", "RUN", "IMAGE"], ["eval", "RUN"])
+
+
+@pytest.mark.parametrize("name", [*FILES, "examples/index.json", "examples/0.png", runs.CALIBRATION])
+def test_no_command_waits_for_a_fifo_or_reads_a_device(finished, tmp_path, name):
+    Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
+    for kind in ("fifo", "device"):
+        run = copied(finished, tmp_path / kind)
+        (run / name).unlink(missing_ok=True)
+        os.mkfifo(run / name) if kind == "fifo" else (run / name).symlink_to("/dev/zero")
+        named = {"RUN": str(run), "OUT": str(tmp_path / f"{kind}.html"), "IMAGE": str(tmp_path / "x.png")}
+        for command in COMMANDS:
+            with within(20):
+                assert main([named.get(word, word) for word in command]) in (0, 1, 2)
+        with within(20):
+            assert Board([run]).page()
+
+
+def test_a_thumbnail_is_encoded_again(tmp_path, secret):
+    """A link to a private file, a private file of that name, and what a picture has beside its pixels stay out of the page."""
+    run = make_run(tmp_path / "run", tiny("paco"), 0, FEW)
+    thumbnail = run / "examples/0.png"
+    record = runs.read(run)
+    with Image.open(thumbnail) as image:
+        image.save(thumbnail, pnginfo=None)
+        pixels = np.asarray(image.convert("RGB"))
+    thumbnail.write_bytes(thumbnail.read_bytes() + SECRET.encode())
+    uri = reading.thumbnail(record, 0)
+    assert uri is not None and SECRET.encode() not in base64.b64decode(uri.split(",")[1])
+    assert len(pixels) == 96
+    for content in (SECRET.encode(), b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", png_header(30_000)):
+        thumbnail.write_bytes(content)
+        assert reading.thumbnail(record, 0) is None
+    thumbnail.unlink()
+    shutil.copyfile(tmp_path / "run/examples/index.json", tmp_path / "x.png")
+    Image.new("RGB", (4, 4)).save(tmp_path / "x.png")
+    thumbnail.symlink_to(tmp_path / "x.png")
+    assert reading.thumbnail(record, 0) is None
+
+
+def png_header(side: int) -> bytes:
+    """Return a PNG file that claims to have so many pixels on each side."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(bytes(10_000))) + chunk(b"IEND", b"")
+
+
+# 4: features, and one bad run among others
+
+
+FEATURES = {
+    "huge": (np.full((40, 8), 1e300), np.zeros(40, int)),
+    "huge and small": (np.resize([1e300, -1e300, 0.0], (40, 8)), np.zeros(40, int)),
+    "tiny": (np.resize([1e-320, 0.0, 2e-320], (40, 8)), np.zeros(40, int)),
+    "NaN": (np.full((40, 8), np.nan), np.zeros(40, int)),
+    "infinite": (np.full((40, 8), np.inf), np.zeros(40, int)),
+    "labels": (np.random.default_rng(0).normal(size=(40, 8)), np.zeros((40, 2), int)),
+    "alike": (np.ones((40, 8)), np.zeros(40, int)),
+    "objects": (np.array(["x"] * 40), np.zeros(40, int)),
+    "flat": (np.zeros(40), np.zeros(40, int)),
+}
+
+
+@pytest.mark.parametrize("kind", FEATURES)
+def test_odd_features_cost_one_figure(tmp_path, kind):
+    for method in ("paco", "ce"):
+        make_run(tmp_path / "runs" / method, tiny(method), 0, FEW)
+    x_NF, y_N = FEATURES[kind]
+    np.savez(tmp_path / "runs/paco/features.npz", features=x_NF, labels=y_N)
+    assert main(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert len(re.findall("t-SNE of the features", page)) == 1
+    assert b"t-SNE of the features" in Board([tmp_path / "runs"]).page()
+
+
+def test_a_crash_inside_a_library_costs_one_figure(monkeypatch):
+    """The process that computes t-SNE is killed by a signal; the next request starts another."""
+    worker, x_NF = embedding.EmbeddingWorker(), np.random.default_rng(0).normal(size=(20, 4))
+    first = worker.embed(x_NF)
+    assert first is not None and first.shape == (20, 2)
+    assert worker._process is not None
+    worker._process.kill()
+    worker._process.wait()
+    assert np.array_equal(worker.embed(x_NF), first)
+    process = worker._process
+    monkeypatch.setattr(embedding, "write_array", lambda pipe, array: process.kill())
+    assert worker.embed(x_NF) is None
+    monkeypatch.undo()
+    assert np.array_equal(worker.embed(x_NF), first)
+    worker.close()
+
+
+def test_a_run_that_breaks_the_page_is_named_and_the_others_are_shown(tmp_path, monkeypatch, capsys):
+    for method in ("paco", "ce"):
+        make_run(tmp_path / "runs" / method, tiny(method), 0, FEW)
+    counts = reading.tested
+
+    def broken(run):
+        if run.folder.name == "ce":
+            raise ZeroDivisionError("not foreseen")
+        return counts(run)
+
+    monkeypatch.setattr(reading, "tested", broken)
+    assert main(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "page.html")]) == 0
+    assert "runs/ce: it cannot be shown" in capsys.readouterr().err
+    page = Board([tmp_path / "runs"]).page().decode()
+    assert "runs/ce: it cannot be shown" in page and "PaCo" in page and "t-SNE of the features" in page
+
+
+# 7: metadata and tensors
+
+
+@pytest.fixture(scope="module")
+def exported(finished, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("exported") / "x.safetensors"
+    longtail.export(finished, "safetensors", path, prior="train")
+    return path
+
+
+BAD_FACTS = [
+    {"class_names": "abc"},
+    {"class_names": []},
+    {"class_names": ["a"] * 9},
+    {"class_names": [1] * 10},
+    {"counts": [1] * 9},
+    {"counts": [-1] * 10},
+    {"counts": [1.5] * 10},
+    {"counts": [2**62] * 10},
+    {"counts": [0] * 10},
+    {"prior": {"name": "x", "shares": [float("nan")] * 10}},
+    {"prior": {"name": "x", "shares": [-0.1, 1.1] + [0.0] * 8}},
+    {"prior": {"name": "x", "shares": [0.1] * 9}},
+    {"prior": {"name": "x", "shares": [0.0] * 10}},
+    {"prior": {"name": "x", "shares": [0.5] * 10}},
+    {"prior": {"name": 3, "shares": [0.1] * 10}},
+    {"prior": [1]},
+    {"temperature": float("nan")},
+    {"temperature": 0},
+    {"temperature": -1},
+    {"temperature": True},
+    {"temperature": 1e-300},
+    {"temperature": "1"},
+    {"preprocessing": {"side": -1}},
+    {"preprocessing": {"side": 10**9}},
+    {"preprocessing": {"side": "8"}},
+    {"preprocessing": None},
+    {"config": {}, "class_names": ["a"] * 10, "counts": None},
+    {"config": []},
+]
+
+
+@pytest.mark.parametrize("change", BAD_FACTS, ids=lambda change: json.dumps(change)[:60])
+def test_the_description_of_an_export_is_validated(exported, tmp_path, change):
+    from safetensors import safe_open
+
+    with safe_open(exported, "pt") as file:
+        facts = json.loads(file.metadata()["longtail"])
+    save_file(load_file(exported), tmp_path / "x.safetensors", {"longtail": json.dumps(facts | change)})
+    with pytest.raises(UserError) as caught:
+        longtail.load(tmp_path / "x.safetensors", "cpu")
+    assert "x.safetensors" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"resolution": 10**9},
+        {"counts": [2**62] * 10},
+        {"counts": [0] * 10},
+        {"images": None, "resolution": None},
+        {"counts": None, "resolution": None},
+    ],
+)
+def test_the_environment_of_a_run_is_validated(finished, tmp_path, change):
+    run = copied(finished, tmp_path / "run")
+    tree = json.loads((run / runs.ENVIRONMENT).read_text())
+    files.write_json(run / runs.ENVIRONMENT, tree | {"data": tree["data"] | change})
+    if None in change.values():
+        assert longtail.load(run, "cpu").class_names[0] == "0"
+    else:
+        with pytest.raises(UserError):
+            longtail.load(run, "cpu")
+
+
+@pytest.mark.parametrize("value", [-1, 101, 1e308, float("nan"), "50", True, None])
+def test_accuracies_are_percentages(finished, tmp_path, value):
+    run = copied(finished, tmp_path / "run")
+    tree = json.loads((run / runs.METRICS).read_text())
+    (run / runs.METRICS).write_text(json.dumps(tree | {"top1": value}))
+    with pytest.raises(UserError):
+        runs.read(run)
+
+
+def test_weights_of_another_shape_are_not_loaded(exported, tmp_path):
+    weights = load_file(exported)
+    name = "head.weight"
+    for change in (
+        {name: torch.zeros(2**20, 64)},
+        {name: weights[name].long()},
+        {name: weights[name][:, :5].contiguous()},
+        {"more": torch.zeros(1)},
+    ):
+        save_file(weights | change, tmp_path / "x.safetensors")
+        with pytest.raises(UserError):
+            checkpoint.load_weights(tmp_path / "x.safetensors", weights, CPU)
+    save_file({k: v for k, v in weights.items() if k != name}, tmp_path / "x.safetensors")
+    with pytest.raises(UserError):
+        checkpoint.load_weights(tmp_path / "x.safetensors", weights, CPU)
+    found = checkpoint.load_weights(exported, weights, CPU)
+    assert found.keys() == weights.keys() and all(torch.equal(found[k], weights[k]) for k in weights)
+
+
+def test_a_checkpoint_is_compared_before_it_is_loaded(unfinished, tmp_path):
+    path = tmp_path / "checkpoint/state.pt"
+    state = checkpoint.load(unfinished / "seed0" / runs.CHECKPOINT, CPU)
+    expected = state["method"]
+    name = "net.head.weight"
+    checkpoint.save(path, state)
+    assert checkpoint.load(path, CPU, expected)["step"] == state["step"]
+    for change in (
+        {name: torch.zeros(1, 1).expand(2**20, 2**20)},  # a few bytes on the disk, 4 TiB in memory
+        {name: None},
+        {name: torch.zeros(3)},
+        {"more": torch.zeros(3)},
+    ):
+        checkpoint.save(path, state | {"method": expected | change})
+        with pytest.raises(UserError):
+            checkpoint.load(path, CPU, expected)
+    checkpoint.save(path, state)
+    os.truncate(path, 2**36)
+    with within(10), pytest.raises(UserError):
+        checkpoint.load(path, CPU, expected)
+
+
+def test_settings_have_upper_limits():
+    config = tiny("paco")
+    for section, change in (
+        ("data", {"image_size": 2**20}),
+        ("data", {"resolution": 2**20}),
+        ("method", {"queue": 2**30}),
+        ("method", {"queue": 2**22, "projection_dim": 2**12}),
+        ("method", {"projection_hidden": 2**20}),
+    ):
+        with pytest.raises(UserError):
+            replace(getattr(config, section), **change)
