@@ -31,7 +31,7 @@ def made(tmp_path_factory) -> tuple[Path, Path]:
 
 def test_the_test_images_are_predicted_as_they_were_measured(made, tmp_path, monkeypatch):
     """In batches smaller than the set, read by threads, in order."""
-    monkeypatch.setattr("longtail.inference.predict.BATCH", 3)
+    monkeypatch.setattr("longtail.inference.model.BATCH", 3)
     folder, root = made
     stored = np.load(folder / "predictions.npz", allow_pickle=False)
     files = [root / name for name in stored["ids"]]

@@ -13,6 +13,7 @@ from longtail import methods
 from longtail.config import Config
 from longtail.data.decode import BadImage
 from longtail.data.pool import ImageArray
+from longtail.engine.advice import out_of_memory
 from longtail.engine.evaluate import in_test_mode
 from longtail.errors import UserError
 from longtail.inference.preprocessing import Picture, Preprocessing
@@ -20,6 +21,7 @@ from longtail.inference.priors import Prior, make_prior, named
 from longtail.metrics import FloatArray, refuse_broken
 
 BATCH = 64  # images that go through the network at once
+BATCH_PIXELS = 2**28  # color values of a batch, at most: large images go through in smaller batches
 
 
 class Guess(NamedTuple):
@@ -83,6 +85,12 @@ class Model:
         return self.preprocessing.views.size
 
     @property
+    def batch(self) -> int:
+        """Number of images that go through the network at once; fewer where images are very large."""
+        side = max(self.preprocessing.side, self.image_size)
+        return max(min(BATCH, BATCH_PIXELS // (3 * side * side)), 1)
+
+    @property
     def meant(self) -> FloatArray:
         """The class frequencies that its logits stand for, (C,)."""
         return self.method.prior().numpy()
@@ -100,8 +108,8 @@ class Model:
     def predictions(self, images: Sequence[Picture]) -> list[Prediction]:
         """Of each image, in order."""
         found: list[Prediction] = []
-        for first in range(0, len(images), BATCH):
-            logits_NC = self.logits([self._pixels(image) for image in images[first : first + BATCH]])
+        for first in range(0, len(images), self.batch):
+            logits_NC = self.logits([self._pixels(image) for image in images[first : first + self.batch]])
             each = zip(self.probabilities(logits_NC).numpy(), logits_NC.double().numpy(), strict=True)
             found += [Prediction(self.class_names, p_C, z_C) for p_C, z_C in each]
         return found
@@ -109,8 +117,15 @@ class Model:
     def logits(self, pixels: Sequence[ImageArray]) -> Tensor:
         """(N, C) on the CPU, from what `preprocessing.pixels` gives; not finite, it is a UserError."""
         x = self.preprocessing.views.normalised(self.preprocessing.squares(pixels, self.device))
-        with in_test_mode(self.method):
-            logits_NC = self.method(x).float().cpu()
+        try:
+            with in_test_mode(self.method):
+                logits_NC = self.method(x).float().cpu()
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            raise UserError(
+                f"not enough memory for images of {self.image_size} pixels: use a smaller network"
+            ) from error
         refuse_broken((~logits_NC.isfinite().all(1)).numpy())
         return logits_NC
 

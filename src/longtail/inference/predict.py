@@ -20,7 +20,7 @@ from longtail.data.folder import EXTENSIONS, image_files
 from longtail.data.pool import ImageArray
 from longtail.errors import FORMULA, UserError, no_formula, visible
 from longtail.inference.loading import load
-from longtail.inference.model import BATCH, Guess, Model
+from longtail.inference.model import Guess, Model
 from longtail.progress import shown
 
 STANDARD = "-"  # standard input, or output
@@ -72,7 +72,7 @@ def predictions(model: Model, paths: list[Path], top: int, on_error: str) -> Ite
     work = in_threads(lambda index: model.preprocessing.pixels(paths[index]), np.arange(len(paths)))
     with closing(work):
         decoded, names = shown(work, len(paths), "predicting"), iter(map(str, paths))
-        while batch := list(islice(decoded, BATCH)):
+        while batch := list(islice(decoded, model.batch)):
             yield from said_of(model, list(islice(names, len(batch))), batch, top, on_error)
 
 

@@ -4,7 +4,9 @@ Beside them a file has the projection (`encoder_q.fc`), the key network, a key c
 optimiser; none of that deploys.
 """
 
+import os
 import re
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtail import methods
+from longtail import files, methods
 from longtail.config import Config, DataConfig, ModelConfig, PaCo, ViewsConfig
 from longtail.engine.device import place
 from longtail.errors import UserError
@@ -60,7 +62,14 @@ def load(path: Path, device: torch.device, class_names: Sequence[str] | None, mo
 
 def read(path: Path) -> dict[str, Any]:
     try:
-        tree = torch.load(path, map_location="cpu", weights_only=True)
+        with files.open_regular(path, folder=path.parent) as file:
+            size = os.fstat(file.fileno()).st_size
+            if zipfile.is_zipfile(file):
+                with zipfile.ZipFile(file) as archive:
+                    files.check_archive(path, archive.infolist(), size, compressed=False)
+            file.seek(0)
+            tree = torch.load(file, map_location="cpu", weights_only=True)
+        check_tensors(tree, size)
     except Exception as error:  # a damaged or hostile file fails in many ways
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         advice = "only tensors and plain values are read, save its state_dict alone"
@@ -70,11 +79,19 @@ def read(path: Path) -> dict[str, Any]:
     return tree
 
 
+def check_tensors(tree: Any, size: int) -> None:
+    """Raise ValueError if a tensor of a checkpoint has more elements than its file has bytes: it was expanded from a few."""
+    tensors = tree.get("state_dict", tree) if isinstance(tree, dict) else {}
+    for name, tensor in tensors.items() if isinstance(tensors, dict) else ():
+        if isinstance(tensor, Tensor) and tensor.numel() > size:
+            raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, which its file is too small for")
+
+
 def network_weights(state: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     """By our names: those of timm's ResNets are torchvision's, and the CIFAR networks number their stages."""
     trunk = {k.removeprefix(TRUNK): v for k, v in state.items() if k.startswith(TRUNK) and ".fc." not in k}
     head = {k.removeprefix(HEAD): v for k, v in state.items() if k.startswith(HEAD)}
-    if not trunk or "weight" not in head:
+    if not trunk or "weight" not in head or head["weight"].dim() != 2:
         raise UserError(f"{path} has no {TRUNK}* and {HEAD}weight: is it a checkpoint of the released PaCo code?")
     if not any(k.startswith("layer4.") for k in trunk):
         trunk = {re.sub(r"^layer(\d)\.", lambda m: f"stages.{int(m[1]) - 1}.", k): v for k, v in trunk.items()}
