@@ -58,7 +58,7 @@ def test_bad_json_names_the_place(change, says):
     ("make", "says"),
     [
         (lambda: DataConfig(imbalance=0.5), "--data.imbalance 0.5: it must be at least 1"),
-        (lambda: DataConfig(image_size=0), "at least 4 pixels"),
+        (lambda: DataConfig(image_size=0), "between 4 and 7168 pixels"),
         (lambda: OptimConfig(momentum=1.0), r"in \[0, 1\)"),
         (lambda: OptimConfig(nesterov=True, momentum=0.0), "add --optim.momentum"),
         (lambda: TrainConfig(batch_size=0), "--train.batch_size 0"),

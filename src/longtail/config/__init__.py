@@ -10,6 +10,7 @@ from typing import Any
 from longtail.config import methods
 from longtail.config.methods import *  # noqa: F403
 from longtail.config.methods import Contrast, CrossEntropy, MethodConfig
+from longtail.config.migrate import CONFIG_VERSION, migrate_config
 from longtail.config.section import Section, differences, from_dict, to_dict
 from longtail.config.sections import (
     DataConfig,
@@ -80,10 +81,19 @@ class Config(Section):
             advice = "there is nothing to mix: use --method.key_norm batch, or --model.norm batch"
             raise UserError(f"--model.norm sync has one batch of all processes, so that {advice}")
 
+    @classmethod
+    def chosen_by(cls, tree: dict[str, Any]) -> type[Section]:
+        """Convert the tree of an earlier version."""
+        migrate_config(tree)
+        return cls
+
+    def tag(self) -> dict[str, Any]:
+        return {"version": CONFIG_VERSION}
+
     def identity(self) -> dict[str, Any]:
         """What makes two runs repetitions of one another: everything but seeds, place, display and speed."""
         tree = to_dict(self)
-        del tree["recipe"], tree["log"]
+        del tree["version"], tree["recipe"], tree["log"]
         for key in SOURCE:
             del tree["data"][key]
         for key in ("seeds", "device", "step", "together", "checkpoint_every", "validate_every"):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from longtail import files
+from longtail.config.migrate import CHECKPOINT_VERSION, migrate_checkpoint
 from longtail.errors import RunError, UserError, why
 
 STRUCTURE_LIMIT = 64 * 2**20
@@ -25,7 +26,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
         folder = path.parent.parent
         path.parent.mkdir(parents=True, exist_ok=True)
         with files.replace_file(path, folder, sync=True) as fresh, open(fresh, "wb") as file:
-            torch.save(state, file)
+            torch.save({"version": CHECKPOINT_VERSION} | state, file)
     except (OSError, RuntimeError, RunError) as error:  # torch reports a full disk as a RuntimeError
         before = "the previous checkpoint is whole" if path.is_file() else "there is none from before"
         raise RunError(f"cannot save {path} ({why(error)}): {before}; free some space and --resume") from error
@@ -61,6 +62,7 @@ def load(path: Path, device: torch.device, expected: dict[str, Tensor] | None = 
             state = torch.load(file, map_location=device, weights_only=True)
         if not isinstance(state, dict):
             raise ValueError(f"it holds a {type(state).__name__}, not a table of values")
+        migrate_checkpoint(state)
         return state
     except Exception as error:  # a damaged file fails in many ways
         reason = f"cannot read the checkpoint {path} ({_describe(error)})"
