@@ -1,14 +1,17 @@
 # Two commands do all the set-up on a bare machine: `make demo` and `make test`.
 PYTHON ?= python3
+PYTHONS ?= python3.11 python3.12 python3.13
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-CODE := src tests benchmarks examples
+CONSTRAINTS := constraints.txt
+LATEST := .venv-latest
+CODE := src tests benchmarks examples tools
 
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo -n)
 
-.PHONY: demo test test-long chromium check format docs clean
+.PHONY: demo test test-long test-latest chromium check format docs lock clean
 
 demo: $(INSTALLED)
 	$(BIN)/longtail demo
@@ -21,6 +24,14 @@ test: $(INSTALLED) check
 
 test-long: $(INSTALLED) chromium
 	$(PYTEST) -m long -rs --dist worksteal
+
+# The suite with the newest release of every dependency, in an environment of its own. Run it before `make lock`.
+test-latest:
+	$(PYTHON) -m venv --clear $(LATEST)
+	$(LATEST)/bin/python -m pip install --quiet --upgrade pip
+	$(LATEST)/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager --editable ".[dev]"
+	touch $(LATEST)/.installed
+	$(MAKE) test VENV=$(LATEST)
 
 # Some long tests open pages in a browser: Debian's is fetched where that is allowed, and else they are skipped.
 chromium:
@@ -42,11 +53,18 @@ format: $(INSTALLED)
 docs: $(INSTALLED)
 	$(BIN)/python -m longtail.cli.reference docs/commands.md
 
-# torch and torchvision come together from PyPI: a CPU wheel of the one beside the other does not import.
-$(INSTALLED): pyproject.toml
+# Exact versions, so that a release of a dependency cannot break the set-up. The pip that comes with Python may be too old for
+# build constraints, so the pinned one is installed first. torch and torchvision come together from the same index: a CPU build
+# of one does not work with another build of the other.
+$(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) pip
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --build-constraint $(CONSTRAINTS) --editable ".[dev]"
 	touch $@
 
+# Pin the newest releases that work with all of $(PYTHONS). Where they are not on the path, name them: make lock PYTHONS="..."
+lock:
+	$(PYTHON) tools/lock.py $(CONSTRAINTS) $(PYTHONS)
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(LATEST) build dist .mypy_cache .ruff_cache .pytest_cache

@@ -64,7 +64,7 @@ def says(capsys, args: list[str], *words: str, code: int = 2) -> str:
         (["train", "digits-lt", "--train.epochs", "many"], ["--train.epochs many: it must be a whole number"]),
         (["train", "digits-lt", "--method.rebalance", "False"], ["a switch takes no value"]),
         (["train", "digits-lt", "--data.name", "x"], ["'x'", "'digits'"]),
-        (["train", "digits-lt", "--out"], ["Missing value", "--out"]),
+        (["train", "digits-lt", "--out"], ["--out"]),
         (["table", "nowhere"], ["nowhere", "does not exist"]),
         (["table"], ["name the runs"]),
         (["eval", "nowhere"], ["nowhere", "does not exist"]),

@@ -167,7 +167,7 @@ def alone(words: list[str]) -> list[str]:
 
 def run_shell(script: str) -> None:
     """By a real shell, which finds the `longtail` that shortens. What installs is left to CI, which goes that way itself."""
-    lines = [line for line in script.splitlines() if not re.match(r"(make|pip|\.) ", line)]
+    lines = [line for line in script.splitlines() if not re.match(r"(make|pip|uv|\.) ", line)]
     script = "\n".join(lines).replace("torchrun", f"{sys.executable} -m torch.distributed.run")
     script = script.replace("-m longtail", f"--no-python {sys.executable} {__file__}")
     done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, timeout=600)

@@ -50,7 +50,7 @@ def test_bad_images_are_all_found_and_any_of_them_stops_a_training(folder):
     reasons = {image.id.removeprefix("train/cat/"): image.why for image in found.unreadable}
     assert reasons.keys() == wanted.keys() and found.read == 10
     for name, words in wanted.items():
-        assert words in reasons[name], name
+        assert reasons[name] and words in reasons[name], name
     for name in wanted:
         (folder / "train/cat" / name).rename(folder / name)
     for name in wanted:  # each of them alone

@@ -133,7 +133,7 @@ def test_other_formats_go_through_pil():
 def test_a_jpeg_cut_short_is_a_bad_image():
     whole = as_file(PHOTO)
     for share in (0.999, 0.9, 0.5, 0.1):
-        with pytest.raises(BadImage, match=r"[Tt]runcated"):
+        with pytest.raises(BadImage):  # the words are those of the decoder
             decode_whole(whole[: int(share * len(whole))], 640)
 
 

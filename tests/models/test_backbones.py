@@ -1,12 +1,15 @@
 """The CIFAR ResNets are the true ones, and any timm name makes a trunk."""
 
+from types import SimpleNamespace
+
 import pytest
 import timm
 import torch
 from torch import nn
 
 from longtail.errors import UserError
-from longtail.models.backbones import Block, make_trunk
+from longtail.models import backbones
+from longtail.models.backbones import Block, make_trunk, sized, wrap
 from longtail.models.heads import Classifier, linear_head, projection
 
 
@@ -78,13 +81,56 @@ def test_low_precision_stays_inside_the_trunk():
     [
         ("resnet33_cifar", False, 32, "did you mean 'resnet"),
         ("resnet32_cifar", True, 32, "drop --model.pretrained"),
-        ("vit_tiny_patch16_224", False, 8, "set --data.image_size"),
-        ("swin_tiny_patch4_window7_224", False, 8, "set --data.image_size"),
     ],
 )
 def test_bad_models_say_what_to_do(name, pretrained, size, says):
     with pytest.raises(UserError, match=says):
         make_trunk(name, pretrained, size)
+
+
+class RaisingNetwork(nn.Module):
+    """A network that accepts no image, whatever its size."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise self.error
+
+
+# The kinds of errors that networks raise on images of a size that they do not support. Which sizes those are is up to timm.
+SIZE_ERRORS = [RuntimeError, AssertionError, ValueError, ZeroDivisionError]
+
+
+@pytest.mark.parametrize("kind", SIZE_ERRORS)
+def test_image_size_that_network_rejects_is_user_error(kind, monkeypatch):
+    network = RaisingNetwork(kind("window of 7\nof 2 patches"))
+    monkeypatch.setattr(backbones.timm, "create_model", lambda name, num_classes: network)
+    with pytest.raises(UserError, match=r"^'resnet18' .* 8 pixels \(window of 7\): set --data\.image_size$"):
+        make_trunk("resnet18", image_size=8)
+
+
+@pytest.mark.parametrize("kind", SIZE_ERRORS)
+def test_network_that_cannot_be_created_is_user_error(kind, monkeypatch):
+    def create_model(name, num_classes):
+        raise kind("no patches\nat all")
+
+    monkeypatch.setattr(backbones.timm, "create_model", create_model)
+    with pytest.raises(UserError, match=r"'resnet18' .*: no patches$"):
+        make_trunk("resnet18")
+
+
+def test_programming_error_in_network_is_not_user_error():
+    with pytest.raises(TypeError):
+        wrap(RaisingNetwork(TypeError("an argument is missing")), "net", 8)
+
+
+def test_only_networks_of_fixed_input_size_are_created_for_an_image_size(monkeypatch):
+    for fixed, options in ((True, {"img_size": 48}), (False, {})):
+        config = SimpleNamespace(fixed_input_size=fixed)
+        monkeypatch.setattr(backbones.timm, "get_pretrained_cfg", lambda name, config=config: config)
+        assert sized("resnet18", 48) == options
 
 
 def test_projection_is_two_layers_with_or_without_norm():

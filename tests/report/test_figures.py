@@ -70,7 +70,7 @@ def test_spread_and_steepness():
     assert many.steepness == 6  # the first two of twenty over the last two
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::RuntimeWarning")  # such as a division by zero
 def test_without_any_gradient_there_is_no_ratio(folder, tmp_path):
     for file in folder.rglob(runs.GRADIENTS):
         np.savez(file, norms=np.zeros((4, 6)), stages=np.array(EPOCHS["paco"]))
@@ -203,7 +203,7 @@ def test_the_framework_of_the_docs_is_the_one_that_is_written(tmp_path):
 
 @pytest.mark.parametrize("name", FIGURES)
 @pytest.mark.parametrize("kind", ["svg", "png", "pdf"])
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")  # such as a missing glyph; not a deprecation
 def test_every_figure_is_written_in_every_format(name, kind, folder, tmp_path, capsys):
     if name == "framework" and kind != "svg":
         pytest.skip("drawn by hand, as SVG")

@@ -1,9 +1,10 @@
-"""The draws against the distributions and tables of torchvision and timm, and whole views against their pipelines."""
+"""The draws against the published tables and torchvision's distributions, and whole views against PIL and torchvision."""
 
 import functools
 import itertools
 import math
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torchvision.transforms.autoaugment import AutoAugment, AutoAugmentPolicy, _apply_op
+from torchvision.transforms.autoaugment import AutoAugment, AutoAugmentPolicy
 
 from longtail.config import ViewConfig, ViewsConfig
 from longtail.errors import UserError
@@ -22,6 +23,8 @@ from longtail.views import Views, crops, make_view, ops, policies
 from longtail.views.ops import Op
 from longtail.views.view import STATISTICS
 from longtail.views.view import statistics as statistics_of
+from tests.views.reference import apply_by_torchvision, move_by_pil
+from tests.views.test_ops import GEOMETRY, PHOTOMETRY
 
 DRAWS = 6000
 SIGMAS = 5  # a right sampler fails one such comparison in two million
@@ -83,8 +86,6 @@ NAMES = {
     "ShearY": Op.SHEAR_Y,
     "TranslateX": Op.TRANSLATE_X,
     "TranslateY": Op.TRANSLATE_Y,
-    "TranslateXRel": Op.TRANSLATE_X,
-    "TranslateYRel": Op.TRANSLATE_Y,
     "Rotate": Op.ROTATE,
     "Brightness": Op.BRIGHTNESS,
     "Color": Op.COLOUR,
@@ -92,7 +93,6 @@ NAMES = {
     "Sharpness": Op.SHARPNESS,
     "Posterize": Op.POSTERIZE,
     "Solarize": Op.SOLARIZE,
-    "SolarizeAdd": Op.SOLARIZE_ADD,
     "AutoContrast": Op.AUTOCONTRAST,
     "Equalize": Op.EQUALIZE,
     "Invert": Op.INVERT,
@@ -106,16 +106,28 @@ def test_cifar_policy_is_torchvisions() -> None:
     assert named == policies.CIFAR_POLICY
 
 
-@pytest.mark.parametrize("side", [8, 32, 64, 224])
-def test_auto_values_are_torchvisions(side: int) -> None:
-    for name, (magnitudes, signed) in AutoAugment()._augmentation_space(10, (side, side)).items():
-        for level, magnitude in enumerate(magnitudes.tolist() if magnitudes.ndim else [0.0]):
-            op = NAMES[name]
-            base, swing = policies.auto_value(op, level, side)
-            whole = int(magnitude) if name.startswith("Translate") else magnitude
-            assert signed or swing == 0
-            assert base + swing == pytest.approx(whole + (op in ENHANCE), abs=1e-4), (name, level)
-            assert not signed or base - swing == pytest.approx((op in ENHANCE) - whole, abs=1e-4)
+@pytest.mark.parametrize(
+    ("side", "shifts"),
+    [
+        (8, (0, 0, 0, 1, 1, 2, 2, 2, 3, 3)),
+        (32, (0, 1, 3, 4, 6, 8, 9, 11, 12, 14)),
+        (224, (0, 11, 22, 33, 45, 56, 67, 78, 90, 101)),
+    ],
+)
+def test_auto_values_are_the_published_ones(side: int, shifts: tuple[int, ...]) -> None:
+    """The ten magnitudes of each operation; a signed one is added to the neutral value or subtracted from it."""
+    signed = dict.fromkeys((Op.SHEAR_X, Op.SHEAR_Y), np.linspace(0, 0.3, 10))
+    signed |= dict.fromkeys((Op.TRANSLATE_X, Op.TRANSLATE_Y), shifts)
+    signed |= {Op.ROTATE: np.linspace(0, 30, 10)} | dict.fromkeys(ENHANCE, np.linspace(0, 0.9, 10))
+    plain = {Op.POSTERIZE: (8, 8, 7, 7, 6, 6, 5, 5, 4, 4), Op.SOLARIZE: np.linspace(255, 0, 10)}
+    plain |= dict.fromkeys((Op.AUTOCONTRAST, Op.EQUALIZE, Op.INVERT), np.zeros(10))
+    assert signed.keys() | plain.keys() == set(NAMES.values())
+    for level in range(10):
+        for op, values in signed.items():
+            wanted = (int(op in ENHANCE), pytest.approx(values[level]))
+            assert policies.auto_value(op, level, side) == wanted, (op, level)
+        for op, values in plain.items():
+            assert policies.auto_value(op, level, side) == (pytest.approx(values[level]), 0), (op, level)
 
 
 def test_autoaugment_draws_each_pair_equally_often() -> None:
@@ -150,13 +162,10 @@ def test_autoaugment_draws_the_policys_values_with_either_sign() -> None:
 def test_auto_view_is_torchvisions_pipeline() -> None:
     x = patches(32)
     draw = policies.draw_autoaugment(16, 32, after_flip(16))
-    names = {op: name for name, op in NAMES.items() if not name.endswith("Rel")}
 
     def oracle(image: Image.Image, op: list[int], value: list[float]) -> Tensor:
         for o, v in zip(op, value, strict=True):
-            if o != Op.IDENTITY:
-                magnitude = v - 1 if o in ENHANCE else v
-                image = _apply_op(image, names[Op(o)], magnitude, TF.InterpolationMode.NEAREST, [FILL] * 3)
+            image = apply_by_torchvision(image, Op(o), v, FILL)
         return TF.to_tensor(image)
 
     rows = zip(x, draw.op.tolist(), draw.value.tolist(), strict=True)
@@ -169,22 +178,31 @@ def test_auto_view_is_torchvisions_pipeline() -> None:
 # RandAugment.
 
 
-def test_rand_operations_are_timms() -> None:
-    timm = pytest.importorskip("timm.data.auto_augment")
-    assert [NAMES[name] for name in timm._RAND_TRANSFORMS] == [row[0] for row in policies.RAND_OPS]
+# The value at a level from 0 to 10, for images of 64 pixels, as timm computes it for `rand-m...`.
+RAND_VALUES: dict[Op, Callable[[float], float]] = {
+    **dict.fromkeys((Op.AUTOCONTRAST, Op.EQUALIZE, Op.INVERT), lambda level: 0.0),
+    **dict.fromkeys(ENHANCE, lambda level: level / 10 * 1.8 + 0.1),
+    Op.POSTERIZE: lambda level: int(level / 10 * 4),
+    Op.SOLARIZE: lambda level: int(level / 10 * 256),
+    Op.SOLARIZE_ADD: lambda level: int(level / 10 * 110),
+    Op.ROTATE: lambda level: level / 10 * 30,
+    **dict.fromkeys((Op.SHEAR_X, Op.SHEAR_Y), lambda level: level / 10 * 0.3),
+    **dict.fromkeys((Op.TRANSLATE_X, Op.TRANSLATE_Y), lambda level: level / 10 * 0.45 * 64),
+}
 
 
-def test_rand_values_are_timms() -> None:
-    timm = pytest.importorskip("timm.data.auto_augment")
-    level = torch.linspace(0, 10, 101, dtype=torch.float64)
-    for name, row in zip(timm._RAND_TRANSFORMS, torch.tensor(policies.RAND_OPS, dtype=torch.float64), strict=True):
-        to_argument = timm.LEVEL_TO_ARG[name] or (lambda _level, _: (0.0,))
-        theirs = torch.tensor([abs(to_argument(v, {})[0]) for v in level.tolist()], dtype=torch.float64)
-        theirs = theirs * (64 if name.endswith("Rel") else 1)
-        plus, minus = (policies.rand_value(row.expand(101, 5), level, torch.tensor(s), 64) for s in (1.0, -1.0))
-        assert torch.allclose(plus, theirs, rtol=1e-12), name
-        signed = name in ("Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel")
-        assert torch.equal(minus, -plus if signed else plus)
+def test_rand_has_every_operation_once() -> None:
+    assert sorted(row[0] for row in policies.RAND_OPS) == sorted(RAND_VALUES) == sorted(set(Op) - {Op.IDENTITY})
+
+
+@pytest.mark.parametrize("row", policies.RAND_OPS, ids=lambda row: row[0].name)
+def test_rand_values(row: tuple[Op, float, float, bool, bool]) -> None:
+    op, level = row[0], torch.linspace(0, 10, 101, dtype=torch.float64)
+    rows = torch.tensor(row, dtype=torch.float64).expand(101, 5)
+    plus, minus = (policies.rand_value(rows, level, torch.tensor(s), 64) for s in (1.0, -1.0))
+    wanted = torch.tensor([RAND_VALUES[op](v) for v in level.tolist()], dtype=torch.float64)
+    assert torch.allclose(plus, wanted, rtol=1e-12)
+    assert torch.equal(minus, -plus if op in GEOMETRY else plus)
 
 
 def test_randaugment_draws_with_replacement_and_probability_one_half() -> None:
@@ -225,20 +243,13 @@ def test_randaugment_signs_and_shifts() -> None:
         assert_share(drawn > 0, 0.5)
 
 
-def test_rand_view_is_timms_pipeline() -> None:
-    timm = pytest.importorskip("timm.data.auto_augment")
+def test_rand_view_is_pils_pipeline() -> None:
     x = patches(32)
     draw = policies.draw_randaugment(16, 32, 4, 8, 0.5, after_flip(16))
-    functions = {NAMES[name]: timm.NAME_TO_OP[name] for name in timm._RAND_TRANSFORMS}
 
     def oracle(image: Image.Image, op: list[int], value: list[float]) -> Tensor:
-        for o, v in zip(op, value, strict=True):
-            if o in (Op.TRANSLATE_X, Op.TRANSLATE_Y):
-                v = -v / 32  # timm's sign is the other, and a share of the side
-            whole = o in (Op.POSTERIZE, Op.SOLARIZE, Op.SOLARIZE_ADD)
-            arguments = () if o in (Op.AUTOCONTRAST, Op.EQUALIZE, Op.INVERT) else (int(v) if whole else v,)
-            if o != Op.IDENTITY:
-                image = functions[Op(o)](image, *arguments, resample=Image.Resampling.BILINEAR, fillcolor=(FILL,) * 3)
+        for o, v in zip(map(Op, op), value, strict=True):
+            image = move_by_pil(image, o, v, FILL) if o in GEOMETRY else PHOTOMETRY[o][0](image, v)
         return TF.to_tensor(image)
 
     rows = zip(x, draw.op.tolist(), draw.value.tolist(), strict=True)
