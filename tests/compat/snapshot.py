@@ -1,7 +1,8 @@
 """Take a snapshot of all names that a user or a stored file depends on: flags, public names, keys, weights.
 
-snapshot.json was written at the commit that make_fixtures.py names, by `python -m tests.compat.snapshot`, and stays as it
-is: test_snapshot.py checks that the present code still accepts every entry of it.
+snapshot.json was written by `python -m tests.compat.snapshot` for the source code of the commit that make_fixtures.py
+names, and stays as it is: test_snapshot.py checks that the present code still accepts every entry of it. Like that script
+this one refuses other source code, and it needs the version of present.py that fits it, the first one in the history.
 """
 
 import json

@@ -344,7 +344,7 @@ def test_runs_trained_anew_have_the_stored_weights(name, old, tmp_path):
     out = tmp_path / "anew"
     assert main(["train", "--from", str(old / f"runs/{name}"), "--out", str(out)]) == 0
     metrics, stored = read(out / "seed0/metrics.json"), read(FIXTURES / f"runs/{name}/seed0/metrics.json")
-    assert metrics.keys() == {rename("metrics", key) for key in stored}
+    assert metrics.keys() >= {rename("metrics", key) for key in stored}
     if repeats_exactly(MACHINE):
         check_weights(out / "seed0", FIXTURES / f"runs/{name}/seed0")
         check_logs(out / "seed0", FIXTURES / f"runs/{name}/seed0")
