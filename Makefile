@@ -3,12 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-CODE := src tests benchmarks examples
+CODE := src tests benchmarks examples tools
 
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo -n)
 
-.PHONY: demo test test-long chromium check format docs clean
+.PHONY: demo test test-long chromium check format docs metrics clean
 
 demo: $(INSTALLED)
 	$(BIN)/longtail demo
@@ -41,6 +41,10 @@ format: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/python -m longtail.cli.reference docs/commands.md
+
+# Figures about the code itself: files, lines, docstrings, calls; to compare before and after a change.
+metrics: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python tools/code_metrics.py
 
 # torch and torchvision come together from PyPI: a CPU wheel of the one beside the other does not import.
 $(INSTALLED): pyproject.toml
