@@ -11,7 +11,7 @@ CODE := src tests benchmarks examples tools
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo -n)
 
-.PHONY: demo test test-long test-latest chromium check format docs lock clean
+.PHONY: demo test test-long test-latest chromium check format docs metrics lock clean
 
 demo: $(INSTALLED)
 	$(BIN)/longtail demo
@@ -52,6 +52,10 @@ format: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/python -m longtail.cli.reference docs/commands.md
+
+# Figures about the code itself: files, lines, docstrings, calls; to compare before and after a change.
+metrics: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python tools/code_metrics.py
 
 # Exact versions, so that a release of a dependency cannot break the set-up. The pip that comes with Python may be too old for
 # build constraints, so the pinned one is installed first. torch and torchvision come together from the same index: a CPU build
