@@ -88,7 +88,7 @@ def _counted(opened: Opened, train: Pool, notes: Sequence[str]) -> Inspection:
         class_names=train.class_names,
         counts=counts.tolist(),
         test_counts=opened.test.counts.tolist(),
-        imbalance=float(counts.max() / max(counts.min(), 1)),
+        imbalance=int(counts.max()) / max(int(counts.min()), 1),
         shot_groups={name: int(mask.sum()) for name, mask in shot_groups(counts).items()},
         notes=(*opened.notes, *notes),
     )

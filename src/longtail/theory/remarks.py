@@ -89,7 +89,8 @@ def range_of(alpha: npt.ArrayLike, K: npt.ArrayLike) -> Floats:
 
     It falls to 1 with alpha; SupCon has K_head / K_tail, which is its limit for large alpha.
     """
-    return centre(alpha, np.min(K)) / centre(alpha, np.max(K))
+    known = np.asarray(K, np.float64)
+    return centre(alpha, known.min()) / centre(alpha, known.max())
 
 
 def pair_curve(K: npt.ArrayLike, alpha: npt.ArrayLike) -> Floats:
