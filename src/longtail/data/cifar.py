@@ -1,31 +1,28 @@
 """CIFAR-10 and CIFAR-100 from the official files, unpacked or still in their tar.gz.
 
-The files are pickles: they are read by an unpickler that builds NumPy arrays and nothing else, and an archive is
-read in memory, so that no file can run code or write anywhere. Names, addresses and md5s are torchvision's.
+The files are pickles: they are read by `array_pickle`, which builds plain values and arrays and nothing else, and an archive is
+read in memory and within limits, so that no file can run code, write anywhere or exhaust the memory. Names, addresses and md5s
+are torchvision's.
 """
 
 import contextlib
 import hashlib
 import http.client
-import io
 import os
-import pickle
-import posixpath
-import tarfile
 import tempfile
-import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from longtail.data import archive, array_pickle
+from longtail.data.files import UnreadableFile, check_text, read_regular
 from longtail.data.pool import ImageArray, IntArray, Opened, Pool, array_pool, resized
 from longtail.errors import UserError, room_for
 
 SIDE = 32  # pixels
-LARGEST = 2**29  # bytes of a file of the archive; the largest published one has a third of that
+LARGEST = 2**29  # bytes of a file, unpacked or in the archive; the largest published one has a third of that
 
 
 @dataclass(frozen=True)
@@ -89,36 +86,35 @@ def _find(kind: _Kind, root: Path, download: bool) -> tuple[Path, dict[str, byte
     """The folder or archive that holds the files, and their bytes."""
     folder = root if root.name == kind.folder and not os.path.exists(root / kind.folder) else root / kind.folder
     if all(os.path.isfile(folder / f) for f in kind.files):
-        return folder, {f: _read_bytes(folder / f) for f in kind.files}
-    archive = root / kind.archive
-    if not os.path.isfile(archive):
+        return folder, _read_folder(kind, folder)
+    packed = root / kind.archive
+    if not os.path.isfile(packed):
         lacks = next(f for f in kind.files if not os.path.isfile(folder / f))
         absent = f"{kind.title} is not in {root} (neither {kind.archive} nor {kind.folder}/{lacks})"
         with room_for(root):
             _fetch(kind, root, download, absent)
-    return archive, _read_archive(kind, archive)
+    return packed, _read_archive(kind, packed)
 
 
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+def _read_folder(kind: _Kind, folder: Path) -> dict[str, bytes]:
+    """Return the contents of the files, each of LARGEST bytes at most and all together as many as an archive may have."""
+    files: dict[str, bytes] = {}
+    for name in kind.files:
+        left = archive.TOTAL - sum(map(len, files.values()))
+        try:
+            files[name] = read_regular(folder / name, min(LARGEST, left))
+        except UnreadableFile as error:
+            raise UserError(f"cannot read {folder / name} ({error}): fetch {kind.url} again") from error
+        except OSError as error:
+            raise UserError(f"cannot read {folder / name}: {error.strerror}") from error
+    return files
 
 
 def _read_archive(kind: _Kind, path: Path) -> dict[str, bytes]:
-    """The wanted members, in one pass and without unpacking anything."""
-    wanted = {f"{kind.folder}/{f}": f for f in kind.files}
-    files: dict[str, bytes] = {}
+    """Return the contents of the files in the archive, in one pass and without unpacking anything."""
     try:
-        with tarfile.open(path, "r:gz") as tar:
-            for member in tar:
-                name = wanted.get(posixpath.normpath(member.name))
-                if name and member.size > LARGEST:
-                    raise tarfile.TarError(f"{name} would have {member.size:,} bytes")
-                if name and member.isfile() and (stream := tar.extractfile(member)):
-                    files[name] = stream.read()
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        files = archive.read_members(path, {f"{kind.folder}/{f}": f for f in kind.files}, LARGEST)
+    except Exception as error:  # a damaged archive can raise anything
         raise UserError(f"{path} is damaged ({_line(error)}): delete it and fetch {kind.url} again") from error
     if missing := [f for f in kind.files if f not in files]:
         raise UserError(f"{path} has no {kind.folder}/{missing[0]}: delete it and fetch {kind.url} again")
@@ -161,40 +157,12 @@ def _line(error: BaseException) -> str:
 # Reading them
 
 
-def _latin1(text: str, encoding: str = "latin1") -> bytes:
-    """Stands in for `_codecs.encode`, by which Python 3 writes bytes in an old pickle."""
-    return text.encode("latin1")
-
-
-# NumPy has moved the function that rebuilds arrays; the files know its old and its new address.
-_ADMITTED: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],  # type: ignore[dict-item]
-    ("numpy._core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],  # type: ignore[dict-item]
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): _latin1,
-}
-
-
-class _ArrayUnpickler(pickle.Unpickler):
-    """Builds plain containers and NumPy arrays; whatever else a pickle names is refused before it is imported."""
-
-    def __init__(self, content: bytes, path: Path) -> None:
-        super().__init__(io.BytesIO(content), encoding="latin1")
-        self.path = path
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ADMITTED:
-            why = f"its pickle asks for {module}.{name}, and only NumPy arrays are admitted"
-            raise UserError(f"{self.path} was refused: {why}; fetch the official archive again")
-        return _ADMITTED[module, name]
-
-
 def _unpickle(path: Path, content: bytes) -> dict[str, Any]:
     try:
-        entry = _ArrayUnpickler(content, path).load()
-    except UserError:
-        raise
+        entry = array_pickle.load(content)
+    except array_pickle.RefusedName as error:
+        why = f"its pickle asks for {error}, and only NumPy arrays are admitted"
+        raise UserError(f"{path} was refused: {why}; fetch the official archive again") from error
     except Exception as error:  # a damaged pickle can raise anything
         raise UserError(f"{path} is truncated or damaged ({_line(error)}): fetch the official archive again") from error
     if not isinstance(entry, dict):
@@ -213,7 +181,7 @@ def _class_names(kind: _Kind, place: Path, content: bytes) -> tuple[str, ...]:
     names = _value(kind, path, _unpickle(path, content), kind.names_key)
     if not isinstance(names, list) or len(names) != kind.classes or not all(isinstance(n, str) for n in names):
         raise UserError(f"{path} does not name {kind.classes} classes: fetch {kind.url} again")
-    return tuple(names)
+    return tuple(check_text(name, path, "class name") for name in names)
 
 
 def _rows(kind: _Kind, path: Path, content: bytes) -> tuple[ImageArray, IntArray]:
@@ -223,7 +191,8 @@ def _rows(kind: _Kind, path: Path, content: bytes) -> tuple[ImageArray, IntArray
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] != (3 * SIDE * SIDE,):
         shape = f"{getattr(data, 'dtype', type(data).__name__)} {getattr(data, 'shape', '')}".strip()
         raise UserError(f"{path}: 'data' is {shape} instead of uint8 (n, {3 * SIDE * SIDE}): fetch {kind.url} again")
-    labels = np.asarray(raw if isinstance(raw, list | np.ndarray) else [])
+    plain = isinstance(raw, list) and all(type(label) is int for label in raw)  # others may contain themselves
+    labels = np.asarray(raw if plain or isinstance(raw, np.ndarray) else [])
     if labels.shape != (len(data),) or not np.issubdtype(labels.dtype, np.integer):
         raise UserError(f"{path}: {kind.label_key!r} is not one whole number per image: fetch {kind.url} again")
     if len(labels) and not 0 <= labels.min() <= labels.max() < kind.classes:

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import io
 import os
-import stat
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
+from longtail.data.files import UnreadableFile, read_regular
 from longtail.data.jpeg import is_plain
 from longtail.data.pool import ImageArray, IntArray, OnDisk, Pool, Read
 from longtail.errors import BadFile, UserError
+from longtail.image_formats import supported_formats
 from longtail.progress import shown
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 ORIENTATION = 0x0112  # EXIF's tag; 1 is upright
 AT_ONCE = 512  # images under way
+LARGEST_IMAGE = (
+    2**29
+)  # bytes of an image file; without compression, 8-bit images of the most pixels that PIL admits have less
 FIX = "replace or remove it, or leave such images out with --data.on_error skip"
 MOVING = ("GIF", "WEBP", "PNG", "AVIF")  # formats whose frames are an animation; those of others are pages, or views
 
@@ -111,32 +115,18 @@ def _bad(place: object, why: BadImage) -> str:
 
 
 def read_file(path: str | Path) -> bytes:
-    """In few calls: threads that read many files are slowed down by each, since the interpreter lets one go on at a time."""
+    """Return the bytes of an image file: a regular file of at most LARGEST_IMAGE bytes; anything else is a BadImage."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # or a pipe would be waited on for ever
+        return read_regular(path, LARGEST_IMAGE)
+    except UnreadableFile as error:
+        raise BadImage(str(error)) from error
+    except MemoryError as error:
+        raise UserError(f"memory is too short to read {path}: free some, or read with fewer --data.workers") from error
     except OSError as error:
         refuse_shortage(error)
         if error.errno != errno.ENOENT:
             raise BadImage(str(error.strerror)) from error
         raise BadImage("it is not a file" if os.path.lexists(path) else "there is no such file") from error
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise BadImage("it is not a file")
-        return _read(descriptor, status.st_size)
-    except OSError as error:
-        refuse_shortage(error)
-        raise BadImage(str(error.strerror)) from error
-    finally:
-        os.close(descriptor)
-
-
-def _read(descriptor: int, size: int) -> bytes:
-    """All of it, or what there is of a file that has become shorter."""
-    found = os.read(descriptor, size)
-    while len(found) < size and (more := os.read(descriptor, size - len(found))):
-        found += more
-    return found
 
 
 def refuse_shortage(error: OSError) -> None:
@@ -262,7 +252,7 @@ def opened(encoded: bytes) -> "Iterator[Image.Image]":
     try:
         if not encoded:
             raise BadImage("the file is empty")
-        with Image.open(io.BytesIO(encoded)) as image:
+        with Image.open(io.BytesIO(encoded), formats=supported_formats()) as image:
             _refuse_bomb(image)
             yield image
     except BadImage:

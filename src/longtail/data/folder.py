@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from longtail.data.decode import encoded_pool, read_file
-from longtail.data.pool import IntArray, Opened, Pool, check_classes, no_image_notes, split_files
+from longtail.data.files import is_directory, list_directory
+from longtail.data.pool import IntArray, Opened, Pool, check_classes, name_array, no_image_notes, split_files
 from longtail.errors import UserError, counted, meant, some
 from longtail.metrics import TOO_FEW, shot_groups
 
@@ -25,13 +26,13 @@ def open_folder(root: Path | None, image_size: int, skip: bool = False) -> Opene
     """The image folder `root`; images are decoded only once they are chosen."""
     if root is None:
         raise UserError("the data are a folder, but which one? add --data.root DIR")
-    if not os.path.isdir(root):
+    if not is_directory(root):
         raise UserError(f"--data.root {root} is not a folder: name one that holds train/CLASS/*.jpg or CLASS/*.jpg")
     train_root = root / "train" if _is_split(root / "train") else root
     names = _training_classes(train_root)
     others: list[str] = []
     train = _pool(root, train_root, names, image_size, skip, others)
-    splits = [root / s for s in EVALUATION if train_root != root and (root / s).is_dir()]
+    splits = [root / s for s in EVALUATION if train_root != root and is_directory(root / s)]
     if not splits:
         opened = own_split(root.resolve().name, train, "no val/ folder")
         return replace(opened, notes=(*opened.notes, *_left_alone(others), *_another_level(root, train_root, names)))
@@ -62,18 +63,15 @@ def _another_level(root: Path, train_root: Path, names: tuple[str, ...]) -> list
 
 def _is_split(folder: Path) -> bool:
     """Whether train/ holds class folders; one that holds images alone is a class called train (a vehicle)."""
-    return folder.is_dir() and (bool(_subfolders(folder)) or not any(_is_image(f.name) for f in _entries(folder)))
+    return is_directory(folder) and (bool(_subfolders(folder)) or not any(_is_image(f.name) for f in _entries(folder)))
 
 
 def _entries(folder: Path) -> list[Path]:
-    try:
-        return sorted(f for f in folder.iterdir() if not f.name.startswith(".") and f.name != PACKED)
-    except OSError as error:
-        raise UserError(f"cannot list {folder} ({error.strerror}): check its permissions") from error
+    return [f for f in list_directory(folder) if f.name != PACKED]
 
 
 def _subfolders(folder: Path) -> list[str]:
-    return [f.name for f in _entries(folder) if f.is_dir()]
+    return [f.name for f in _entries(folder) if is_directory(f)]
 
 
 def _is_image(name: str) -> bool:
@@ -144,7 +142,7 @@ def file_pool(root: Path, ids: list[str], labels: IntArray, names: tuple[str, ..
     return encoded_pool(
         labels,
         names,
-        np.array(ids, dtype=np.str_),
+        name_array(ids, "path"),
         lambda index: read_file(os.path.join(root, ids[index])),
         sizes,
         size,
@@ -157,7 +155,7 @@ def _size(path: Path) -> int:
     """Bytes; a dead link has none, and is told of when it is to be decoded."""
     try:
         return path.stat().st_size
-    except OSError:
+    except (OSError, ValueError):
         return 0
 
 

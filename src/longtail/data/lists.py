@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from longtail import files
+from longtail.data.files import check_text
 from longtail.data.folder import file_pool, own_split
-from longtail.data.pool import IntArray, Opened, Pool, files_of, no_image_notes
+from longtail.data.pool import IntArray, Opened, Pool, check_last_label, files_of, no_image_notes
 from longtail.errors import UserError, some
 
 COLUMNS = ("path", "label")  # of a CSV that does not say otherwise
@@ -94,6 +95,11 @@ def read_list(path: Path, columns: Sequence[str] = ()) -> Listed:
     listed = READERS[ending](path, text, columns)
     if not listed.lines:
         raise UserError(f"the list {path} names no image")
+    for line in listed.lines:
+        check_text(line.path, line.place, "path")
+        check_text(line.label, line.place, "label")
+    for name in (listed.categories or {}).values():
+        check_text(name, path, "category")
     return listed
 
 
@@ -179,9 +185,10 @@ def find_classes(path: Path, listed: Listed) -> Classes:
         names = tuple(sorted(labels))
         return Classes({name: i for i, name in enumerate(names)}, names)
     longest = max(labels, key=len)
-    last = max(map(int, labels)) if len(longest) <= LABEL_DIGITS else None
-    if last is None or last > 1000 * len(labels):  # not even worth listing what is absent
+    if len(longest) > LABEL_DIGITS:
         raise UserError(f"{path} has labels such as {longest[:20]} for {len(labels)} classes: number them from 0")
+    last = max(map(int, labels))
+    check_last_label(path, last, len(labels))
     number = {str(n): n for n in range(last + 1)}
     return Classes(number | {label: int(label) for label in labels}, _folder_names(listed, last + 1))
 

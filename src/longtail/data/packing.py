@@ -10,6 +10,7 @@ import numpy as np
 
 from longtail.config import DataConfig
 from longtail.data.decode import BadImage, cannot_read, in_threads, look
+from longtail.data.files import check_working_directory
 from longtail.data.pool import Pool, Skipped
 from longtail.data.shards import Writer
 from longtail.data.sources import long_tail, open_data
@@ -53,6 +54,7 @@ def shard(data: DataConfig, out: Path | str, megabytes: int = 256) -> Packed:
 
 
 def check_place(data: DataConfig, out: Path) -> None:
+    check_working_directory((out, data.root))
     if os.path.lexists(out):
         raise UserError(f"{out} is there already: choose another --out, or remove it")
     if data.name == "folder" and data.root and out.resolve().is_relative_to(data.root.resolve()):

@@ -2,7 +2,7 @@
 
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +18,8 @@ ImageArray = npt.NDArray[np.uint8]
 IntArray = npt.NDArray[np.int64]
 
 MEMORY_LIMIT = 16 * 2**30  # bytes of decoded images; the whole set is held in memory
+NAMES_LIMIT = 2**30  # bytes of an array of names, unless their characters need more
+MOST_ABSENT = 1_000_000  # numbers that labels may leave out
 
 
 class Skipped(NamedTuple):
@@ -129,6 +131,26 @@ class Opened:
     test: Pool
     largest: int  # images of the head class in a long-tailed draw
     notes: tuple[str, ...] = ()
+
+
+def name_array(names: Sequence[str], kind: str) -> npt.NDArray[np.str_]:
+    """Return names as an array, in which each takes the room of the longest.
+
+    Raises UserError where a few long names would take far more memory than all names have characters.
+    """
+    longest = max(names, key=len, default="")
+    room, mean = 4 * len(longest) * len(names), sum(map(len, names)) / max(len(names), 1)
+    if room > NAMES_LIMIT and len(longest) > 8 * mean:
+        raise UserError(
+            f"a {kind} has {len(longest):,} characters ({longest[:40]}…), the {len(names):,} others {mean:.0f}: shorten it"
+        )
+    return np.array(names, dtype=np.str_)
+
+
+def check_last_label(place: object, last: int, classes: int) -> None:
+    """Raise UserError where labels are numbers that leave out so many that a class for each would exhaust the memory."""
+    if last > 1000 * classes or last > 2 * classes + MOST_ABSENT:
+        raise UserError(f"{place} has labels up to {last} for {classes} classes: number them from 0")
 
 
 def class_counts(labels: IntArray, class_names: tuple[str, ...]) -> IntArray:

@@ -2,6 +2,9 @@
 
 Labels are a column of their own, so that counts and samplers need no image. A row group holds about a megabyte, which is what
 one image costs to fetch in whatever order. Nothing in such a file is ever executed.
+
+Compression and dictionaries let a small file promise any number of rows and bytes. What a file says of itself is therefore
+checked against limits before a column is read, and columns are read in batches whose content is counted.
 """
 
 import json
@@ -16,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from longtail.data.decode import BadImage, encoded_pool, refuse_shortage
+from longtail.data.decode import LARGEST_IMAGE, BadImage, encoded_pool, refuse_shortage
+from longtail.data.files import check_regular, check_text, is_directory, list_directory
 from longtail.data.folder import EVALUATION, own_split
-from longtail.data.pool import Opened, Pool, no_image_notes
+from longtail.data.pool import Opened, Pool, check_last_label, name_array, no_image_notes
 from longtail.errors import UserError, some
 
 if TYPE_CHECKING:
@@ -32,19 +36,31 @@ UNCOUNTED = re.compile(r"(train-|test-)(\d{5})()\.parquet", re.IGNORECASE)  # ou
 CHECKED: dict[str, Any] = {"page_checksum_verification": True}  # where a file has checksums, as ours do
 GROUP_BYTES = 2**20  # of a row group
 OPEN_FILES = 8  # of each thread
+MOST_ROWS = 2**24  # of all shards of a folder; ImageNet-21k has 14 million images
+FEW_ROWS = 2**20  # so many may share the bytes of a file in any way
+ROW_BYTES = 16  # of the file for each row, where rows are more; no image has fewer
+LARGEST_COLUMN = 2**31  # bytes of a column in a row group, without compression
+LARGEST_TEXT = 2**30  # bytes of the labels and paths of a file
+BATCH_BYTES = 2**26  # that a batch may have, if all its values are as long as the column
+MOST_IN_BATCH = 2**16  # rows
 
 
 def open_shards(root: Path | None, columns: Sequence[str], image_size: int, skip: bool = False) -> Opened:
     """train-*.parquet with val-*, validation-* or test-*.parquet beside them; without these a fifth is evaluated on."""
-    if root is None or not os.path.isdir(root):
+    if root is None or not is_directory(root):
         raise UserError(f"--data.root {root} is not a folder: name the one that holds the parquet files")
-    files = sorted(f for f in root.iterdir() if f.suffix.lower() == ".parquet" and not f.name.startswith("."))
+    files = [f for f in list_directory(root) if f.suffix.lower() == ".parquet"]
     if not files:
         raise UserError(f"{root} has no parquet file: write some with `longtail data shard`")
     name, image, label = root.resolve().name, *(columns or COLUMNS)
     splits: dict[str, list[Shard]] = {}
+    rows = 0
     for file in files:
-        splits.setdefault(_kind(file.name.lower()), []).append(Shard(file, image, label))
+        shard = Shard(file, image, label)
+        splits.setdefault(_kind(file.name.lower()), []).append(shard)
+        rows += len(shard.labels)
+        if rows > MOST_ROWS:
+            raise UserError(f"the shards of {root} have more than {MOST_ROWS:,} rows: take some of them away")
     tests = [s for s in EVALUATION if s in splits]
     rest = [s for s in splits if s not in tests]
     used = [s for s in rest if s == TRAINING] or rest
@@ -102,27 +118,65 @@ class Shard:
         self.path, self.image = path, image
         parquet = _parquet()
         try:
+            check_regular(path)
             file = parquet.ParquetFile(path, **CHECKED)
             self.metadata, there = file.metadata, file.schema_arrow.names
             for column in (image, label):
                 if column not in there:
                     fix = "name its two with --data.columns IMAGE LABEL"
-                    raise UserError(f"{path} has no column {column!r} ({', '.join(there)}): {fix}")
-            table = file.read(columns=[f"{image}.path", label])
-            self.labels: list[Any] = table.column(label).to_pylist()
-            self.paths = (
-                [(row or {}).get("path") for row in table.column(image).to_pylist()]
-                if image in table.column_names
-                else []
-            )
+                    raise UserError(f"{path} has no column {column!r} ({_words(', '.join(there))}): {fix}")
+            self.bytes_column = _bytes_column(path, file.schema_arrow, image)
+            self._check_size(image, label)
+            self.labels: list[Any] = []
+            self.paths: list[str | None] = []
+            self._read_labels(file, image, label)
             self.names = _class_names(file.schema_arrow, label)
         except UserError:
             raise
         except Exception as error:  # a damaged file fails in many ways
             raise UserError(f"cannot read the shard {path} ({_words(error)}): write or fetch it again") from error
+        for name in {*(self.names or ()), *(value for value in self.labels if isinstance(value, str))}:
+            check_text(name, path, "class name")
+        for image_path in self.paths:
+            check_text(image_path or "", path, "path")
+
+    def _check_size(self, image: str, label: str) -> None:
+        """Raise UserError where the file promises more rows or bytes than are read, or contradicts itself."""
+        rows, size = self.metadata.num_rows, os.stat(self.path).st_size
         groups = [self.metadata.row_group(g) for g in range(self.metadata.num_row_groups)]
-        self.group_rows = [group.num_rows for group in groups]
-        self.sizes = [group.total_byte_size for group in groups for _ in range(group.num_rows)]
+        self.group_rows: list[int] = [group.num_rows for group in groups]
+        if min(self.group_rows, default=0) < 0 or sum(self.group_rows) != rows:
+            raise UserError(f"{self.path} has {rows:,} rows, and others in its row groups: write or fetch it again")
+        if rows > MOST_ROWS or (rows > FEW_ROWS and rows * ROW_BYTES > size):
+            limit = f"{MOST_ROWS:,} rows, and of {ROW_BYTES} bytes a row where there are more than {FEW_ROWS:,}"
+            raise UserError(f"{self.path} promises {rows:,} rows in {size:,} bytes: the limit is {limit}")
+        largest = dict.fromkeys((self.bytes_column, f"{image}.path", label), 0)
+        for group in groups:
+            for chunk in map(group.column, range(group.num_columns)):
+                for column in largest:
+                    if chunk.path_in_schema == column or chunk.path_in_schema.startswith(f"{column}."):
+                        largest[column] = max(largest[column], chunk.total_uncompressed_size)
+        if max(largest.values()) > LARGEST_COLUMN:
+            limit = f"the limit is {LARGEST_COLUMN:,}: write it with smaller row groups"
+            raise UserError(f"{self.path} has a row group of {max(largest.values()):,} bytes in a column: {limit}")
+        self.image_batch = _batch_rows(largest[self.bytes_column])
+        self.text_batch = _batch_rows(max(largest[f"{image}.path"], largest[label]))
+        self.sizes = np.repeat(np.array([g.total_byte_size for g in groups], np.int64), self.group_rows)
+
+    def _read_labels(self, file: Any, image: str, label: str) -> None:
+        size = 0
+        same: dict[Any, Any] = {}  # a label that many rows have is kept once
+        for batch in file.iter_batches(self.text_batch, columns=[f"{image}.path", label], use_threads=False):
+            size += batch.nbytes
+            if size > LARGEST_TEXT:
+                raise UserError(f"{self.path} has labels and paths of more than {LARGEST_TEXT:,} bytes: shorten them")
+            labels = batch.column(label).to_pylist()
+            self.labels += [same.setdefault(value, value) if isinstance(value, str) else value for value in labels]
+            if image in batch.schema.names:
+                paths = [(row or {}).get("path") for row in batch.column(image).to_pylist()]
+                self.paths += [path if isinstance(path, str) else None for path in paths]
+        if len(self.labels) != sum(self.group_rows):
+            raise UserError(f"{self.path} has fewer rows than it says: write or fetch it again")
 
     def named(self) -> list[str] | list[int]:
         """The labels as names, where the file has some; else as numbers."""
@@ -140,11 +194,16 @@ class Shard:
         return [self.names[value] for value in self.labels]
 
 
+class ExpandedTooFar(Exception):
+    """A row group has more bytes than LARGEST_COLUMN, whatever it says of itself."""
+
+
 class Rows:
     """The image bytes of any row. A thread keeps a few files open, and the row group that it read last."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self.shards, self.mine = list(shards), threading.local()
+        self.too_large: set[int] = set()  # row groups, which are not read again for each of their rows
         groups = [(s, g, n) for s, shard in enumerate(shards) for g, n in enumerate(shard.group_rows)]
         self.group_of = [(s, g) for s, g, _ in groups]
         self.starts = np.cumsum([0, *(n for *_, n in groups)])
@@ -152,17 +211,24 @@ class Rows:
     def __call__(self, index: int) -> bytes:
         group = int(np.searchsorted(self.starts, index, side="right")) - 1
         found = self._group(group)[index - int(self.starts[group])].as_py()
-        found = found["bytes"] if isinstance(found, dict) else found
+        found = found.get("bytes") if isinstance(found, dict) else found
         if not isinstance(found, bytes):
             raise BadImage("the row holds no bytes")
+        if len(found) > LARGEST_IMAGE:
+            raise BadImage(f"it has {len(found):,} bytes, more than the limit of {LARGEST_IMAGE:,}")
         return found
 
     def _group(self, group: int) -> "pa.ChunkedArray":
         if getattr(self.mine, "group", None) != group:
             number, within = self.group_of[group]
             shard = self.shards[number]
+            if group in self.too_large:
+                raise BadImage(f"{shard.path.name}: its row group has more than {LARGEST_COLUMN:,} bytes")
             try:
-                rows = self._file(shard).read_row_group(within, columns=[shard.image], use_threads=False).column(0)
+                rows = self._read(shard, within)
+            except ExpandedTooFar as error:
+                self.too_large.add(group)
+                raise BadImage(f"{shard.path.name}: its row group has more than {LARGEST_COLUMN:,} bytes") from error
             except Exception as error:  # a damaged file fails in many ways
                 if isinstance(error, OSError):
                     refuse_shortage(error)
@@ -170,11 +236,29 @@ class Rows:
             self.mine.rows, self.mine.group = rows, group
         return self.mine.rows
 
+    def _read(self, shard: Shard, group: int) -> "pa.ChunkedArray":
+        """Return the image column of a row group, read in batches so that it can be refused before it fills the memory."""
+        import pyarrow as pa
+
+        file, size, rows = self._file(shard), 0, []
+        for batch in file.iter_batches(
+            shard.image_batch, row_groups=[group], columns=[shard.bytes_column], use_threads=False
+        ):
+            size += batch.nbytes
+            if size > LARGEST_COLUMN:
+                raise ExpandedTooFar
+            rows.append(batch.column(0))
+        column = pa.chunked_array(rows)
+        if len(column) != shard.group_rows[group]:
+            raise ValueError(f"the row group has {len(column):,} rows, and says others")
+        return column
+
     def _file(self, shard: Shard) -> Any:
         opened: dict[Path, Any] = self.mine.__dict__.setdefault("opened", {})
         if shard.path not in opened:
             while len(opened) >= OPEN_FILES:
                 opened.pop(next(iter(opened))).close()
+            check_regular(shard.path)
             opened[shard.path] = _parquet().ParquetFile(shard.path, metadata=shard.metadata, **CHECKED)
         return opened[shard.path]
 
@@ -198,7 +282,7 @@ def _pool(shards: Sequence[Shard], size: int, skip: bool, names: tuple[str, ...]
         if wrong := [label for label in shard.named() if str(label) not in numbers]:
             none = f"none of the {len(known)} classes of training"
             raise UserError(f"{shard.path} has a label {wrong[0]!r}, {none}: use shards of one data set")
-    sizes = np.array([n for shard in shards for n in shard.sizes], np.int64)
+    sizes = np.concatenate([shard.sizes for shard in shards])
     chosen = np.array([numbers[str(label)] for label in labels], np.int64)
     return encoded_pool(chosen, known, _ids(shards), Rows(shards), sizes, size, skip)
 
@@ -208,8 +292,9 @@ def _classes(shard: Shard, labels: Sequence[Any], stored: tuple[str, ...] | None
     if stored is not None or isinstance(labels[0], str):
         return stored or tuple(sorted(set(labels)))
     last = max(labels)
-    if min(labels) < 0 or last > 1000 * len(set(labels)):
+    if min(labels) < 0:
         raise UserError(f"{shard.path.parent} has labels from {min(labels)} to {last}: number them from 0")
+    check_last_label(shard.path.parent, last, len(set(labels)))
     return tuple(map(str, range(last + 1)))
 
 
@@ -217,8 +302,8 @@ def _ids(shards: Sequence[Shard]) -> npt.NDArray[np.str_]:
     """The paths that the images had; where they have none of their own, file and row."""
     paths = [path for shard in shards for path in shard.paths]
     if paths and all(paths) and len(set(paths)) == len(paths) == sum(len(shard.labels) for shard in shards):
-        return np.array(paths, dtype=np.str_)
-    return np.array([f"{s.path.name}:{row}" for s in shards for row in range(len(s.labels))], dtype=np.str_)
+        return name_array([path for path in paths if path], "path")
+    return name_array([f"{s.path.name}:{row}" for s in shards for row in range(len(s.labels))], "path")
 
 
 def _parquet() -> Any:
@@ -238,7 +323,29 @@ def _class_names(schema: "pa.Schema", label: str) -> tuple[str, ...] | None:
         return None
 
 
-def _words(error: Exception) -> str:
+def _bytes_column(path: Path, schema: "pa.Schema", image: str) -> str:
+    """Return the name of the column that holds the bytes of image files: `image`, or a field of it."""
+    import pyarrow.types as types
+
+    kind = schema.field(image).type
+    column = image
+    if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        kind, column = kind.field("bytes").type, f"{image}.bytes"
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    views = getattr(types, "is_binary_view", lambda _: False)
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind) or views(kind):
+        return column
+    have = f"{path}: column {image!r} is {_words(schema.field(image).type)}, without the bytes of image files"
+    raise UserError(f"{have}: write it with the images embedded, or name another column with --data.columns")
+
+
+def _batch_rows(column_bytes: int) -> int:
+    """Return the rows of a batch that stays small even if each of them repeats all bytes of a row group's column."""
+    return max(min(BATCH_BYTES // max(column_bytes, 1), MOST_IN_BATCH), 1)
+
+
+def _words(error: object) -> str:
     return " ".join(str(error).split())[:200]
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from longtail.config import DataConfig
 from longtail.data.cifar import open_cifar
 from longtail.data.decode import memory, unreadable
+from longtail.data.files import check_working_directory
 from longtail.data.folder import open_folder
 from longtail.data.imbalance import PROFILES, checksum, draw, shot_groups
 from longtail.data.lists import open_lists
@@ -171,6 +172,7 @@ def open_data(config: DataConfig) -> Opened:
     """What is there, before anything is drawn or decoded."""
     if config.name not in ("list", *PUBLISHED) and (config.train_list or config.test_list):
         raise UserError(f"--data.test_list goes with a list of training images, and the data are {config.name}")
+    check_working_directory((config.root, config.train_list, config.test_list))
     opened = _open(config, config.on_error == "skip")
     check_classes(opened.name, opened.train)
     return opened

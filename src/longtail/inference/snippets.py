@@ -1,12 +1,13 @@
 """The code of a model card, from an image file to a class name; it needs longtail where the format does, and else does not."""
 
+from longtail.image_formats import IMAGE_FORMATS
 from longtail.inference.deployed import INPUT
 from longtail.inference.preprocessing import Preprocessing
 
 PREPARED = '''\
 def prepared(path):
     """An image file as the network takes it, uint8 (3, {size}, {size})."""
-    image = Image.open(path)
+    image = Image.open(path, formats={formats})
 {decoded}
 {cut}'''
 SQUARE = """\
@@ -82,4 +83,5 @@ def prepared(preprocessing: Preprocessing) -> str:
     size, side, crop = preprocessing.views.size, preprocessing.side, preprocessing.views.config.test_crop
     decoded = WHOLE.format(side=side) if side else SQUARE.format(size=size, twice=2 * size)
     cut = CUT.format(size=size, crop=crop) if side or crop < 1 else AS_IT_IS
-    return PREPARED.format(size=size, decoded=decoded, cut=cut)
+    formats = "[" + ", ".join(f'"{name}"' for name in IMAGE_FORMATS) + "]"
+    return PREPARED.format(size=size, formats=formats, decoded=decoded, cut=cut)

@@ -1,0 +1,449 @@
+"""Images, lists, folders and shards that somebody has crafted, or that cannot be accessed, end in one line."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from longtail.config import DataConfig
+from longtail.data import decode, pool, shards
+from longtail.data.decode import BadImage, look, read_file
+from longtail.data.inspection import inspect
+from longtail.data.packing import shard
+from longtail.errors import UserError
+from longtail.image_formats import IMAGE_FORMATS, OPTIONAL_FORMATS, supported_formats
+from longtail.inference.snippets import PREPARED
+from tests.data.guard import run_guarded
+from tests.data.test_sources import fill
+
+# Formats
+
+EPS = b"""%!PS-Adobe-3.0 EPSF-3.0
+%%BoundingBox: 0 0 10 10
+%%EndComments
+showpage
+%%EOF
+"""
+
+
+@pytest.fixture
+def ghostscript(tmp_path, monkeypatch):
+    """A `gs` that comes first on the PATH; the file that it writes when it is started."""
+    from PIL import EpsImagePlugin
+
+    folder, mark = tmp_path / "bin", tmp_path / "started"
+    folder.mkdir()
+    (folder / "gs").write_text(f"#!/bin/sh\necho 10.0\ntouch {mark}\n")
+    (folder / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # it looks for the program once
+    return mark
+
+
+def test_eps_starts_no_program(ghostscript, tmp_path):
+    fill(tmp_path / "images", cat=6, dog=6)
+    (tmp_path / "images/cat/photo.jpg").write_bytes(EPS)
+    found = inspect(DataConfig(name="folder", root=tmp_path / "images"))
+    assert [image.id for image in found.unreadable] == ["cat/photo.jpg"] and found.read == 12
+    assert not ghostscript.exists()
+    with pytest.raises(OSError), Image.open(tmp_path / "images/cat/photo.jpg") as image:
+        image.load()
+    assert ghostscript.exists()  # it would have been
+
+
+def test_code_of_model_cards_names_the_formats(ghostscript, tmp_path):
+    (tmp_path / "photo.jpg").write_bytes(EPS)
+    code = PREPARED.format(size=8, formats=list(IMAGE_FORMATS), decoded="    image.load()", cut="    return image")
+    names: dict = {"Image": Image}
+    exec(code, names)
+    with pytest.raises(OSError):
+        names["prepared"](tmp_path / "photo.jpg")
+    assert not ghostscript.exists()
+    Image.new("RGB", (3, 2)).save(tmp_path / "photo.jpg")
+    assert names["prepared"](tmp_path / "photo.jpg").size == (3, 2)
+
+
+def test_formats_are_known_to_pillow(tmp_path):
+    Image.init()
+    assert set(IMAGE_FORMATS) <= set(Image.OPEN) and "EPS" not in supported_formats()
+    assert supported_formats() == (*IMAGE_FORMATS, *(name for name in OPTIONAL_FORMATS if name in Image.OPEN))
+    picture = Image.fromarray(np.arange(300, dtype=np.uint8).reshape(10, 10, 3))
+    saved = [name for name in supported_formats() if name in Image.SAVE]
+    assert {"JPEG", "PNG", "BMP", "GIF", "TIFF", "PPM", "WEBP"} <= set(saved)
+    for name in saved:
+        picture.save(tmp_path / name, name)
+        assert look(read_file(tmp_path / name)).format == name
+    picture.save(tmp_path / "MPO", "MPO", save_all=True, append_images=[picture])
+    assert look(read_file(tmp_path / "MPO")).format == "MPO"
+    for name in ("EPS", "PCX", "TGA", "ICO"):
+        picture.save(tmp_path / name, name)
+        with pytest.raises(BadImage, match="known format"):
+            look(read_file(tmp_path / name))
+
+
+# Sizes and kinds of image files
+
+
+def test_image_files_of_gigabytes(tmp_path):
+    with open(tmp_path / "huge.jpg", "wb") as file:
+        file.truncate(decode.LARGEST_IMAGE + 1)
+    outcome = run_guarded(lambda: read_file(tmp_path / "huge.jpg"), memory=2**26)
+    assert outcome.kind == "traceback" and "BadImage: it has 536,870,913 bytes" in outcome.text
+
+
+@pytest.mark.parametrize("path", ["a\0b.jpg", "a\ud800.jpg", Path("a\0b.jpg")])
+def test_paths_that_no_file_can_have(path):
+    with pytest.raises(BadImage, match="NUL byte or a character"):
+        read_file(path)
+
+
+# Lists
+
+
+def write_images(root: Path) -> list[str]:
+    fill(root, cat=6, dog=6)
+    return sorted(str(file.relative_to(root)) for file in root.rglob("*.png"))
+
+
+def inaturalist(root: Path, change) -> Path:
+    files = write_images(root)
+    tree = {
+        "images": [{"id": i, "file_name": file} for i, file in enumerate(files)],
+        "annotations": [{"image_id": i, "category_id": int("dog" in file)} for i, file in enumerate(files)],
+        "categories": [{"id": 0, "name": "cat"}, {"id": 1, "name": "dog"}],
+    }
+    change(tree)
+    (root / "list.json").write_text(json.dumps(tree))
+    return root / "list.json"
+
+
+@pytest.mark.parametrize("bad", ["a\0b", "\ud800", "\udfff", "a\udc7f"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda bad: lambda tree: tree["images"][1].update(file_name=bad),
+        lambda bad: lambda tree: tree["categories"][1].update(name=bad),
+        lambda bad: (
+            lambda tree: [
+                tree["categories"][0].update(id=bad),
+                *(a.update(category_id=bad) for a in tree["annotations"]),
+            ]
+        ),
+    ],
+    ids=["file_name", "name", "id"],
+)
+def test_json_with_characters_that_cannot_be_stored(tmp_path, change, bad):
+    train = inaturalist(tmp_path, change(bad))
+    with pytest.raises(UserError, match=r"list\.json"):
+        inspect(DataConfig(name="list", train_list=train))
+
+
+def test_json_with_names_of_bytes_that_are_not_utf_8(tmp_path):
+    """Python represents such a byte by a character from U+DC80 to U+DCFF, which stays readable."""
+    write_images(tmp_path)
+    os.rename(tmp_path / "cat/000.png", os.fsencode(tmp_path / "cat") + b"/\xff.png")
+    train = inaturalist(tmp_path, lambda tree: tree["images"][0].update(file_name="cat/\udcff.png"))
+    assert inspect(DataConfig(name="list", train_list=train)).unreadable == []
+
+
+def test_output_of_find_print0(tmp_path):
+    (tmp_path / "list.txt").write_bytes(b"\0".join(file.encode() for file in write_images(tmp_path)) + b"\0")
+    with pytest.raises(UserError, match=r"list\.txt"):
+        inspect(DataConfig(name="list", train_list=tmp_path / "list.txt"))
+
+
+def test_labels_that_leave_out_millions(tmp_path):
+    file = write_images(tmp_path)[0]
+    lines = [f"{file} {label}\n" for label in (*range(200_000), 99_999_999)]
+    (tmp_path / "list.txt").write_text("".join(lines))
+    outcome = run_guarded(lambda: inspect(DataConfig(name="list", train_list=tmp_path / "list.txt"), quick=True))
+    assert outcome.kind == "UserError" and "99999999" in outcome.text
+
+
+def test_one_path_that_is_far_longer_than_the_others(tmp_path, monkeypatch):
+    file = write_images(tmp_path)[0]
+    (tmp_path / "list.txt").write_text(f"{'x/' * 50_000}a.png 0\n" + f"{file} 1\n" * 100_000)
+    outcome = run_guarded(lambda: inspect(DataConfig(name="list", train_list=tmp_path / "list.txt"), quick=True))
+    assert outcome.kind == "UserError" and "100,005 characters" in outcome.text
+    assert pool.name_array(["a", "bc" * 100], "path").tolist() == ["a", "bc" * 100]
+
+
+# Folders
+
+
+def unprivileged(work) -> object:
+    """Call `work` as a user who may not access everything; for a child process, as there is no way back."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setegid(65534)
+        os.seteuid(65534)
+    return work()
+
+
+@pytest.mark.parametrize("name", ["folder", "shards"])
+@pytest.mark.parametrize("mode", [0o000, 0o444, 0o311])
+def test_folders_without_permission(name, mode):
+    """Neither reading nor entering; reading alone; entering alone."""
+    with tempfile.TemporaryDirectory() as top:  # unlike tmp_path, which other users may not enter
+        os.chmod(top, 0o755)
+        root = Path(top, "images")
+        fill(root, cat=6, dog=6)
+        write_shard(root, ROWS, LABELS)
+        root.chmod(mode)
+        data = DataConfig(name=name, root=root)
+        outcome = run_guarded(lambda: unprivileged(lambda: inspect(data, quick=True)))
+        root.chmod(0o755)
+    assert outcome.kind == "UserError" and "images" in outcome.text and "ermission" in outcome.text
+
+
+def test_access_that_fails_by_chance(tmp_path, monkeypatch):
+    fill(tmp_path, cat=6, dog=6)
+    stat = os.stat
+
+    def broken(path, *args, **options):
+        if str(path).endswith("dog"):
+            raise PermissionError(13, "Permission denied", path)
+        return stat(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", broken)
+    with pytest.raises(UserError, match="dog"):
+        inspect(DataConfig(name="folder", root=tmp_path), quick=True)
+
+
+DELETED = """
+from pathlib import Path
+from longtail.config import DataConfig
+from longtail.data.inspection import inspect
+from longtail.data.packing import shard
+from longtail.errors import UserError
+root = Path(sys.argv[1])
+os.rmdir(os.getcwd())
+for work in (
+    lambda: inspect(DataConfig(name="folder", root=Path(".")), quick=True),
+    lambda: inspect(DataConfig(name="list", train_list=root / "list.txt", root=Path(".")), quick=True),
+    lambda: inspect(DataConfig(name="shards", root=Path("shards")), quick=True),
+    lambda: inspect(DataConfig(name="cifar10", root=Path("data"), download=False), quick=True),
+    lambda: shard(DataConfig(name="folder", root=root), "out"),
+):
+    try:
+        work()
+        print("done")
+    except UserError as error:
+        print("UserError", "no longer exists" in str(error))
+print(inspect(DataConfig(name="folder", root=root), quick=True).counts)
+"""
+
+
+def test_working_directory_that_was_deleted(tmp_path):
+    fill(tmp_path / "images", cat=6, dog=6)
+    (tmp_path / "here").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", "import os, sys\n" + DELETED, tmp_path / "images"],
+        cwd=tmp_path / "here",
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.splitlines() == ["UserError True"] * 5 + ["[5, 5]"], done.stderr
+
+
+# Shards
+
+
+PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def encoded(shade: int) -> bytes:
+    import io
+
+    file = io.BytesIO()
+    Image.new("RGB", (4, 4), (shade, shade, 9)).save(file, "PNG")
+    return file.getvalue()
+
+
+def write_shard(root: Path, images, labels, name: str = "train.parquet", **options) -> Path:
+    root.mkdir(exist_ok=True)
+    images = images if isinstance(images, pa.Array | pa.ChunkedArray) else pa.array(images)
+    labels = labels if isinstance(labels, pa.Array | pa.ChunkedArray) else pa.array(labels)
+    pq.write_table(pa.table({"image": images, "label": labels}), root / name, **options)
+    return root
+
+
+def outcome_of(root: Path, quick: bool = False, **options):
+    return run_guarded(lambda: inspect(DataConfig(name="shards", root=root), quick=quick), **options)
+
+
+ROWS = [{"bytes": encoded(i), "path": f"{i}.png"} for i in range(20)]
+LABELS = [i % 2 for i in range(20)]
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        pa.array([{"path": row["path"]} for row in ROWS]),
+        pa.array([{"width": 3, "data": row["bytes"]} for row in ROWS]),
+        pa.array([[row["bytes"]] for row in ROWS]),
+        pa.array([[row] for row in ROWS]),
+        pa.array(["a.png"] * 20),
+        pa.array(range(20)),
+        pa.array([{"bytes": "text", "path": "a"}] * 20),
+        pa.array([{"bytes": [1, 2], "path": "a"}] * 20),
+        pa.nulls(20),
+    ],
+    ids=lambda images: str(images.type),
+)
+def test_image_columns_without_bytes(tmp_path, images):
+    outcome = outcome_of(write_shard(tmp_path / "shards", images, LABELS))
+    assert outcome.kind == "UserError" and "'image'" in outcome.text
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.binary(), pa.large_binary(), pa.struct([("bytes", pa.large_binary())]), PICTURE, pa.binary(len(encoded(0)))],
+)
+def test_image_columns_with_bytes(tmp_path, kind):
+    rows = [row if pa.types.is_struct(kind) else row["bytes"] for row in ROWS]
+    rows = [{"bytes": row["bytes"]} for row in rows] if pa.types.is_struct(kind) and kind.num_fields == 1 else rows
+    found = inspect(DataConfig(name="shards", root=write_shard(tmp_path / "shards", pa.array(rows, kind), LABELS)))
+    assert found.read == 20 and found.unreadable == []
+
+
+def test_rows_without_an_image(tmp_path):
+    rows = [None, {"bytes": None, "path": None}, {"bytes": None, "path": "gone.png"}, *ROWS[3:]]
+    found = inspect(DataConfig(name="shards", root=write_shard(tmp_path / "shards", pa.array(rows, PICTURE), LABELS)))
+    assert found.read == 17 and len(found.unreadable) == 3
+
+
+@pytest.mark.parametrize(
+    ("images", "labels"),
+    [
+        ([{**ROWS[0], "path": "a\0b"}, *ROWS[1:]], LABELS),
+        (ROWS, ["a\0b", *"ab" * 9, "b"]),
+    ],
+    ids=["path", "label"],
+)
+def test_shards_with_nul_characters(tmp_path, images, labels):
+    outcome = outcome_of(write_shard(tmp_path / "shards", images, labels))
+    assert outcome.kind == "UserError" and "NUL" in outcome.text
+
+
+@pytest.mark.parametrize("bad", ["a\0b", "\ud800"])
+def test_class_names_of_shards_that_cannot_be_stored(tmp_path, bad):
+    features = {"info": {"features": {"label": {"names": ["a", bad]}}}}
+    schema = pa.schema([("image", PICTURE), ("label", pa.int64())], metadata={"huggingface": json.dumps(features)})
+    table = pa.Table.from_pylist([{"image": row, "label": n} for row, n in zip(ROWS, LABELS, strict=True)], schema)
+    (tmp_path / "shards").mkdir()
+    pq.write_table(table, tmp_path / "shards/train.parquet")
+    outcome = outcome_of(tmp_path / "shards")
+    assert outcome.kind == "UserError" and "class name" in outcome.text
+
+
+def test_paths_of_shards_that_are_no_strings(tmp_path):
+    rows = [{"bytes": row["bytes"], "path": ["a", "b"]} for row in ROWS]
+    found = inspect(DataConfig(name="shards", root=write_shard(tmp_path / "shards", rows, LABELS)))
+    assert found.read == 20
+
+
+@pytest.mark.parametrize("target", ["fifo", "device", "folder"])
+def test_shards_that_are_not_files(tmp_path, target):
+    root = write_shard(tmp_path / "shards", ROWS, LABELS)
+    if target == "fifo":
+        os.mkfifo(root / "train-2.parquet")
+    elif target == "device":
+        (root / "train-2.parquet").symlink_to("/dev/zero")
+    else:
+        (root / "train-2.parquet").mkdir()
+    outcome = outcome_of(root)
+    assert outcome.kind == "UserError" and "train-2.parquet" in outcome.text
+
+
+def test_shard_of_very_many_rows(tmp_path):
+    """Two hundred million labels that take a few kilobytes."""
+    writer = None
+    for _ in range(20):
+        table = pa.table({"image": pa.nulls(10_000_000, pa.binary()), "label": pa.nulls(10_000_000, pa.int64())})
+        (tmp_path / "shards").mkdir(exist_ok=True)
+        writer = writer or pq.ParquetWriter(tmp_path / "shards/train.parquet", table.schema)
+        writer.write_table(table)
+    assert writer is not None
+    writer.close()
+    assert (tmp_path / "shards/train.parquet").stat().st_size < 10**6
+    outcome = outcome_of(tmp_path / "shards", quick=True)
+    assert outcome.kind == "UserError" and "200,000,000 rows" in outcome.text
+
+
+def test_many_shards_of_many_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "MOST_ROWS", 50)
+    root = write_shard(tmp_path / "shards", ROWS, LABELS)
+    for i in range(2):
+        write_shard(root, ROWS, LABELS, f"train-{i}.parquet")
+    with pytest.raises(UserError, match="more than 50 rows"):
+        inspect(DataConfig(name="shards", root=root))
+
+
+def repeated(value, count: int):
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([value]))
+
+
+def test_row_group_that_decompresses_to_gigabytes(tmp_path, monkeypatch):
+    """Each image is another one, so that the column itself is large, and zeros compress well."""
+    large = [b"%d" % i + bytes(2**20) for i in range(20)]
+    root = write_shard(tmp_path / "shards", large, LABELS, compression="zstd", use_dictionary=False)
+    assert (root / "train.parquet").stat().st_size < 2**20
+    assert inspect(DataConfig(name="shards", root=root), quick=True).counts == [8, 8]
+    monkeypatch.setattr(shards, "LARGEST_COLUMN", 2**24)
+    with pytest.raises(UserError, match="16,777,216"):
+        inspect(DataConfig(name="shards", root=root), quick=True)
+
+
+@pytest.mark.parametrize("column", ["image", "label", "path"])
+def test_dictionaries_that_expand_to_gigabytes(tmp_path, monkeypatch, column):
+    """A value of 16 MB, which a thousand rows repeat: 16 GB from a file of a few kilobytes."""
+    text, labels = "x" * 2**24, pa.array([i % 2 for i in range(1000)])
+    images = repeated(encoded(0), 1000)
+    if column == "image":
+        images = repeated(encoded(0) + text.encode(), 1000)
+    elif column == "path":
+        images = pa.StructArray.from_arrays([images, repeated(text, 1000)], names=["bytes", "path"])
+    else:
+        labels = repeated(text, 1000)
+    root = write_shard(tmp_path / "shards", images, labels, compression="zstd", store_schema=False)
+    assert (root / "train.parquet").stat().st_size < 10**6
+    monkeypatch.setattr(shards, "LARGEST_COLUMN", 2**28)
+    monkeypatch.setattr(shards, "LARGEST_TEXT", 2**28)
+    outcome = outcome_of(root, quick=column != "image", memory=2**31, seconds=60)
+    if column == "image":  # each is reported as unreadable
+        assert outcome.kind == "done"
+    else:
+        assert outcome.kind == "UserError" and f"{shards.LARGEST_TEXT:,}" in outcome.text
+
+
+def test_groups_of_images_that_expand_are_bad_images(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "LARGEST_COLUMN", 100_000)
+    images = repeated(encoded(0) + bytes(20_000), 20)
+    root = write_shard(tmp_path / "shards", images, LABELS, store_schema=False)
+    found = inspect(DataConfig(name="shards", root=root))
+    assert found.read == 0 and len(found.unreadable) == 20
+    assert all("100,000" in image.why for image in found.unreadable)
+
+
+def test_label_numbers_of_shards_that_leave_out_millions(tmp_path):
+    images, labels = [ROWS[0]["bytes"]] * 200_000, [*range(199_999), 150_000_000]
+    root = write_shard(tmp_path / "shards", images, labels)
+    outcome = outcome_of(root, quick=True)
+    assert outcome.kind == "UserError" and "150000000" in outcome.text
+
+
+def test_shards_are_read_as_before(tmp_path):
+    fill(tmp_path / "images", cat=30, dog=30)
+    shard(DataConfig(name="folder", root=tmp_path / "images"), tmp_path / "shards")
+    found = inspect(DataConfig(name="shards", root=tmp_path / "shards"))
+    assert (found.read, found.counts, found.unreadable) == (60, [24, 24], [])
