@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from longtail.losses.numerics import at_least_float32, finite, mask_out_
+from longtail.losses.numerics import at_least_float32, check_labels, finite, mask_out_, of_class
 from longtail.losses.paco import AT_ONCE, spread
 
 PLAIN = 2**26  # pairs: 256 MB a matrix in float32, of which the plain loss holds two
@@ -70,8 +70,9 @@ def chunked_terms(
 
     Without samples it is Balanced Softmax, and without a prior either cross-entropy. Partners are worked on `chunk` at a time;
     0: as many as make AT_ONCE pairs. Products have the precision that the plain ones would have. L_i has a gradient of first
-    order only.
+    order only. Labels are checked as by `paco_terms`.
     """
+    check_labels(y_B, len(c_CF))
     size = chunk or max(AT_ONCE // len(y_B), 1)
     log_q_C = c_CF.new_zeros(len(c_CF)) if log_prior_C is None else finite(log_prior_C)
     log_q_C = at_least_float32(log_q_C, x_BF, x_BF if samples is None else samples.q_BD)
@@ -110,7 +111,7 @@ def own_centre(
     difference of two large ones.
     """
     raw_B = torch.linalg.vecdot(x_BF.to(log_q_C.dtype), c_CF[y_B].to(log_q_C.dtype))
-    return (raw_B if bias_C is None else raw_B + bias_C[y_B]) / centre_tau + log_q_C[y_B]
+    return (raw_B if bias_C is None else raw_B + bias_C[y_B]) / centre_tau + of_class(log_q_C, y_B)
 
 
 class Met(NamedTuple):

@@ -1,7 +1,28 @@
-"""What every loss does to its input before the mathematics: enough precision, and no infinities."""
+"""What every loss does to its input before the mathematics: valid labels, enough precision, and no infinities."""
 
 import torch
 from torch import Tensor
+
+NO_LABEL = -(2**62)
+"""An `ignore_index` for torch's losses, which by default leave out images labelled -100: here every label is checked."""
+
+
+def check_labels(y_B: Tensor, classes: int) -> None:
+    """Raise IndexError for a label below 0 or above the last class, on the CPU.
+
+    On a GPU the host would have to wait for the labels. There, and in compiled code, the losses use labels only as indices of
+    operations that check them: an invalid one is a device assertion, or a RuntimeError of compiled code.
+    """
+    if y_B.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    wrong_B = (y_B < 0) | (y_B >= classes)
+    if wrong_B.any():
+        raise IndexError(f"Target {int(y_B[wrong_B][0])} is out of bounds: labels are from 0 to {classes - 1}.")
+
+
+def of_class(values_C: Tensor, y_B: Tensor) -> Tensor:
+    """Return values_C[y_B], where a label below 0 is an error instead of counting from the end."""
+    return values_C.gather(0, y_B)
 
 
 def at_least_float32(x: Tensor, *others: Tensor) -> Tensor:

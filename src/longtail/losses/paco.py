@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longtail.losses.numerics import at_least_float32, finite, mask_out_
+from longtail.losses.numerics import at_least_float32, check_labels, finite, mask_out_
 
 AT_ONCE = 2**22  # pairs: 16 MB a matrix in float32; larger ones are worked on some rows at a time
 
@@ -48,8 +48,10 @@ def paco_terms(
 
     `centre_BC` holds the raw products c·F(x), `contrast_BM` the raw products z·G(x); `drop_BM` is True where a sample is
     not in A(i): the anchor itself, and queue slots not filled yet. `log_prior_C` is log q, the centre rebalance.
-    P_sup is for the log and has no gradient; L_i has one of first order only.
+    P_sup is for the log and has no gradient; L_i has one of first order only. Labels `y_B` must be from 0 to C - 1, or it is an
+    IndexError (on a GPU a device assertion); those of `y_M` are only compared with them.
     """
+    check_labels(y_B, centre_BC.shape[1])
     log_q_C = centre_BC.new_zeros(centre_BC.shape[1]) if log_prior_C is None else finite(log_prior_C)
     log_q_C = at_least_float32(log_q_C, centre_BC, contrast_BM)  # the precision of all that follows
     return Terms.apply(centre_BC, contrast_BM, y_B, y_M, drop_BM, log_q_C, alpha, tau, centre_tau, smoothing)
@@ -91,7 +93,7 @@ def weights(
     if spread_C is not None:
         w_BK[:, :C] = spread_C
         own_B1 = 1 - spread_C.sum() + spread_C[y_B, None]
-    w_BK.scatter_(1, y_B[:, None], own_B1)
+    w_BK[:, :C].scatter_(1, y_B[:, None], own_B1)  # of the centres alone: a label beyond them is an error
     return w_BK.div_(w_BK.sum(1, keepdim=True))
 
 

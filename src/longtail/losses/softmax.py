@@ -1,16 +1,21 @@
-"""Losses on the classifier's logits alone. B images, C classes; everything is computed in float32 at least."""
+"""Losses on the classifier's logits alone. B images, C classes; everything is computed in float32 at least.
+
+Labels must be from 0 to C - 1, or it is an IndexError (on a GPU a device assertion). That includes -100, which torch's own
+losses leave out by default.
+"""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longtail.losses.numerics import at_least_float32
+from longtail.losses.numerics import NO_LABEL, at_least_float32, check_labels, of_class
 
 
 def cross_entropy_loss(logits_BC: Tensor, y_B: Tensor, weight_C: Tensor | None = None) -> Tensor:
     """Mean over the batch of -log softmax(logits)_y (Eq. 2), or the mean weighted by the weight of each image's class."""
     logits_BC = at_least_float32(logits_BC)
-    return F.cross_entropy(logits_BC, y_B, None if weight_C is None else weight_C.to(logits_BC.dtype))
+    weight_C = None if weight_C is None else weight_C.to(logits_BC.dtype)
+    return F.cross_entropy(logits_BC, y_B, weight_C, ignore_index=NO_LABEL)
 
 
 def balanced_softmax_loss(logits_BC: Tensor, y_B: Tensor, log_prior_C: Tensor) -> Tensor:
@@ -21,7 +26,7 @@ def balanced_softmax_loss(logits_BC: Tensor, y_B: Tensor, log_prior_C: Tensor) -
 
 def focal_loss(logits_BC: Tensor, y_B: Tensor, gamma: float = 1.0, weight_C: Tensor | None = None) -> Tensor:
     """Mean of -w_y (1 - p_y)^gamma log p_y (Lin et al., 2017): what is known well already counts little."""
-    log_p_B = -F.cross_entropy(at_least_float32(logits_BC), y_B, reduction="none")
+    log_p_B = -F.cross_entropy(at_least_float32(logits_BC), y_B, reduction="none", ignore_index=NO_LABEL)
     loss_B = -(_rest(log_p_B) ** gamma) * log_p_B
     return loss_B.mean() if weight_C is None else (weight_C[y_B] * loss_B).mean()
 
@@ -29,10 +34,11 @@ def focal_loss(logits_BC: Tensor, y_B: Tensor, gamma: float = 1.0, weight_C: Ten
 def class_balanced_focal_loss(logits_BC: Tensor, y_B: Tensor, weight_C: Tensor, gamma: float = 1.0) -> Tensor:
     """Mean of w_y · sum_c (1 - q_c)^gamma (-log q_c) (Cui et al., 2019), where q_c is the probability that a sigmoid of
     logit c gives to the truth about class c."""
+    check_labels(y_B, logits_BC.shape[1])
     truth_BC = _truth(y_B, logits_BC)
     log_q_BC = F.logsigmoid(torch.where(truth_BC, 1.0, -1.0) * at_least_float32(logits_BC))
     loss_B = -(_rest(log_q_BC) ** gamma * log_q_BC).sum(1)
-    return (weight_C[y_B] * loss_B).mean()
+    return (of_class(weight_C, y_B) * loss_B).mean()
 
 
 def _truth(y_B: Tensor, like_BC: Tensor) -> Tensor:
@@ -61,6 +67,7 @@ def ldam_loss(
 
 def label_aware_smoothing_loss(logits_BC: Tensor, y_B: Tensor, smooth_C: Tensor) -> Tensor:
     """Mean of -(1 - e_y) log p_y - e_y · mean_c log p_c (Zhong et al., 2021), where e_y is the smoothing of class y."""
+    check_labels(y_B, logits_BC.shape[1])
     log_p_BC = at_least_float32(logits_BC).log_softmax(1)
     e_B = smooth_C[y_B]
     log_p_B = log_p_BC.gather(1, y_B[:, None])[:, 0]
