@@ -19,6 +19,7 @@ from longtail.data.jpeg import is_plain
 from longtail.data.pool import ImageArray, IntArray, OnDisk, Pool, Read
 from longtail.errors import BadFile, UserError
 from longtail.progress import shown
+from longtail.world import read_world
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -91,7 +92,7 @@ def in_threads(work: Callable[[int], T], indices: IntArray) -> Generator[T | Bad
 def cores() -> int:
     """Those that this process may use; those that torchrun has started on a machine share them."""
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(mine // int(os.environ.get("LOCAL_WORLD_SIZE", 1)), 1)
+    return max(mine // read_world().local_size, 1)
 
 
 def memory() -> int:
@@ -99,7 +100,7 @@ def memory() -> int:
     every = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with contextlib.suppress(OSError, ValueError):  # no group, or "max"
         every = min(every, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return every // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return every // read_world().local_size
 
 
 def cannot_read(place: object, why: BadImage) -> UserError:

@@ -279,7 +279,7 @@ class Writer:
             self.paths.append(self.folder / f"{self.split}-{len(self.paths):05d}.parquet")
             options: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": ["label"]}
             options["write_page_checksum"] = True
-            self.file = _parquet().ParquetWriter(self.paths[-1], self.schema, **options)
+            self.file = _parquet().ParquetWriter(self.paths[-1].absolute(), self.schema, **options)  # no URI
             self.written = 0
         self.file.write_table(pa.Table.from_pylist(self.rows, self.schema))
         self.written += self.group_bytes
