@@ -11,7 +11,7 @@ from longtail.choices import choose, look
 from longtail.config import Config, DataConfig
 from longtail.data.sources import DataSet, load_once
 from longtail.engine.folder import check_folder, check_images
-from longtail.engine.train import train
+from longtail.engine.train import check_seeds, train
 from longtail.errors import Interrupted, UserError
 from longtail.methods import make
 from longtail.progress import clock
@@ -153,6 +153,7 @@ def check(configs: dict[str, Config], where: Path, images: dict[DataConfig, Data
         data = load_once(config.data, images)
         for seed in config.train.seeds:
             check_images(where / name / f"seed{seed}", data)
+        check_seeds({seed: where / name / f"seed{seed}" for seed in config.train.seeds})
         if unfinished(config, where / name):
             try:
                 make(config, data.train.counts, stored=True).check(data.val is not None)

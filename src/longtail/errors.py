@@ -40,7 +40,7 @@ class BadFile(Alone):
 
 
 class Interrupted(RunError):
-    """Ctrl-C or SIGTERM, after everything was saved; the exit code is the shell's for that signal."""
+    """Ctrl-C, SIGTERM or SIGHUP, after everything was saved; the exit code is the shell's for that signal."""
 
     def __init__(self, message: str, signum: int = signal.SIGINT) -> None:
         super().__init__(message)
@@ -93,6 +93,28 @@ def room_for(path: object) -> Iterator[None]:
 def visible(text: object) -> str:
     """Text that a terminal can only show: what is not printable (escapes, line ends, reversed writing) is spelt out."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+
+
+MARKUP = re.compile(r"[\\`*\[\]|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")  # an underscore inside of a word is only itself
+ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+
+
+def escape_markdown(text: object) -> str:
+    """Return text that Markdown displays as it is, also in a cell of a table: no markup, no link and no HTML.
+
+    Characters that are not printable are spelled out, as by `visible`. The characters of HTML become entities, because not
+    every Markdown program lets a backslash protect them.
+    """
+    escaped = MARKUP.sub(lambda found: f"\\{found[0]}", visible(text))
+    return "".join(ENTITIES.get(c, c) for c in escaped)
+
+
+def quote_markdown(text: object) -> str:
+    """Return text as inline code in Markdown; its delimiters are longer than every run of backticks in the text."""
+    shown = visible(text)
+    longest = max(map(len, re.findall("`+", shown)), default=0)
+    fence, space = "`" * (longest + 1), " " if longest else ""
+    return f"{fence}{space}{shown}{space}{fence}"
 
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes a cell for a formula by

@@ -70,18 +70,37 @@ def open_regular(path: Path | str, limit: int | None = None, folder: Path | None
         RefusedFile: The file is not regular, is too large, or is a link that leaves `folder`.
         OSError: The file cannot be opened.
     """
-    if "\0" in os.fspath(path):
-        raise RefusedFile(path, "the path contains a NUL byte")
     if folder is not None:
+        check_path(path)
         check_inside(path, folder)
-    _check_status(path, os.stat(path), limit)  # before it is opened: opening some devices has effects
+    return os.fdopen(_open_descriptor(path, limit), "rb")
+
+
+def check_regular(path: Path | str, limit: int | None = None) -> None:
+    """Raise RefusedFile unless `path` is a regular file; for libraries that open files by their paths."""
+    check_path(path)
+    _check_status(path, os.stat(path), limit)
+
+
+def check_path(path: Path | str) -> None:
+    """Raise RefusedFile for a path that no file can have: with a NUL byte, or with characters that cannot be encoded."""
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError as error:
+        raise RefusedFile(path, "its path has a character that no file name can have") from error
+    if "\0" in os.fspath(path):
+        raise RefusedFile(path, "its path has a NUL byte")
+
+
+def _open_descriptor(path: Path | str, limit: int | None) -> int:
+    check_regular(path, limit)  # before it is opened: opening some devices has effects
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     try:
         _check_status(path, os.fstat(descriptor), limit)
     except BaseException:
         os.close(descriptor)
         raise
-    return os.fdopen(descriptor, "rb")
+    return descriptor
 
 
 def _check_status(path: Path | str, status: os.stat_result, limit: int | None) -> None:
@@ -109,8 +128,19 @@ def _hugging_face_blobs(folder: Path | str) -> list[str]:
 
 def read_bytes(path: Path | str, limit: int | None = TEXT_LIMIT, folder: Path | None = None) -> bytes:
     """Return the content of a regular file; see `open_regular`."""
-    with open_regular(path, limit, folder) as file:
-        return file.read() if limit is None else file.read(limit)
+    if folder is not None:
+        check_path(path)
+        check_inside(path, folder)
+    descriptor = _open_descriptor(path, limit)
+    try:
+        # Few calls: threads that read many images are slowed down by each, since the interpreter runs one at a time.
+        size = os.fstat(descriptor).st_size
+        content = os.read(descriptor, size)
+        while len(content) < size and (more := os.read(descriptor, size - len(content))):
+            content += more
+        return content
+    finally:
+        os.close(descriptor)
 
 
 def read_text(

@@ -1,12 +1,13 @@
 """How far a long walk over many items has come: a bar on a terminal, and elsewhere a line now and then."""
 
-import os
 import shutil
 import sys
 import textwrap
 import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
+
+from longtail.world import read_world
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ def wrapped(line: str, width: int | None) -> str:
 
 def speaks() -> bool:
     """One process does, or of those that torchrun has started on this machine the first."""
-    return os.environ.get("LOCAL_RANK", "0") == "0"
+    return read_world().local_rank == 0
 
 
 def shown(items: Iterable[T], total: int, what: str) -> Iterator[T]:

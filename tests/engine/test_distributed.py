@@ -2,6 +2,10 @@
 
 import contextlib
 import json
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -286,3 +290,120 @@ def test_processes_do_not_share_a_gpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with pytest.raises(UserError, match="4 processes share 2 GPUs: torchrun --nproc-per-node 2, or"):
         distributed.own_gpu(0, 4)
+
+
+# Ranks that were started with other settings
+
+
+DIFFERENT = {
+    "method.name": lambda config, out: (small("paco"), out, False),
+    "optim.lr": lambda config, out: (replace(config, optim=replace(config.optim, lr=0.5)), out, False),
+    "train.seeds": lambda config, out: (replace(config, train=replace(config.train, seeds=(0, 1))), out, False),
+    "train.checkpoint_every": lambda config, out: (small("ce", checkpoint_every=2), out, False),
+    "data.on_error": lambda config, out: (replace(config, data=replace(config.data, on_error="skip")), out, False),
+    "out": lambda config, out: (config, out.with_name("elsewhere"), False),
+    "resume": lambda config, out: (config, out, True),
+}
+
+
+def started_differently(field: str, out: Path) -> str:
+    """The error of this rank; the last rank has another value of one setting."""
+    config, resume = small("ce"), False
+    if place()[0] == place()[1] - 1:
+        config, out, resume = DIFFERENT[field](config, out)
+    with pytest.raises(UserError) as caught:
+        train(config, out, resume=resume)
+    assert type(caught.value) is UserError
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("field", DIFFERENT)
+def test_ranks_with_other_settings_all_stop(field, tmp_path):
+    first, *others = together(3, tmp_path / "ranks", started_differently, field, tmp_path / "run")
+    assert others == [first, first] and first.startswith(f"{field} is ") and "on rank 2:" in first
+    assert not (tmp_path / "run").exists() and not (tmp_path / "elsewhere").exists()
+
+
+def differ_in_display(out: Path) -> None:
+    """What may differ from machine to machine."""
+    config = small("ce", epochs=1)
+    if place()[0]:
+        config = replace(config, data=replace(config.data, workers=1), log=replace(config.log, progress="plain"))
+    train(config, out, data=load_once(config.data))
+
+
+def test_what_is_of_one_machine_may_differ(tmp_path):
+    together(WORLD, tmp_path / "ranks", differ_in_display, tmp_path / "run")
+    assert (tmp_path / "run/seed0" / runs.METRICS).exists()
+
+
+def have_other_images(out: Path) -> str:
+    config = small("ce", epochs=1)
+    data = load_once(config.data)
+    with pytest.raises(RunError) as caught:
+        train(config, out, data=replace(data, checksum="other") if place()[0] else data)
+    return str(caught.value)
+
+
+def test_other_images_stop_all_ranks(tmp_path):
+    first, second = together(WORLD, tmp_path / "ranks", have_other_images, tmp_path / "run")
+    assert first == second and first.startswith("rank 1 has other images")
+
+
+def lose_a_peer(out: Path) -> str:
+    """The second rank ends while the first waits for it."""
+    config = small("ce", epochs=1)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RunError) as caught:
+        if place()[0]:
+            patch.setattr("longtail.engine.train.load", lambda *_: (_ for _ in ()).throw(RunError("cannot read")))
+        try:
+            train(config, out)
+        finally:
+            if place()[0]:
+                distributed.leave()
+    return str(caught.value)
+
+
+def test_a_rank_that_ends_is_one_line_for_the_others(tmp_path):
+    first, second = together(WORLD, tmp_path / "ranks", lose_a_peer, tmp_path / "run")
+    assert "another process has ended" in first and second == "cannot read"
+
+
+def test_real_processes_with_other_flags_end_at_once(tmp_path):
+    """As two shells start them by hand."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+    command = [
+        sys.executable,
+        "-m",
+        "longtail",
+        "train",
+        "digits-lt",
+        "--method",
+        "ce",
+        "--train.device",
+        "cpu",
+        "--out",
+        "x",
+    ]
+    both = []
+    for rank, rate in enumerate(("0.1", "0.2")):
+        environment = os.environ | world | {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+        options = {
+            "env": environment,
+            "cwd": tmp_path,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "text": True,
+        }
+        both.append(subprocess.Popen([*command, "--optim.lr", rate], **options))
+    try:
+        (_, said), (_, silent) = (process.communicate(timeout=100) for process in both)
+    finally:
+        for process in both:
+            process.kill()
+    assert [process.returncode for process in both] == [2, 2]
+    assert "optim.lr is 0.1 on rank 0 and 0.2 on rank 1" in said and "Traceback" not in said + silent
+    assert not list(tmp_path.iterdir())

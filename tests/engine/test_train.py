@@ -582,7 +582,7 @@ def unbroken(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_resume_goes_on(signum, unbroken, tmp_path):
     """A real process, signalled mid-run, exits with the shell's code; the resumed run equals the unbroken one."""
     flags = [

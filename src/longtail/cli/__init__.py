@@ -1,15 +1,15 @@
 """The verbs. tyro lives here and nowhere else; torch is imported only once a verb has understood its arguments."""
 
-import contextlib
-import io
 import os
 import sys
 from collections.abc import Callable, Sequence
 
 from longtail import __version__
 from longtail.cli import arguments, manual, used, verbs
+from longtail.cli.streams import STANDARD_OUTPUT, discard_output, flush_output, guard_streams
 from longtail.errors import Alone, RunError, UserError, full_disk, unknown, visible, why
 from longtail.progress import speaks
+from longtail.world import read_world
 
 VERBS: dict[str, tuple[type, Callable[[list[str]], int | None]]] = {
     "demo": (arguments.Demo, verbs.run_demo),
@@ -31,42 +31,76 @@ VERBS: dict[str, tuple[type, Callable[[list[str]], int | None]]] = {
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """The command; every error of the user's is one line and an exit code."""
+    """Run a command and return its exit code; an error that the user can fix is one line on standard error."""
     args = list(sys.argv[1:] if args is None else args)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that cannot show ± shows ?
+    with guard_streams():
+        try:
+            return run(args)
+        except UserError as error:
+            if reports(error):
+                complain(" ".join(str(error).split()), manual.helpful(error))
+            return RunError.exit_code if full_disk(error) else error.exit_code
+        except KeyboardInterrupt:
+            complain("interrupted")
+            return 130
+        except BrokenPipeError:  # `longtail recipes | head`
+            discard_output()
+            return 141
+        except MemoryError:
+            less = "leave images on disk (--data.load stream), or lower --data.image_size or --train.batch_size"
+            complain(f"not enough memory: {less}")
+            return 1
+        except OSError as error:
+            complain(describe_system_error(error))
+            if error.filename == STANDARD_OUTPUT:
+                discard_output()
+            return 1
+        except ValueError as error:
+            if not (problem := describe_bad_name(error)):
+                raise
+            complain(problem)
+            return 2
+
+
+def run(args: list[str]) -> int:
+    """Run a command, and write all of its output."""
     try:
         code = dispatch(args)
-        if sys.stdout is not None:
-            sys.stdout.flush()
-        return code
-    except UserError as error:
-        if speaks() or isinstance(error, Alone):
-            print("longtail: " + visible(" ".join(str(error).split())) + manual.helpful(error), file=sys.stderr)
-        return RunError.exit_code if full_disk(error) else error.exit_code
-    except KeyboardInterrupt:
-        print("longtail: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # `longtail recipes | head`
-        close_output()
-        return 141
-    except MemoryError:
-        less = "leave images on disk (--data.load stream), or lower --data.image_size or --train.batch_size"
-        print(f"longtail: not enough memory: {less}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        if error.filename is not None:
-            raise
-        close_output()  # of a file it would have a name
-        print(f"longtail: cannot write to standard output ({why(error)}): free some space", file=sys.stderr)
-        return 1
+    except SystemExit:  # --help
+        flush_output()
+        raise
+    flush_output()
+    return code
 
 
-def close_output() -> None:
-    """What is left to be written goes nowhere: as it ends Python would try once more, and complain."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def complain(message: str, more: str = "") -> None:
+    print(f"longtail: {visible(message)}{more}", file=sys.stderr)
+
+
+def reports(error: UserError) -> bool:
+    """Return whether this process prints the error: among several processes on a machine the first one does."""
+    try:
+        return speaks() or isinstance(error, Alone)
+    except UserError:  # the variables that say which process this is are themselves wrong
+        return True
+
+
+def describe_system_error(error: OSError) -> str:
+    """Return one line that names the file and the reason that the system gives."""
+    if error.filename == STANDARD_OUTPUT:
+        fix = "free some space" if full_disk(error) else "redirect it to a file, or to /dev/null"
+        return f"cannot write to {STANDARD_OUTPUT} ({why(error)}): {fix}"
+    if error.filename is None:
+        return f"a file cannot be read or written ({why(error)}): check the disk"
+    name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else error.filename
+    return f"cannot use {name} ({why(error)}): check its path, its permissions and the disk"
+
+
+def describe_bad_name(error: ValueError) -> str:
+    """Return one line about a string that cannot be the name of a file; an empty string for all other errors."""
+    if isinstance(error, UnicodeEncodeError):
+        return f"{error.object[:100]!r} cannot be a name of a file or a class here ({error.reason}): rename it"
+    return "a path contains a NUL character: remove it" if "embedded null" in str(error) else ""
 
 
 def dispatch(args: list[str]) -> int:
@@ -78,9 +112,18 @@ def dispatch(args: list[str]) -> int:
         return 0
     if args[0] not in VERBS:
         raise unknown("command", args[0], VERBS)
-    if args[0] != "train" and int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise UserError(f"torchrun is for `longtail train`: run `longtail {args[0]}` without")
+    check_working_directory()
+    if read_world().size > 1 and args[0] != "train":
+        raise UserError(f"torchrun is for `longtail train`: run `longtail {args[0]}` without it, or unset WORLD_SIZE")
     return VERBS[args[0]][1](args[1:]) or 0
+
+
+def check_working_directory() -> None:
+    """Raise a UserError if the working directory was deleted: relative paths have no meaning there."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UserError(f"the working directory cannot be used ({why(error)}): change to another one") from error
 
 
 def overview() -> str:

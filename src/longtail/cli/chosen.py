@@ -1,6 +1,7 @@
 """From arguments to a configuration: a recipe's own, a stored run's, or for a path what is chosen, with the reasons printed."""
 
 import functools
+import os
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +10,7 @@ from typing import Any
 
 from longtail import recipes, runs
 from longtail.cli.arguments import Compare, Inspect, Train
-from longtail.cli.parsing import name_first, parse, scanned
+from longtail.cli.parsing import check_path, name_first, parse, scanned
 from longtail.config import Config, OptimConfig, PaCo
 from longtail.errors import UserError
 from longtail.progress import columns, speaks, wrapped
@@ -43,6 +44,9 @@ def stored_arguments(args: list[str]) -> tuple[str, Train, Config]:
         raise UserError(
             "--from names a run folder or a config.json, as in `longtail train --from runs/x --optim.lr 0.01`"
         )
+    check_path(args[1])
+    if not os.path.exists(args[1]):
+        raise UserError(f"--from {args[1]} does not exist: name a run folder or a {runs.CONFIG}")
     config, name = runs.stored_config(Path(args[1])), f"{Path(args[1]).resolve().stem}-again"
     given = parse(Train, "train", [name, *args[2:]], Train(recipe=name, **sections_of(config, *EVERY)))
     for flag in ("method_name", "imbalance", "setting", "network", "augment", "strategy"):

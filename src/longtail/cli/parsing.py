@@ -2,15 +2,18 @@
 
 import argparse
 import contextlib
+import errno
 import io
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
 
-from longtail.errors import UserError
+from longtail.errors import UserError, why
 
 T = TypeVar("T")
 
@@ -22,7 +25,41 @@ def name_first(verb: str, args: list[str]) -> str:
         usual = "PATH/TO/IMAGES" if verb.startswith("data") else "cifar100-lt"
         advice = f"as in `longtail {verb} {usual}`; `longtail recipes` lists recipes"
         raise UserError(f"name a recipe or a folder first{again}, {advice}")
-    return args[0] if args[0] not in ("-h", "--help") else "cifar100-lt"
+    if args[0] in ("-h", "--help"):
+        return "cifar100-lt"
+    check_path(args[0])
+    return args[0]
+
+
+def check_path(path: str | Path) -> None:
+    """Raise a UserError for a path that no file can have, or that the system does not let this user reach.
+
+    A path where there is nothing passes: it may be a file to write, or an error that the command describes better.
+    """
+    try:
+        if os.path.isdir(path) and not os.access(path, os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        os.stat(path)
+    except PermissionError as error:
+        raise UserError(f"cannot open {path} ({why(error)}): change its permissions, or name another path") from error
+    except UnicodeEncodeError as error:
+        raise UserError(f"{str(path)!r} cannot be the name of a file ({error.reason}): name another path") from error
+    except ValueError as error:
+        raise UserError(f"{str(path)!r} contains a NUL character: no path can have one") from error
+    except OSError:
+        pass
+
+
+def paths_of(value: Any) -> Iterator[Path]:
+    """Yield every path in a value: a path itself, or those in a tuple or in the fields of a dataclass."""
+    if isinstance(value, Path):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from paths_of(item)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from paths_of(getattr(value, field.name))
 
 
 def not_both(args: list[str], *pairs: tuple[str, str]) -> None:
@@ -50,12 +87,15 @@ def parse(kind: type[T], verb: str, args: list[str], default: T | None = None) -
     given: dict[str, Any] = {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(errors):
-            return tyro.cli(kind, prog=f"longtail {verb}", args=args, use_underscores=True, **given)
+            found = tyro.cli(kind, prog=f"longtail {verb}", args=args, use_underscores=True, **given)
     except SystemExit as stop:
         if stop.code in (None, 0):  # --help
             raise
         said = in_one_line(errors.getvalue(), without_section(args, default or kind))
         raise UserError(f"{said} (longtail {verb} --help lists the flags)") from None
+    for path in paths_of(found):
+        check_path(path)
+    return found
 
 
 def without_section(args: list[str], verb: Any) -> list[str]:

@@ -13,13 +13,15 @@ from tyro.conf import Positional, arg
 
 from longtail.cli.parsing import parse
 from longtail.cli.screen import console
+from longtail.cli.streams import is_output_closed
 from longtail.cli.verbs import check_writable
-from longtail.errors import UserError, visible
+from longtail.errors import RunError, UserError, visible
 from longtail.progress import speaks
 
 if TYPE_CHECKING:
     from longtail.inference.predict import Predicted
 
+STANDARD = "-"  # standard input or output
 SHOWN = 20  # images that could not be read; --csv and --json have all
 WIDE_NAME, WIDE_GUESS = 26, 24  # columns of a terminal that an image and a guess want
 MORE = "More guesses in a wider terminal, and by --csv and --json."
@@ -32,7 +34,8 @@ class Predict:
     run: Positional[Path]
     """A run folder, or a folder that holds one; an exported .safetensors; a checkpoint of the released PaCo code."""
     images: Positional[tuple[str, ...]]
-    """Image files, folders (with all below them), patterns such as 'x/*.jpg', or - for a list of paths on standard input."""
+    """Image files, folders (with all below them), patterns such as 'x/*.jpg', or - for a list of paths on standard input: one
+    per line, or separated by NUL characters as `find -print0` writes them."""
     top: int = 5
     """How many classes of each image."""
     csv: Path | None = None
@@ -70,7 +73,9 @@ def run_predict(args: list[str]) -> int:
     given = parse(Predict, "predict", args)
     if not given.images:
         raise UserError("name images, as in `longtail predict runs/x photographs/`")
-    check_writable(**{flag: file for flag, file in (("csv", given.csv), ("json", given.json)) if str(file) != "-"})
+    if STANDARD in (str(given.csv), str(given.json)) and is_output_closed():
+        raise RunError("standard output is closed: name a file for --csv or --json")
+    check_writable(**{flag: file for flag, file in (("csv", given.csv), ("json", given.json)) if str(file) != STANDARD})
 
     from longtail.inference.predict import predict
 
@@ -81,8 +86,8 @@ def run_predict(args: list[str]) -> int:
         screen = console()
         screen.print(as_table(found, screen.width))
     for file in files:
-        if file != "-":
-            print(f"written to {visible(file)}", file=sys.stderr if "-" in files else sys.stdout)
+        if file != STANDARD:
+            print(f"written to {visible(file)}", file=sys.stderr if STANDARD in files else sys.stdout)
     bad = [row for row in found if row.error]
     print(*about_bad(bad, len(found)), sep="\n", end="", file=sys.stderr)
     return 1 if len(bad) == len(found) else 0

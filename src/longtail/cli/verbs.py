@@ -24,7 +24,7 @@ from longtail.cli.arguments import (
     Watch,
 )
 from longtail.cli.chosen import SHARED, budget_for, contrast_for, expected, sections_of, train_arguments
-from longtail.cli.parsing import name_first, not_both, parse, scanned
+from longtail.cli.parsing import check_path, name_first, not_both, parse, scanned
 from longtail.cli.screen import console, show_tables
 from longtail.config import Config
 from longtail.errors import UserError, unknown, why
@@ -219,6 +219,7 @@ def run_theory(args: list[str]) -> None:
     given = dict(vars(parse(Theory, "theory", args)))
     json, figure, counts = (given.pop(name) for name in ("json", "figure", "counts"))
     check_writable(json=json, figure=figure)
+    check_path(given["recipe"] or "")
 
     from longtail.cli.theorised import show
     from longtail.report.figures import check_out

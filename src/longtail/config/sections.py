@@ -253,7 +253,7 @@ class TrainConfig(Section):
     processes: int = 1
     """Processes that train a run; not for you to set: torchrun says how many."""
     checkpoint_every: int = 10
-    """Epochs between checkpoints (Ctrl-C and SIGTERM save at once)."""
+    """Epochs between checkpoints (Ctrl-C, SIGTERM and SIGHUP save at once)."""
     validate_every: int = 10
     """Epochs between evaluations on the validation split, where there is one."""
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from longtail.data.files import open_binary
+from longtail import files
 
 TOTAL = 2**30  # decompressed bytes of an archive
 HEADERS = 2**20  # bytes of all headers of an archive; a member without a long name has 512
@@ -26,8 +26,8 @@ def read_members(path: Path, wanted: Mapping[str, str], largest: int) -> dict[st
     Members that are absent from the archive are absent from the result. An archive that is damaged, that exceeds the limits, or
     that has a wanted member of more than `largest` bytes raises tarfile.TarError, or whatever `tarfile` raises on it.
     """
-    files: dict[str, bytes] = {}
-    with open_binary(path) as file:
+    contents: dict[str, bytes] = {}
+    with files.open_regular(path) as file:
         stream = ForwardStream(io.BufferedReader(GzipStream(file), BLOCK))
         with tarfile.open(fileobj=stream, mode="r:") as tar:  # type: ignore[call-overload]
             while member := tar.next():
@@ -36,8 +36,8 @@ def read_members(path: Path, wanted: Mapping[str, str], largest: int) -> dict[st
                 if name and member.size > largest:
                     raise tarfile.TarError(f"{name} would have {member.size:,} bytes")
                 if name and member.isreg() and not member.issparse():
-                    files[name] = stream.read_data(member.offset_data, member.size)
-    return files
+                    contents[name] = stream.read_data(member.offset_data, member.size)
+    return contents
 
 
 class GzipStream(io.RawIOBase):

@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from longtail import files
 from longtail.data import archive, array_pickle
-from longtail.data.files import UnreadableFile, check_text, read_regular
+from longtail.data.files import check_text
 from longtail.data.pool import ImageArray, IntArray, Opened, Pool, array_pool, resized
-from longtail.errors import UserError, room_for
+from longtail.errors import UserError, room_for, why
 
 SIDE = 32  # pixels
 LARGEST = 2**29  # bytes of a file, unpacked or in the archive; the largest published one has a third of that
@@ -98,16 +99,14 @@ def _find(kind: _Kind, root: Path, download: bool) -> tuple[Path, dict[str, byte
 
 def _read_folder(kind: _Kind, folder: Path) -> dict[str, bytes]:
     """Return the contents of the files, each of LARGEST bytes at most and all together as many as an archive may have."""
-    files: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     for name in kind.files:
-        left = archive.TOTAL - sum(map(len, files.values()))
+        left = archive.TOTAL - sum(map(len, contents.values()))
         try:
-            files[name] = read_regular(folder / name, min(LARGEST, left))
-        except UnreadableFile as error:
-            raise UserError(f"cannot read {folder / name} ({error}): fetch {kind.url} again") from error
+            contents[name] = files.read_bytes(folder / name, min(LARGEST, left))
         except OSError as error:
-            raise UserError(f"cannot read {folder / name}: {error.strerror}") from error
-    return files
+            raise UserError(f"cannot read {folder / name} ({why(error)}): fetch {kind.url} again") from error
+    return contents
 
 
 def _read_archive(kind: _Kind, path: Path) -> dict[str, bytes]:

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from longtail.data.files import UnreadableFile, read_regular
+from longtail import files
 from longtail.data.jpeg import is_plain
 from longtail.data.pool import ImageArray, IntArray, OnDisk, Pool, Read
 from longtail.errors import BadFile, UserError
 from longtail.image_formats import supported_formats
 from longtail.progress import shown
+from longtail.world import read_world
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -95,7 +96,7 @@ def in_threads(work: Callable[[int], T], indices: IntArray) -> Generator[T | Bad
 def cores() -> int:
     """Those that this process may use; those that torchrun has started on a machine share them."""
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(mine // int(os.environ.get("LOCAL_WORLD_SIZE", 1)), 1)
+    return max(mine // read_world().local_size, 1)
 
 
 def memory() -> int:
@@ -103,7 +104,7 @@ def memory() -> int:
     every = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with contextlib.suppress(OSError, ValueError):  # no group, or "max"
         every = min(every, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return every // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return every // read_world().local_size
 
 
 def cannot_read(place: object, why: BadImage) -> UserError:
@@ -117,9 +118,7 @@ def _bad(place: object, why: BadImage) -> str:
 def read_file(path: str | Path) -> bytes:
     """Return the bytes of an image file: a regular file of at most LARGEST_IMAGE bytes; anything else is a BadImage."""
     try:
-        return read_regular(path, LARGEST_IMAGE)
-    except UnreadableFile as error:
-        raise BadImage(str(error)) from error
+        return files.read_bytes(path, LARGEST_IMAGE)
     except MemoryError as error:
         raise UserError(f"memory is too short to read {path}: free some, or read with fewer --data.workers") from error
     except OSError as error:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from longtail import files
 from longtail.data.decode import LARGEST_IMAGE, BadImage, encoded_pool, refuse_shortage
-from longtail.data.files import check_regular, check_text, is_directory, list_directory
+from longtail.data.files import check_text, is_directory, list_directory
 from longtail.data.folder import EVALUATION, own_split
 from longtail.data.pool import Opened, Pool, check_last_label, name_array, no_image_notes
 from longtail.errors import UserError, some
@@ -118,7 +119,7 @@ class Shard:
         self.path, self.image = path, image
         parquet = _parquet()
         try:
-            check_regular(path)
+            files.check_regular(path)
             file = parquet.ParquetFile(path, **CHECKED)
             self.metadata, there = file.metadata, file.schema_arrow.names
             for column in (image, label):
@@ -258,7 +259,7 @@ class Rows:
         if shard.path not in opened:
             while len(opened) >= OPEN_FILES:
                 opened.pop(next(iter(opened))).close()
-            check_regular(shard.path)
+            files.check_regular(shard.path)
             opened[shard.path] = _parquet().ParquetFile(shard.path, metadata=shard.metadata, **CHECKED)
         return opened[shard.path]
 
@@ -386,7 +387,7 @@ class Writer:
             self.paths.append(self.folder / f"{self.split}-{len(self.paths):05d}.parquet")
             options: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": ["label"]}
             options["write_page_checksum"] = True
-            self.file = _parquet().ParquetWriter(self.paths[-1], self.schema, **options)
+            self.file = _parquet().ParquetWriter(self.paths[-1].absolute(), self.schema, **options)  # no URI
             self.written = 0
         self.file.write_table(pa.Table.from_pylist(self.rows, self.schema))
         self.written += self.group_bytes

@@ -6,33 +6,42 @@ that reached it, a bar that wants news) is agreed upon before anyone acts on it,
 """
 
 import atexit
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from longtail.config import Config
+from longtail.config import Config, differences, to_dict
 from longtail.data.samplers import derive_seed, place
-from longtail.errors import Alone, RunError, UserError
+from longtail.errors import RunError, UserError
 from longtail.methods import Method
 from longtail.models.collective import gather, total
+from longtail.world import read_full_world, read_world
 
 T = TypeVar("T")
 
 PATIENCE = timedelta(hours=4)  # while the first process reads, measures and writes, the others wait for it
 
+LOCAL_SETTINGS = {
+    "data": ("root", "train_list", "test_list", "workers", "decode"),
+    "log": ("progress", "to", "project"),
+}
+
 
 def start(device: torch.device) -> torch.device:
     """Meet the other processes, where torchrun has started several; the device of this one."""
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+    world = read_full_world(on_gpu=device.type == "cuda")
+    if world.size == 1:
         return device
     if device.type == "cuda":
-        device = own_gpu(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
+        device = own_gpu(world.local_rank, world.local_size)
     if not dist.is_initialized():
         try:
             meet(device)
@@ -61,8 +70,8 @@ def meet(device: torch.device) -> None:
     How often it has is known for sure on a single machine only; $TORCH_DISABLE_SHARE_RDZV_TCP_STORE is for several.
     """
     store, rank, world = next(iter(dist.rendezvous("env://")))
-    if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
-        store = dist.PrefixStore("attempt " + os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+    if read_world().machines == 1:
+        store = dist.PrefixStore(f"attempt {read_world().restarts}", store)
     # The host's own words (decisions, errors) go by gloo, for which no device waits.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
@@ -122,16 +131,62 @@ def in_turn(work: Callable[[], T]) -> T:
     """The first process of each machine, then the others: what it fetches is there for all of them."""
     if not several():
         return work()
-    first = os.environ.get("LOCAL_RANK", "0") == "0"
+    first = read_world().local_rank == 0
     found = [work()] if first else []
     largest(0)  # all meet here
     return found[0] if first else work()
 
 
+def gather_objects(value: T) -> list[T]:
+    """Return the values of all ranks, in the order of the ranks."""
+    if not several():
+        return [value]
+    found: list[Any] = [None] * place()[1]
+    dist.all_gather_object(found, value)
+    return found
+
+
 def check_same(value: object, otherwise: str) -> None:
-    """That all processes have what the first has."""
-    if by_first(lambda: value) != value:
-        raise Alone(f"process {place()[0]} has {otherwise}")
+    """Raise a RunError on every rank if a rank has another value than rank 0.
+
+    All ranks raise the error: if one rank stopped by itself, the others would wait for it.
+    """
+    values = gather_objects(value)
+    for rank, found in enumerate(values):
+        if found != values[0]:
+            raise RunError(f"rank {rank} has {otherwise}")
+
+
+def check_same_settings(config: Config, out: Path | str, resume: bool) -> None:
+    """Raise the same UserError on every rank if a rank was started with other settings than rank 0.
+
+    Settings that may differ from machine to machine are not compared: where the images are, how they are decoded, and what is
+    displayed.
+    """
+    if not several():
+        return
+    tree = to_dict(config)
+    del tree["recipe"]
+    for section, names in LOCAL_SETTINGS.items():
+        for name in names:
+            del tree[section][name]
+    method = {"method": tree.pop("method")}  # first, because other settings follow from it
+    every = gather_objects({"out": os.path.realpath(out), "resume": resume} | method | tree)
+    for rank, settings in enumerate(every):
+        for field, (first, other) in differences(every[0], settings).items():
+            values = f"{field} is {first!r} on rank 0 and {other!r} on rank {rank}"
+            raise UserError(f"{values}: start all ranks with the same arguments")
+
+
+@contextlib.contextmanager
+def report_lost_peer() -> Iterator[None]:
+    """Raise a RunError in place of the communication error that follows when another rank has ended."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_lost(error):
+            raise
+        raise RunError("another process has ended, and with it the run: --resume continues") from error
 
 
 def of_each(x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 import time
 from importlib import metadata
@@ -28,6 +29,7 @@ def describe_environment(run: "Run") -> dict[str, Any]:
         "versions": {"longtail": __version__, "python": platform.python_version()}
         | {name: metadata.version(name) for name in ("torch", "torchvision", "timm", "numpy")},
         "device": torch.cuda.get_device_name() if cuda else f"CPU, threads: {torch.get_num_threads()}",
+        "threads": torch.get_num_threads(),
         "precision": precision(run.config.train, run.device),
         "step": run.how,
         "epochs": sum(stage.epochs for stage in run.method.stages),
@@ -44,6 +46,17 @@ def describe_environment(run: "Run") -> dict[str, Any]:
         "parameters": parameters(run),
         "chosen": run.method.chosen(),
     }
+
+
+def threads_of(entry: dict[str, Any]) -> int | None:
+    """Return the number of threads that an environment, or an entry of its `resumed`, tells; None if it does not.
+
+    Entries without the field `threads` have the number in the description of the device.
+    """
+    if type(threads := entry.get("threads")) is int:
+        return threads
+    found = re.fullmatch(r"CPU, threads: (\d{1,6})", str(entry.get("device")))
+    return int(found[1]) if found else None
 
 
 def resolution(source: Source) -> int:

@@ -28,7 +28,7 @@ from longtail.engine.device import choose_device, place
 from longtail.engine.distributed import by_first
 from longtail.engine.examples import write_examples
 from longtail.engine.predictions import LOGITS_AT_ONCE, Predictions, logits_of, predict
-from longtail.errors import UserError, room_for
+from longtail.errors import RunError, UserError, room_for, why
 from longtail.metrics import evaluate_guesses
 from longtail.models.collective import gather
 from longtail.views import Views
@@ -225,8 +225,12 @@ def evaluate(run: Path | str, data_root: Path | None = None, device: str = "auto
     for record in runs.finished([run]):
         if not os.access(record.folder, os.W_OK):
             raise UserError(f"cannot write to {record.folder}: copy the run to where its new figures can be written")
-        with room_for(record.folder):
-            results[record.folder] = evaluate_one(record, data_root, device)
+        try:
+            with room_for(record.folder):
+                results[record.folder] = evaluate_one(record, data_root, device)
+        except OSError as error:
+            where = record.folder if error.filename is None else error.filename
+            raise RunError(f"cannot evaluate {record.folder}: {where}: {why(error)}: check the disk") from error
     return results
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, taken between two steps."""
+"""Ctrl-C, SIGTERM and SIGHUP, handled between two steps."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ class StopSignals:
     def __enter__(self) -> "StopSignals":
         # Python takes signals in the main thread alone; elsewhere the caller's handling stays as it is.
         main = threading.current_thread() is threading.main_thread()
-        self.before = {s: signal.signal(s, self._wish) for s in (signal.SIGINT, signal.SIGTERM)} if main else {}
+        self.before = {s: signal.signal(s, self._wish) for s in handled_signals()} if main else {}
         return self
 
     def _wish(self, signum: int, frame: FrameType | None) -> None:
@@ -34,3 +34,14 @@ class StopSignals:
     def __exit__(self, *_: object) -> None:
         for signum, handler in self.before.items():
             signal.signal(signum, handler)
+
+
+def handled_signals() -> list[signal.Signals]:
+    """Return the signals at which training saves and stops.
+
+    SIGHUP, which the system sends when the terminal is closed, is one of them unless it is ignored, as `nohup` asks for.
+    """
+    found = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        found.append(signal.SIGHUP)
+    return found

@@ -28,7 +28,7 @@ from longtail.engine.advice import (
 )
 from longtail.engine.capture import CapturedStep, own_stream, rehearse
 from longtail.engine.device import choose_device, compile_kernels, precision, products_in
-from longtail.engine.environment import describe_model
+from longtail.engine.environment import describe_model, threads_of
 from longtail.engine.evaluate import finish, peak_memory
 from longtail.engine.folder import check_folders, folders_left, holds_a_run, start_folder, take_folder
 from longtail.engine.listeners import Listeners
@@ -168,9 +168,18 @@ def train(config: Config, out: Path | str, resume: bool = False, data: DataSet |
         raise UserError(f"train takes a Config, such as recipes.digits_lt(), got {type(config).__name__}")
     check_listeners(config.log)
     device = distributed.start(choose_device(config.train.device))
-    config = distributed.counted(config)
+    with distributed.report_lost_peer():
+        distributed.check_same_settings(config, out, resume)
+        return train_on(device, distributed.counted(config), out, resume, data)
+
+
+def train_on(
+    device: torch.device, config: Config, out: Path | str, resume: bool, data: DataSet | None = None
+) -> list[Path]:
+    """Train one run per seed on a device, after the processes have met."""
     folders = {seed: Path(out) / f"seed{seed}" for seed in config.train.seeds}
     distributed.by_first(check_folders, folders.values(), config, resume)
+    distributed.by_first(check_seeds, folders)
     if data is None:
         fetch = config.data.may_download
         data = distributed.in_turn(lambda: load(config.data)) if fetch else load(config.data, distributed.by_first)
@@ -238,18 +247,42 @@ def make_and_train(
     for seed, folder in folders.items():
         run = Run(config, seed, data, folder, device, made[0] if made else None)
         distributed.by_first(take, folder)
+        distributed.by_first(check_seeds, {seed: folder})
         begun, resumed = holds_a_run(folder), run.restore()
         distributed.check_same(
             run.steps_done(), f"another checkpoint in {folder}: --out must be a folder that all share"
         )
+        earlier = distributed.by_first(earlier_threads, folder) if resumed else set()
         distributed.by_first(start_folder, run)
         made.append(run)
+        if shows(config) and device.type == "cpu" and earlier - {torch.get_num_threads()}:
+            counts = f"{torch.get_num_threads()} now, {' and '.join(map(str, sorted(earlier)))} before"
+            rounding = "results may differ in rounding from an uninterrupted run"
+            print(f"{folder}: resumed with another number of threads ({counts}): {rounding}", flush=True)
         if shows(config):
             anew = ", from the start: it was stopped before its first checkpoint" if begun else ""
             where = f", continues at step {run.steps_done()} of {run.total_steps()}" if resumed else anew
             print(f"{folder}: {describe_model(run)}{where}", flush=True)
     for group in at_the_same_step(made):
         train_group(group)
+
+
+def check_seeds(folders: dict[int, Path]) -> None:
+    """Raise a UserError if the folder of a seed holds the run of another seed, for example because it was renamed."""
+    for seed, folder in folders.items():
+        if holds_a_run(folder) and (folder / runs.ENVIRONMENT).exists():
+            stored = runs.read_begun(folder).seed
+            if stored != seed:
+                fix = f"rename it to {folder.with_name(f'seed{stored}')}, or choose another --out"
+                raise UserError(f"{folder} holds the run of seed {stored}, not of seed {seed}: {fix}")
+
+
+def earlier_threads(folder: Path) -> set[int]:
+    """Return the numbers of threads with which a run was started and resumed so far, as far as they are known."""
+    if not (folder / runs.ENVIRONMENT).exists():
+        return set()
+    stored = runs.read_begun(folder).environment
+    return {n for entry in (stored, *(stored.get("resumed") or [])) if (n := threads_of(entry)) is not None}
 
 
 def at_the_same_step(all_runs: Sequence[Run]) -> list[list[Run]]:

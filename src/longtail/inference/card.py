@@ -1,13 +1,12 @@
 """A model card: what a person should know before using the network, in Markdown."""
 
-import re
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from longtail import runs
-from longtail.errors import visible
+from longtail.errors import escape_markdown
 from longtail.inference.deployed import facts
 from longtail.inference.model import UNCALIBRATED, Model
 from longtail.inference.snippets import snippet
@@ -31,7 +30,7 @@ def card(model: Model, to: str, file: str, difference: float, latency: dict[int,
     about = facts(model)
     record = runs.read(model.origin) if model.origin and (model.origin / runs.METRICS).is_file() else None
     parts = [
-        f"# {about['method']}, {about['network']}",
+        f"# {escape_markdown(about['method'])}, {escape_markdown(about['network'])}",
         f"An image classifier of {len(model.class_names):,} classes, trained and exported by longtail {about['longtail']}.",
         "## Use\n\n" + f"```python\n{snippet(to, file, model.preprocessing)}\n```",
         "## Input and output\n\n" + lines(io_words(about)),
@@ -56,7 +55,7 @@ def probability_words(model: Model, about: dict[str, Any]) -> list[str]:
     found = UNCALIBRATED
     if model.temperature is not None:
         found = f"temperature {model.temperature:.4g}, found on validation images with each class counting alike"
-    asked = f"changed to: {plain(model.prior.name)}" if model.prior else "not changed"
+    asked = f"changed to: {escape_markdown(model.prior.name)}" if model.prior else "not changed"
     frequencies = (
         f"class frequencies that the logits stand for: {about['logits_stand_for']}; in the probabilities {asked}"
     )
@@ -68,10 +67,10 @@ def results(record: runs.Run) -> str:
     counts = data.get("counts") or metrics.get("counts") or [0]
     said = [
         f"{data.get('images', sum(counts)):,} training images, {max(counts):,} of the largest class and {min(counts):,} of the "
-        f"smallest ({plain(record.config.data.name)}, checksum {plain(data['checksum'])})",
+        f"smallest ({escape_markdown(record.config.data.name)}, checksum {escape_markdown(data['checksum'])})",
         *held_out(metrics, counts),
         "the network of the last epoch, measured once on the test set; percentages, by group the mean over its classes",
-        f"seed {record.seed}" + (f", commit {plain(commit)}" if commit else ""),
+        f"seed {record.seed}" + (f", commit {escape_markdown(commit)}" if commit else ""),
     ]
     rows = [(name, figure(metrics.get(key)), base(record, key)) for key, name in GROUPS.items()]
     rows += [
@@ -121,7 +120,7 @@ def class_row(
 ) -> tuple[str, str, str, str]:
     count = "–" if model.counts is None else f"{model.counts[c]:,}"
     tested = "–" if tested_C is None else f"{tested_C[c]:,}"
-    return plain(model.class_names[c]), count, figure(accuracy[c] if accuracy else None), tested
+    return escape_markdown(model.class_names[c]), count, figure(accuracy[c] if accuracy else None), tested
 
 
 def figure(value: float | None) -> str:
@@ -135,8 +134,3 @@ def lines(items: Iterable[str]) -> str:
 def table(heading: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     every = [heading, ("---", *["---:"] * (len(heading) - 1)), *rows]
     return "\n".join("| " + " | ".join(row) + " |" for row in every)
-
-
-def plain(text: object) -> str:
-    """A name as Markdown shows it: neither markup nor a link."""
-    return re.sub(r"([\\`*_\[\]<>|&~])", r"\\\1", visible(text))

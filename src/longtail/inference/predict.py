@@ -18,12 +18,13 @@ from longtail import files
 from longtail.data.decode import BadImage, in_threads
 from longtail.data.folder import EXTENSIONS, image_files
 from longtail.data.pool import ImageArray
-from longtail.errors import FORMULA, UserError, no_formula, visible
+from longtail.errors import FORMULA, UserError, no_formula, visible, why
 from longtail.inference.loading import load
 from longtail.inference.model import Guess, Model
 from longtail.progress import shown
 
 STANDARD = "-"  # standard input, or output
+LONGEST_LIST = 2**28  # bytes of paths on standard input
 
 
 class Predicted(NamedTuple):
@@ -46,9 +47,9 @@ def predict(
 ) -> list[Predicted]:
     """The likeliest classes of image files; the twin of `longtail predict`.
 
-    `images` are files, folders, patterns such as "x/*.jpg", or "-" for a list of paths on standard input. `csv` and `json` (a
-    line an image) are written whole or not at all; "-" is standard output. At an image that cannot be read it stops, or with
-    `skip` goes on and keeps its reason in place of guesses.
+    `images` are files, folders, patterns such as "x/*.jpg", or "-" for a list of paths on standard input: one per line, or
+    separated by NUL characters. `csv` and `json` (a line an image) are written whole or not at all; "-" is standard output. At
+    an image that cannot be read it stops, or with `skip` goes on and keeps its reason in place of guesses.
     """
     if top < 1:
         raise UserError(f"--top {top}: at least 1 class of each image")
@@ -107,9 +108,8 @@ def find_images(asked: Iterable[str | Path]) -> list[Path]:
 
 def _meant_by(word: str) -> Iterator[Path]:
     if word == STANDARD:
-        for line in sys.stdin.buffer:
-            if name := os.fsdecode(line).rstrip("\r\n"):
-                yield from _file_or_folder(Path(name))
+        for name in read_paths():
+            yield from _file_or_folder(Path(name))
     elif os.path.lexists(word):
         yield from _file_or_folder(Path(word))
     else:
@@ -118,6 +118,21 @@ def _meant_by(word: str) -> Iterator[Path]:
             raise UserError(f"there is no {word}: name image files, folders, or patterns such as 'x/*.jpg'")
         for match in matches:
             yield from _file_or_folder(Path(match))
+
+
+def read_paths() -> list[str]:
+    """Return the paths on standard input: separated by NUL characters if there is one (`find -print0`), else one per line."""
+    if sys.stdin is None:
+        raise UserError("- reads paths from standard input, which is closed: name images, or redirect it from a list")
+    try:
+        content = sys.stdin.buffer.read(LONGEST_LIST + 1)
+    except OSError as error:
+        raise UserError(f"cannot read paths from standard input ({why(error)}): redirect it from a list") from error
+    if len(content) > LONGEST_LIST:
+        raise UserError(f"standard input has more than {LONGEST_LIST:,} bytes: is it a list of paths?")
+    if b"\0" in content:
+        return [os.fsdecode(name) for name in content.split(b"\0") if name]
+    return [os.fsdecode(name) for line in content.split(b"\n") if (name := line.rstrip(b"\r"))]
 
 
 def _file_or_folder(path: Path) -> Iterator[Path]:

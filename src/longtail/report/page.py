@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.table import Table
 
 from longtail.config import Config, from_dict
+from longtail.errors import escape_markdown, quote_markdown
 from longtail.report.cells import (
     MIXED,
     Tree,
@@ -20,7 +21,7 @@ from longtail.report.cells import (
     published,
     top1_by_seed,
 )
-from longtail.report.table import COLUMNS, figure, markdown, spread
+from longtail.report.table import COLUMNS, figure, markdown, plain, spread
 from longtail.report.ties import ENOUGH, TIES, standings
 from longtail.runs import seeds_named
 
@@ -37,7 +38,7 @@ DETAIL = (
 def to_markdown(tree: Tree) -> str:
     name = tree["name"].replace("-", "_")
     made = f"Made by `longtail reproduce {tree['name']}` from [{name}.json]({name}.json), which holds every run. "
-    parts = [f"# {tree['title']}", made + f"Last updated {tree['updated']}."]
+    parts = [f"# {tree['title']}", made + f"Last updated {escape_markdown(tree['updated'])}."]
     for epochs in lengths(tree):
         parts += section(tree, epochs)
     return "\n\n".join(parts) + "\n"
@@ -95,7 +96,7 @@ def missing(table: Tree, rows: Sequence[Tree]) -> str:
     for method, label, named in lines(table, rows):
         wanted = table.get("factors", {}).get(method, table["imbalance"])
         cells = [words for factor in wanted if (words := _lacking(table, factor, named))]
-        lacks += [f"{label} at {', '.join(cells)}"] if cells else []
+        lacks += [f"{escape_markdown(label)} at {', '.join(cells)}"] if cells else []
     return f"Not run yet: {'; '.join(lacks)}." if lacks else "Nothing is missing."
 
 
@@ -112,10 +113,11 @@ def in_words(verdict: Tree) -> str:
     if verdict["outcome"] is None:
         return f"{where} no verdict, {_count(seeds, 'common seed')} where {ENOUGH} are needed."
     by = f"{verdict['difference']:+.1f} ± {verdict['half_width']:.1f} points, {seeds} seeds".replace("-", "−")
+    first, second = escape_markdown(verdict["first"]), escape_markdown(verdict["second"])
     if verdict["outcome"] == "tied":
-        return f"{where} {verdict['first']} and {verdict['second']} are tied ({by})."
+        return f"{where} {first} and {second} are tied ({by})."
     position = {"ahead": "ahead of", "behind": "behind"}[verdict["outcome"]]
-    return f"{where} {verdict['first']} is {position} {verdict['second']} ({by})."
+    return f"{where} {first} is {position} {second} ({by})."
 
 
 def claim(tree: Tree, epochs: int, pair: list[str]) -> list[str]:
@@ -154,8 +156,9 @@ def provenance(tree: Tree, epochs: int) -> list[str]:
     runs = of_length(tree["runs"], epochs)
     starts = [start for r in runs for start in (r, *r["resumed"])]  # a resumed run has several
     dates = sorted(start["started"][:10] for start in starts)
-    models = _distinct(f"{r['identity']['model']['name']}, batch {r['identity']['train']['batch_size']}" for r in runs)
-    commands = _distinct(f"`{r['command']}`" for r in runs)
+    identities = [r["identity"] for r in runs]
+    models = _distinct(f"{escape_markdown(i['model']['name'])}, batch {i['train']['batch_size']}" for i in identities)
+    commands = _distinct(quote_markdown(r["command"]) for r in runs)
     return [
         *([f"- command {commands[0]}"] if len(commands) == 1 else ["- commands", *(f"  - {c}" for c in commands)]),
         f"- recipe {tree['table']['recipe']}, setting {tree['table']['setting']}: {', '.join(models)}",
@@ -164,15 +167,18 @@ def provenance(tree: Tree, epochs: int) -> list[str]:
         f"- {_one_of('commit', _distinct(str(start['commit'] or 'unknown') for start in starts))}",
         f"- {_one_of('machine', _distinct(start['device'] for start in starts))}",
         f"- {_one_of('precision', _distinct(r['precision'] for r in runs))}",
-        f"- trained {dates[0]}" + (f" to {dates[-1]}" if dates[-1] != dates[0] else ""),
-        *(f"- {note}" for note in _distinct(str(note) for r in runs for note in r["data"]["notes"])),
+        f"- trained {escape_markdown(dates[0])}"
+        + (f" to {escape_markdown(dates[-1])}" if dates[-1] != dates[0] else ""),
+        *(f"- {escape_markdown(note)}" for note in _distinct(str(note) for r in runs for note in r["data"]["notes"])),
     ]
 
 
 def second_stages(runs: Sequence[Tree], table: Tree) -> list[str]:
     """A method of two stages trains longer than its row's heading says."""
     stages = [(label_of(r, table), from_dict(Config, r["identity"]).method.second_epochs) for r in runs]
-    return _distinct(f"{label}: and {_count(n, 'epoch')} of its second stage" for label, n in stages if n)
+    return _distinct(
+        f"{escape_markdown(label)}: and {_count(n, 'epoch')} of its second stage" for label, n in stages if n
+    )
 
 
 def side_by_side(tree: Tree, epochs: int) -> str:
@@ -193,7 +199,7 @@ def to_rich(tree: Tree, width: int = 150) -> list[Table]:
         for i, heading in enumerate(head):
             table.add_column(heading, justify="right" if i else "left", no_wrap=i > 0)
         for row in body:
-            table.add_row(row[0], *(cell if width >= 100 else cell.replace(" ± ", "±") for cell in row[1:]))
+            table.add_row(plain(row[0]), *(cell if width >= 100 else cell.replace(" ± ", "±") for cell in row[1:]))
         tables.append(table)
     return tables
 
@@ -203,7 +209,7 @@ def _distinct(items: Iterable[str]) -> list[str]:
 
 
 def _one_of(kind: str, items: Sequence[str]) -> str:
-    return f"{kind}{'s' * (len(items) > 1)} {', '.join(items)}"
+    return f"{kind}{'s' * (len(items) > 1)} {', '.join(map(escape_markdown, items))}"
 
 
 def _count(n: int, thing: str) -> str:

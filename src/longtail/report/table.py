@@ -1,7 +1,7 @@
 """One table of many runs: a row per configuration, mean ± standard deviation over its seeds."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from longtail import files, runs
 from longtail.config import differences
-from longtail.errors import UserError, unknown, visible, why
+from longtail.errors import UserError, escape_markdown, unknown, visible, why
 from longtail.metrics import mean_std
 from longtail.report.tested import few_rests_on
 from longtail.report.ties import Place, explained, outside, standings
@@ -41,14 +41,14 @@ SAYS = {
 }
 
 
-def caption(shown: Collection[str], rows: Sequence["Row"] = ()) -> str:
-    """What the columns say, and what few rests on in these rows."""
+def caption(shown: Collection[str], rows: Sequence["Row"] = (), escape: Callable[[object], str] = visible) -> str:
+    """What the columns say, and what few rests on in these rows; `escape` makes names fit for where it is displayed."""
     words = "; ".join(SAYS[c] for c in shown if c in SAYS)
     if "top1" not in shown:  # the rest of a table that has said so
         return f"{words.capitalize()}."
     spreads = "Mean ± standard deviation over seeds; – where there is nothing."
     return f"Last epoch, test set, in percent: {words}. {spreads}" + few_rests_on(
-        (row.data, row.runs[0]) for row in rows
+        ((row.data, row.runs[0]) for row in rows), escape
     )
 
 
@@ -196,17 +196,17 @@ def to_markdown(rows: Sequence[Row]) -> str:
     body = [[row.data, row.label, str(len(row.runs)), *map(row.cell, COLUMNS)] for row in rows]
     words = standing(rows)
     if not any(words):
-        return markdown(head, body, 2) + f"\n\n{caption(COLUMNS, rows)}\n"
+        return markdown(head, body, 2) + f"\n\n{caption(COLUMNS, rows, escape_markdown)}\n"
     head.insert(2, "")
     for line, word in zip(body, words, strict=True):
         line.insert(2, word)
-    return markdown(head, body, 3) + f"\n\n{caption(COLUMNS, rows)}{explained(words)}\n"
+    return markdown(head, body, 3) + f"\n\n{caption(COLUMNS, rows, escape_markdown)}{explained(words)}\n"
 
 
 def markdown(head: list[str], body: list[list[str]], words: int = 1) -> str:
     """A Markdown table whose first columns, `words` of them, are words and the others numbers."""
     lines = [head, ["---"] * words + ["---:"] * (len(head) - words), *body]
-    escaped = [[visible(cell).replace("|", "\\|") for cell in line] for line in lines]
+    escaped = [[escape_markdown(cell) for cell in line] for line in lines]
     return "\n".join("| " + " | ".join(line) + " |" for line in escaped)
 
 

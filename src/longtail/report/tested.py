@@ -1,7 +1,7 @@
 """How many test images a figure rests on, and how far another test set would move it."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -102,11 +102,14 @@ def paired_noise(d_N: FloatArray, place_N: IntArray) -> float:
     return 196 * math.sqrt(float((variance_T / n_T).sum())) / len(n_T)
 
 
-def few_rests_on(runs: Iterable[tuple[str, Run]]) -> str:
-    """What a table says below its figures of few, data set by data set; nothing where it is not known."""
+def few_rests_on(runs: Iterable[tuple[str, Run]], escape: Callable[[object], str] = visible) -> str:
+    """What a table says below its figures of few, data set by data set; nothing where it is not known.
+
+    `escape` makes the names of data sets fit for where they are displayed.
+    """
     found = {data: base for data, run in runs if (base := basis(run, "few")) is not None and base.images is not None}
     said = [
-        f"{base}{f' of {visible(data)}' if len(found) > 1 else ''}{f' ({DECIDE_NOTHING})' if base.too_few else ''}"
+        f"{base}{f' of {escape(data)}' if len(found) > 1 else ''}{f' ({DECIDE_NOTHING})' if base.too_few else ''}"
         for data, base in found.items()
     ]
     return f" few: {'; '.join(said)}." if said else ""
