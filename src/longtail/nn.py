@@ -86,7 +86,7 @@ class PaCoLoss(nn.Module):
 
     def forward(self, features_BF: Tensor, keys_BD: Tensor, y_B: Tensor) -> Tensor:
         """The mean loss of B images: features of one view by the network, and keys, which are G(features), of the other view
-        by the key network."""
+        by the key network. Labels are from 0 to C - 1; another one is an IndexError, or a device assertion on a GPU."""
         return self.terms(features_BF, keys_BD, y_B)["loss"]
 
     def terms(self, features_BF: Tensor, keys_BD: Tensor, y_B: Tensor) -> dict[str, Tensor]:

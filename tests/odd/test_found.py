@@ -52,7 +52,7 @@ def test_a_run_that_does_not_name_its_device_stands_in_the_table(tmp_path):
 
 @pytest.mark.parametrize("call", [longtail.table, longtail.report], ids=["table", "report"])
 def test_a_path_that_cannot_be_is_said(call, odd):
-    with pytest.raises(UserError, match="null byte"):
+    with pytest.raises(UserError, match="choose another"):  # the reason is in the words of the Python version
         call(odd.root / "runs", Path("a\0b"))
 
 

@@ -58,7 +58,7 @@ def write_torch(network: Deployed, facts: dict[str, Any], path: Path) -> None:
     content = io.BytesIO()
     with quietly():
         torch.export.save(program_of(network), content, extra_files={f"{METADATA}.json": json.dumps(facts)})
-    path.write_bytes(content.getbuffer())
+    path.write_bytes(content.getvalue())
 
 
 def run_torch(path: Path) -> Runner:

@@ -15,9 +15,12 @@ def check_labels(y_B: Tensor, classes: int) -> None:
     """
     if y_B.device.type != "cpu" or torch.compiler.is_compiling():
         return
-    wrong_B = (y_B < 0) | (y_B >= classes)
-    if wrong_B.any():
-        raise IndexError(f"Target {int(y_B[wrong_B][0])} is out of bounds: labels are from 0 to {classes - 1}.")
+    try:
+        y_B.new_empty(classes).index_select(0, y_B)
+    except IndexError as error:
+        wrong_B = (y_B < 0) | (y_B >= classes)
+        label = int(y_B[wrong_B][0])
+        raise IndexError(f"Target {label} is out of bounds: labels are from 0 to {classes - 1}.") from error
 
 
 def of_class(values_C: Tensor, y_B: Tensor) -> Tensor:
