@@ -5,6 +5,7 @@ with several is unsafe; tests start it as a server of its own, apart from the pr
 """
 
 import contextlib
+import ctypes
 import errno
 import faulthandler
 import importlib.machinery
@@ -33,6 +34,7 @@ from tests.odd.hostile_checks import MEMORY, Before, Check, Ended, Result, show
 
 ROOT = Path(__file__).parents[2]
 FILE_SIZE = 2**30  # bytes of the largest file that a command may write
+PR_SET_PDEATHSIG = 1
 START_SECONDS = 10.0  # added to the limit of real commands, which import torch first
 
 
@@ -198,6 +200,7 @@ def become(case: Case, command: str, place: Place, outputs: list[Path], real: bo
     """Run a command in this process, which was forked for it, and end."""
     code = 70
     try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a command does not outlive the server
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setpgid(0, 0)
         streams = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600) for path in outputs]
