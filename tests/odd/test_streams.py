@@ -207,6 +207,12 @@ def test_other_exceptions_keep_their_traceback(monkeypatch):
         command(["recipes"])
 
 
+def test_a_folder_that_looks_like_an_address_is_a_folder(work, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = command(["data", "shard", str(work / "pets"), "--out", "http:/x"])
+    assert found.code == 0 and len(list((tmp_path / "http:/x").glob("*.parquet"))) == 2
+
+
 # Directories
 
 
