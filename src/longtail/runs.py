@@ -37,6 +37,7 @@ ENVIRONMENT_SHAPE: dict[str, Any] = {
     "parameters": maybe(count),
     "chosen": maybe(named(amount)),
     "epochs": maybe(count),
+    "threads": maybe(count),
     "versions": maybe(named(text)),
     "resumed": maybe([named(anything)]),
     "data": DATA | {"notes": maybe([text])},

@@ -120,7 +120,7 @@ class Shard:
         parquet = _parquet()
         try:
             files.check_regular(path)
-            file = parquet.ParquetFile(path, **CHECKED)
+            file = parquet.ParquetFile(path.absolute(), **CHECKED)
             self.metadata, there = file.metadata, file.schema_arrow.names
             for column in (image, label):
                 if column not in there:
@@ -260,7 +260,7 @@ class Rows:
             while len(opened) >= OPEN_FILES:
                 opened.pop(next(iter(opened))).close()
             files.check_regular(shard.path)
-            opened[shard.path] = _parquet().ParquetFile(shard.path, metadata=shard.metadata, **CHECKED)
+            opened[shard.path] = _parquet().ParquetFile(shard.path.absolute(), metadata=shard.metadata, **CHECKED)
         return opened[shard.path]
 
 

@@ -139,7 +139,7 @@ def start_folder(run: Run) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(path) and holds_a_run(run.folder):
             first = runs.read_begun(run.folder).environment
-            again = {k: now[k] for k in ("started", "commit", "versions", "device", "precision", "step")}
+            again = {k: now[k] for k in ("started", "commit", "versions", "device", "threads", "precision", "step")}
             now = first | {"resumed": [*(first.get("resumed") or []), again]}
         else:
             files.write_json(run.folder / runs.CONFIG, to_dict(from_anywhere(run.config)))

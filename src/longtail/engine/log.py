@@ -1,5 +1,6 @@
 """What a run says: a line of log.jsonl per epoch, and on the screen a bar (terminal) or plain lines (pipe)."""
 
+import contextlib
 import json
 import math
 import os
@@ -52,7 +53,8 @@ class Log:
 
     def __exit__(self, *_: object) -> None:
         if self.bar:
-            self.bar.stop()
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                self.bar.stop()
 
     def wants_news(self) -> bool:
         """Reading the loss off the device makes it wait: a bar asks twice a second at most, a pipe within long epochs."""
