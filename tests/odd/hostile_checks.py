@@ -120,10 +120,10 @@ class Check:
             self.check_predictions()
 
     def fail(self, symptom: str, detail: str = "") -> None:
-        self.failures.append(Failure(symptom, self.command, " ".join(detail.split())[:300]))
+        self.failures.append(Failure(symptom, self.command, " ".join(detail[:600].split())[:300]))
 
     def remark(self, symptom: str, detail: str = "") -> None:
-        self.remarks.append(Failure(symptom, self.command, " ".join(detail.split())[:300]))
+        self.remarks.append(Failure(symptom, self.command, " ".join(detail[:600].split())[:300]))
 
     def check_end(self) -> None:
         ended, error = self.ended, self.err
@@ -148,9 +148,10 @@ class Check:
         if self.case.endless and "not enough memory" in error:
             self.fail(f"takes more than {MEMORY >> 30} GiB of memory because of one file")
         elif self.code == 1:
-            self.remark("exit code 1: " + re.sub(r"/[^ ]+|\d+", "…", last_line(error))[:120], last_line(error))
-        for line in re.findall(r"^.*\w*Warning: .*$", error, re.MULTILINE):
-            self.remark("warning: " + re.sub(r"^.*?/(?=[^/ ]*:\d+: )", "", line)[:120], line)
+            self.remark("exit code 1: " + re.sub(r"/[^ ]+|\d+", "…", last_line(error)[:300])[:120], last_line(error))
+        for line in error.splitlines():
+            if "Warning: " in line[:300]:
+                self.remark("warning: " + re.sub(r"^.*?/(?=[^/ ]*:\d+: )", "", line[:300])[:120], line[:300])
 
     def check_folders(self) -> None:
         after = snapshot(self.place.outside)
