@@ -82,7 +82,7 @@ def checkpoint_cases(bases: Path) -> Iterator[Spec]:
             for kind, make in tensor_variants(old).items():
                 yield spec(path, kind, lambda rng, make=make: make())
         elif isinstance(old, int | float):
-            for number in values.RANGES:
+            for number in values.RANGES[::2]:
                 yield spec(path, "number", lambda rng, number=number: number)
     for kind in checkpoint_files(original, Path("x"), b""):
 

@@ -21,7 +21,7 @@ import tempfile
 import time
 import traceback
 import types
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
@@ -353,24 +353,24 @@ class Server:
             self.process.wait()
 
 
-def run_parallel(folder: Path, jobs: int, seconds: float, every: int = 1) -> list[Result]:
-    """Run all cases, or every so manyth, by several servers."""
+def run_parallel(folder: Path, jobs: int, seconds: float, every: int, known: Collection[int]) -> Iterator[Result]:
+    """Yield the results of all cases that are not known yet, or of every so manyth, by several servers."""
     servers = [Server(folder / str(i), seconds) for i in range(jobs)]
-    left = list(range(0, servers[0].cases, every))
-    found: list[Result] = []
+    left = [number for number in range(0, servers[0].cases, every) if number not in known]
     busy = {}
+
+    def ask(server: Server) -> None:
+        some = [left.pop(0) for _ in range(min(10, len(left)))]
+        if some:
+            server.ask(some)
+            busy[server.process.stdout] = server
+
     for server in servers:
-        server.ask([left.pop(0) for _ in range(min(20, len(left)))])
-        busy[server.process.stdout] = server
+        ask(server)
     while busy:
         for stream in select.select(list(busy), [], [])[0]:
-            server = busy[stream]
-            found += [Result.from_dict(tree) for tree in server.read()]
-            print(f"{len(found)} cases, {sum(bool(r.failures) for r in found)} fail", file=sys.stderr, flush=True)
-            if left:
-                server.ask([left.pop(0) for _ in range(min(20, len(left)))])
-            else:
-                del busy[stream]
+            server = busy.pop(stream)
+            yield from map(Result.from_dict, server.read())
+            ask(server)
     for server in servers:
         server.close()
-    return sorted(found, key=lambda result: result.number)

@@ -288,6 +288,8 @@ FILE_KINDS: dict[str, Change] = {
     "gone": lambda path, outside, rng: remove(path),
 }
 LINKS = [kind for kind in FILE_KINDS if kind.startswith("link")]
+NODES = ["FIFO", "socket", "empty folder", "folder with a file", "random bytes"]
+"""What a name can be that commands write to, beside links."""
 
 
 def scramble(content: bytes, rng: random.Random) -> bytes:
