@@ -1,5 +1,6 @@
 """Small configurations that train in a second."""
 
+import os
 from dataclasses import replace
 
 import torch
@@ -20,3 +21,6 @@ def tiny(method: str = "paco", **train) -> Config:
     return replace(
         config, method=chosen, train=replace(config.train, **values), log=replace(config.log, progress="none")
     )
+
+
+os.environ["LONGTAIL_TRACEBACK"] = "1"  # unexpected exceptions fail tests instead of becoming one line

@@ -46,7 +46,7 @@ def compare(
     where = Path(out) if out else default_out(data, next(iter(configs.values())))
     for name, config in configs.items():
         for seed in config.train.seeds:
-            check_folder(where / name / f"seed{seed}", config, resume=True)
+            check_folder(where / name / f"seed{seed}", config, resume=True, top=where)
     images: dict[DataConfig, DataSet] = {}
     refused = check(configs, where, images)
     for name, error in refused.items():

@@ -16,7 +16,7 @@ import shutil
 import stat
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
@@ -208,8 +208,8 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> "np.ndarra
         if version not in read_header:
             raise ValueError(f"{member.filename} has the unknown format {version}")
         shape, fortran, dtype = read_header[version](file)
-        if dtype.hasobject:
-            raise ValueError(f"{member.filename} holds Python objects")
+        if dtype.kind not in "biufU" or dtype.itemsize == 0 or len(shape) > 8:
+            raise ValueError(f"{member.filename} holds values of the kind {dtype.str}, which is not read")
         if any(n < 0 for n in shape):
             raise ValueError(f"{member.filename} has a negative shape")
         wanted = math.prod(shape) * dtype.itemsize
@@ -218,8 +218,46 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> "np.ndarra
         content = file.read(wanted)
         if len(content) != wanted or file.read(1):
             raise ValueError(f"{member.filename} has another length than its header says")
-    array = np.frombuffer(content, dtype) if dtype.itemsize else np.empty(math.prod(shape), dtype)
-    return array.reshape(shape, order="F" if fortran else "C").copy()
+    return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C").copy()
+
+
+def walk(
+    top: Path | str,
+    on_error: Callable[[OSError], None] = lambda error: None,
+    follow_links: bool = False,
+    most: int = 64,
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield (folder, subfolders, files) from the top down, as `os.walk` does, without recursion.
+
+    Args:
+        top: The first folder.
+        on_error: Called with the OSError of a folder that cannot be listed; it is passed over unless this raises.
+        follow_links: Enter folders through symbolic links. The caller removes names from `subfolders` to avoid loops.
+        most: The number of levels; RefusedFile is raised below that.
+    """
+    waiting = [(os.fspath(top), 0)]
+    while waiting:
+        folder, depth = waiting.pop()
+        if depth > most:
+            raise RefusedFile(folder, f"its folders are nested more than {most} levels deep")
+        try:
+            with os.scandir(folder) as entries:
+                listed = list(entries)
+        except OSError as error:
+            on_error(error)
+            continue
+        inner = [entry.name for entry in listed if _is_folder(entry)]
+        known = set(inner)
+        yield folder, inner, [entry.name for entry in listed if entry.name not in known]
+        paths = [os.path.join(folder, name) for name in inner]
+        waiting += [(path, depth + 1) for path in reversed(paths) if follow_links or not os.path.islink(path)]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 # Writing
@@ -310,7 +348,10 @@ def _create_temporary_folder(path: Path) -> tuple[Path, int | None]:
 def remove(path: Path) -> None:
     """Remove a file, a link (not what it leads to) or a folder, if it is there."""
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        try:
+            shutil.rmtree(path)
+        except RecursionError as error:
+            raise RefusedFile(path, "its folders are nested too deeply") from error
     else:
         path.unlink(missing_ok=True)
 

@@ -94,7 +94,10 @@ def find(paths: Iterable[Path | str] | Path | str) -> list[Path]:
     for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
         if not os.path.exists(path):
             raise UserError(f"{path} does not exist: name a run folder or a folder that holds runs")
-        found |= {Path(top) for top, _, files in os.walk(path) if _is_run({*files})}
+        try:
+            found |= {Path(top) for top, _, names in files.walk(path) if _is_run({*names})}
+        except files.RefusedFile as error:
+            raise UserError(f"cannot search {path} ({why(error)}): name a folder closer to the runs") from error
     return sorted(found)
 
 
@@ -129,6 +132,9 @@ def _check_classes(path: Path, metrics: dict[str, Any]) -> None:
     for key, found in lengths.items():
         if found - {classes}:
             raise UserError(f"{path}: {key} is not of the {classes} classes of per_class: {ASK}")
+    bins = metrics.get("calibration") or []
+    if any(b["count"] and (b.get("confidence") is None or b.get("accuracy") is None) for b in bins):
+        raise UserError(f"{path}: calibration has images without confidence or accuracy: {ASK}")
     if all(accuracy is None for accuracy in metrics["per_class"]):
         raise UserError(f"{path}: per_class has no figure: {ASK}")
 

@@ -316,7 +316,7 @@ def test_few_threads_read_at_a_time_where_the_device_decodes(workers, most, monk
 
 def test_what_is_no_file_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    for place, why in {"pipe": "it is not a file", "": "it is not a file", "gone": "there is no such file"}.items():
+    for place, why in {"pipe": "regular file", "": "regular file", "gone": "there is no such file"}.items():
         with pytest.raises(BadImage, match=why):
             read_file(tmp_path / place)
     (tmp_path / "file").write_bytes(bytes(range(256)) * 999)

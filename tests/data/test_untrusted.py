@@ -101,7 +101,7 @@ def test_image_files_of_gigabytes(tmp_path):
 
 @pytest.mark.parametrize("path", ["a\0b.jpg", "a\ud800.jpg", Path("a\0b.jpg")])
 def test_paths_that_no_file_can_have(path):
-    with pytest.raises(BadImage, match="NUL byte or a character"):
+    with pytest.raises(BadImage, match=r"its path has a (NUL byte|character)"):
         read_file(path)
 
 

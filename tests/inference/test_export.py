@@ -92,7 +92,7 @@ def test_a_run_is_exported_with_a_card(run, exported, to):
     images = {row[0][2:].split(" ")[0]: row[2].strip(" |") for row in rows}
     every = int(np.sum(json.loads((run / "metrics.json").read_text())["confusion"]))
     assert int(images["all"]) == every == sum(int(n) for group, n in images.items() if group != "all" and n != "–")
-    assert r"cat\|\*x\*" in card and r"\<b\>eel" in card and str(run.parent.parent) not in card
+    assert r"cat\|\*x\*" in card and "&lt;b&gt;eel" in card and str(run.parent.parent) not in card
 
 
 def test_the_verb(run, tmp_path, capsys):

@@ -82,7 +82,7 @@ def test_every_form_of_an_image_is_the_same_image(digits):
         (np.zeros((0, 8, 3), np.uint8), "shape"),
         (7, "int is no kind of image"),
         ("nowhere.jpg", "nowhere.jpg"),
-        ("", "not a file"),
+        ("", "regular file"),
     ],
 )
 def test_what_is_no_image_is_said(digits, form, words):

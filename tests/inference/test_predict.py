@@ -137,7 +137,7 @@ def test_bad_images_are_named_and_never_predicted(made, tmp_path, monkeypatch, c
     assert "empty.png (the file is empty)" in error and "--on-error skip" in error and not Path("out.csv").exists()
     assert main(["predict", str(folder), *images, "--on-error", "skip", "--csv", "out.csv", "--json", "out.json"]) == 0
     error = capsys.readouterr().err
-    assert "3 of 5" in error and "pipe.png (it is not a file)" in error and "broken.jpg" in error
+    assert "3 of 5" in error and "pipe.png (it is a FIFO" in error and "broken.jpg" in error
     rows = sheet("out.csv")
     assert [bool(row["error"]) for row in rows] == [False, True, True, True, False] and rows[1]["class_1"] == ""
     trees = [json.loads(line) for line in Path("out.json").read_text().splitlines()]

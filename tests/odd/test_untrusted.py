@@ -1,11 +1,13 @@
 """Run folders and exported files from somebody else: regression tests for what was once accepted."""
 
 import base64
+import io
 import json
 import os
 import re
 import shutil
 import struct
+import zipfile
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -391,3 +393,206 @@ def test_settings_have_upper_limits():
     ):
         with pytest.raises(UserError):
             replace(getattr(config, section), **change)
+
+
+# What an independent review found
+
+
+def test_no_module_of_the_working_directory_is_imported(tmp_path):
+    """`report` starts a process of its own, whose working directory must not be searched for modules."""
+    make_run(tmp_path / "runs" / "x", tiny("paco"), 0, FEW)
+    for name in ("numpy.py", "sklearn.py"):
+        (tmp_path / name).write_text(f"open({str(tmp_path / 'imported')!r}, 'w')")
+    worker = embedding.EmbeddingWorker()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        patch.setenv("PYTHONPATH", os.pathsep.join(["", ".", os.environ.get("PYTHONPATH", "")]))
+        assert worker.embed(np.random.default_rng(0).normal(size=(20, 4))) is not None
+    worker.close()
+    assert not (tmp_path / "imported").exists()
+
+
+def test_measuring_makes_no_folder_that_a_stored_configuration_names(finished, tmp_path):
+    run = copied(finished, tmp_path / "run")
+    tree = json.loads((run / runs.CONFIG).read_text())
+    tree["data"] |= {"name": "cifar100", "root": str(tmp_path / "elsewhere/a/b")}
+    files.write_json(run / runs.CONFIG, tree)
+    assert main(["eval", str(run), "--device", "cpu"]) == 2
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("command", [["compare", "digits-lt", "--methods", "ce"], ["reproduce", "cifar100-lt"]])
+def test_a_method_folder_that_leads_elsewhere_is_refused(tmp_path, secret, command):
+    (tmp_path / "out").mkdir()
+    for name in ("ce", "ce-100", "paco-100"):
+        (tmp_path / "out" / name).symlink_to(secret.parent)
+    more = [] if command[0] == "compare" else ["--results", str(tmp_path / "results"), "--imbalance", "100"]
+    assert main([*command, "--out", str(tmp_path / "out"), *more, "--seeds", "0", "--epochs", "1"]) == 2
+    assert os.listdir(secret.parent) == [secret.name]
+
+
+def pickled(instructions: bytes) -> bytes:
+    """Return a checkpoint whose structure is this pickle."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02" + instructions + b".")
+        archive.writestr("archive/data/0", bytes(16))
+        archive.writestr("archive/version", "3\n")
+    return content.getvalue()
+
+
+def tensor(numel: int, shape: int) -> bytes:
+    """Return the pickle of a float tensor over storage 0, which has four values."""
+    identity = b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuJ%btQ"
+    identity %= numel.to_bytes(4, "little")
+    sizes = b"K\x00J%b\x85K\x01\x85\x89ccollections\nOrderedDict\n)Rt" % shape.to_bytes(4, "little")
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + identity + sizes + b"R"
+
+
+BOMBS = {
+    "hash of a nested tuple": b")q\x01" + 60 * b"h\x01h\x01\x86q\x01" + b"}h\x01K\x01s",
+    "bytearray": b"cbuiltins\nbytearray\nJ\x00\x00\x00\x70\x85R",
+    "codecs": b"c_codecs\nencode\nX\x01\x00\x00\x00aX\x06\x00\x00\x00latin1\x86R",
+    "key that is a tuple": b"}K\x01\x85K\x01s",
+    "dictionary from pairs": b"ccollections\nOrderedDict\n]\x85R",
+    "set": b"cbuiltins\nset\n]\x85R",
+    "code": b"cos\nsystem\nX\x04\x00\x00\x00true\x85R",
+    "storage beyond its member": b"}X\x01\x00\x00\x00a" + tensor(2**30, 2**30) + b"s",
+    "empty stack": b"s",
+    "unknown memo": b"h\x05",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_pickle_that_torch_would_execute_is_refused_first(tmp_path, name):
+    path = tmp_path / "checkpoint" / "state.pt"
+    path.parent.mkdir()
+    path.write_bytes(pickled(BOMBS[name]))
+    with within(10), pytest.raises(UserError):
+        checkpoint.load(path, CPU)
+    with within(10), pytest.raises(UserError):
+        longtail.load(path.rename(tmp_path / "x.pth.tar"), "cpu")
+
+
+def test_a_plain_checkpoint_passes(tmp_path):
+    path = tmp_path / "checkpoint" / "state.pt"
+    path.parent.mkdir()
+    path.write_bytes(pickled(b"}X\x01\x00\x00\x00a" + tensor(4, 4) + b"s"))
+    assert torch.equal(checkpoint.load(path, CPU)["a"], torch.zeros(4))
+    state = {
+        "half": torch.ones(3, dtype=torch.bfloat16),
+        "numbers": [1, 2.5, None, True, "x", -(2**40)],
+        "nested": {0: {"a": torch.arange(6).reshape(2, 3)[:, 1:]}},
+        "sizes": (1, (2, 3)),
+        "scalar": torch.tensor(True),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+    }
+    checkpoint.save(path, state)
+    found = checkpoint.load(path, CPU)
+    assert found["numbers"] == state["numbers"] and found["sizes"] == (1, (2, 3))
+    assert torch.equal(found["nested"][0]["a"], torch.tensor([[1, 2], [4, 5]]))
+
+
+@pytest.mark.parametrize("dtype", ["<U0", "|S0", "|V0", "|V8", "<c16", "<M8[s]", "|S3"])
+def test_arrays_of_other_kinds_are_refused(tmp_path, dtype):
+    text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': (1500000000,), }}".encode()
+    text += b" " * (-(len(text) + 11) % 64) + b"\n"
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("x.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
+    with within(5), pytest.raises(ValueError):
+        files.read_arrays(tmp_path / "x.npz")
+
+
+def test_features_of_gigabytes_are_not_mapped(tmp_path):
+    run = make_run(tmp_path / "run", tiny("paco"), 0, FEW)
+    record = runs.read(run)
+    for shape in ((100, 20_000), (300, 2**20)):
+        np.savez_compressed(run / "features.npz", features=np.zeros(shape, np.float16), labels=np.zeros(shape[0], int))
+        assert reading.features(record, 1000) is None
+
+
+def test_the_default_export_does_not_wait_for_a_fifo(finished, tmp_path):
+    run = copied(finished, tmp_path / "run")
+    (run / "export").mkdir()
+    os.mkfifo(run / "export/model.safetensors")
+    with within(60):
+        assert main(["export", str(run), "--to", "safetensors"]) == 0
+    assert (run / "export/model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seconds": "abc"},
+        {"seconds": float("nan")},
+        {"step": 1.5},
+        {"stage": -1},
+        {"stage": True},
+        {"optimiser": "shape"},
+        {"optimiser": "text"},
+        {"optimiser": "expanded"},
+    ],
+    ids=str,
+)
+def test_an_edited_checkpoint_is_one_line(unfinished, tmp_path, change, capsys):
+    out = copied(unfinished, tmp_path / "out")
+    path = out / "seed0" / runs.CHECKPOINT
+    state = checkpoint.load(path, CPU)
+    if kind := change.get("optimiser"):
+        first = next(iter(state["optimiser"]["state"].values()))
+        changed = {"shape": torch.zeros(3), "text": "x", "expanded": torch.zeros(1).expand(500_000_000)}
+        first["momentum_buffer"] = changed[kind]
+    else:
+        state |= change
+    checkpoint.save(path, state)
+    assert main(["train", "--from", str(out / "seed0/config.json"), "--out", str(out), "--resume"]) == 2
+    assert "checkpoint" in capsys.readouterr().err
+
+
+def test_folders_nested_without_end_are_refused(tmp_path, capsys):
+    deep = tmp_path / "deep"
+    deep.mkdir()
+    place = os.open(deep, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=place)
+        below = os.open("d", os.O_RDONLY, dir_fd=place)
+        os.close(place)
+        place = below
+    os.close(place)
+    (tmp_path / "deep/a").mkdir()
+    for command in (
+        ["table", str(deep)],
+        ["data", "inspect", str(deep)],
+        ["report", str(deep), "-o", str(tmp_path / "x")],
+    ):
+        assert main(command) == 2
+        assert "nested" in capsys.readouterr().err
+    while (deep / "d").exists():  # pytest's own clean-up is recursive
+        _shorten(deep)
+
+
+def _shorten(folder: Path) -> None:
+    """Remove the subfolder d of a folder and keep what is in it."""
+    if (folder / "d/d").exists():
+        (folder / "d/d").rename(folder / "e")
+        (folder / "d").rmdir()
+        (folder / "e").rename(folder / "d")
+    else:
+        (folder / "d").rmdir()
+
+
+def test_a_bad_seed_does_not_hide_the_good_one(tmp_path, capsys):
+    for seed in (0, 1):
+        make_run(tmp_path / f"runs/seed{seed}", tiny("paco"), seed, FEW)
+    tree = json.loads((tmp_path / "runs/seed1" / runs.METRICS).read_text())
+    tree["calibration"] = [b | {"count": 5, "confidence": None} for b in tree["calibration"]]
+    (tmp_path / "runs/seed1" / runs.METRICS).write_text(json.dumps(tree))
+    assert main(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "x.html")]) == 0
+    assert "seed1" in capsys.readouterr().err and "PaCo" in (tmp_path / "x.html").read_text()
+
+
+def test_an_unexpected_exception_is_one_line(monkeypatch, capsys):
+    monkeypatch.delenv("LONGTAIL_TRACEBACK")
+    monkeypatch.setattr("longtail.cli.overview", lambda: {}["x"])
+    assert main([]) == 1
+    assert capsys.readouterr().err.count("\n") == 1

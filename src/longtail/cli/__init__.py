@@ -11,6 +11,8 @@ from longtail.errors import Alone, RunError, UserError, full_disk, unknown, visi
 from longtail.progress import speaks
 from longtail.world import read_world
 
+TRACEBACK = "LONGTAIL_TRACEBACK"
+"""If this environment variable is set, an unexpected exception is shown with its traceback."""
 VERBS: dict[str, tuple[type, Callable[[list[str]], int | None]]] = {
     "demo": (arguments.Demo, verbs.run_demo),
     "recipes": (arguments.Recipes, verbs.run_recipes),
@@ -55,11 +57,12 @@ def main(args: Sequence[str] | None = None) -> int:
             if error.filename == STANDARD_OUTPUT:
                 discard_output()
             return 1
-        except ValueError as error:
-            if not (problem := describe_bad_name(error)):
+        except Exception as error:
+            problem = describe_bad_name(error) if isinstance(error, ValueError) else ""
+            if not problem and os.environ.get(TRACEBACK):
                 raise
-            complain(problem)
-            return 2
+            complain(problem or describe_bug(error))
+            return 2 if problem else 1
 
 
 def run(args: list[str]) -> int:
@@ -94,6 +97,12 @@ def describe_system_error(error: OSError) -> str:
         return f"a file cannot be read or written ({why(error)}): check the disk"
     name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else error.filename
     return f"cannot use {name} ({why(error)}): check its path, its permissions and the disk"
+
+
+def describe_bug(error: Exception) -> str:
+    """Return one line about an exception that no part of the package expects."""
+    reason = " ".join(str(error).split())[:200]
+    return f"internal error ({type(error).__name__}: {reason}): please report it; {TRACEBACK}=1 shows where it happened"
 
 
 def describe_bad_name(error: ValueError) -> str:

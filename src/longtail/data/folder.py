@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from longtail import files
 from longtail.data.decode import encoded_pool, read_file
 from longtail.data.files import is_directory, list_directory
 from longtail.data.pool import IntArray, Opened, Pool, check_classes, name_array, no_image_notes, split_files
@@ -95,14 +96,19 @@ def image_files(folder: Path, above: tuple[Path, ...], others: list[str]) -> Ite
     `others` are given the files that are left alone.
     """
     seen = {os.path.realpath(f) for f in above}
-    for place, inner, files in os.walk(folder, onerror=_cannot_list, followlinks=True):
-        if os.path.realpath(place) in seen:
-            inner.clear()
-            continue
-        seen.add(os.path.realpath(place))
-        inner[:] = sorted(d for d in inner if not d.startswith("."))
-        others += [f for f in files if not _is_image(f) and not f.startswith(".")]
-        yield from (Path(place, f) for f in sorted(files) if _is_image(f))
+    try:
+        for place, inner, names in files.walk(folder, _cannot_list, follow_links=True):
+            if os.path.realpath(place) in seen:
+                inner.clear()
+                continue
+            seen.add(os.path.realpath(place))
+            inner[:] = sorted(d for d in inner if not d.startswith("."))
+            others += [f for f in names if not _is_image(f) and not f.startswith(".")]
+            yield from (Path(place, f) for f in sorted(names) if _is_image(f))
+    except files.RefusedFile as error:
+        raise UserError(
+            f"cannot search {folder} ({error.strerror}): move the images to a folder closer to it"
+        ) from error
 
 
 def _cannot_list(error: OSError) -> None:
@@ -120,19 +126,19 @@ def _pool(
     others: list[str],
     may_be_empty: bool = False,
 ) -> Pool:
-    files: list[Path] = []
+    paths: list[Path] = []
     labels: list[int] = []
     empty: list[str] = []
     for label, name in enumerate(names):
         found = list(image_files(folder / name, (root, folder), others))
         empty += [] if found else [str(folder / name)]
-        files += found
+        paths += found
         labels += [label] * len(found)
     if empty and not may_be_empty:
         more = f" and {len(empty) - 5:,} more" if len(empty) > 5 else ""
         kinds = " ".join(sorted(e[1:] for e in EXTENSIONS))
         raise UserError(f"no image ({kinds}) in the class folder {', '.join(empty[:5])}{more}: fill it or remove it")
-    ids = [f.relative_to(root).as_posix() for f in files]
+    ids = [f.relative_to(root).as_posix() for f in paths]
     return file_pool(root, ids, np.array(labels, np.int64), names, size, skip)
 
 

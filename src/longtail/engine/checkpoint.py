@@ -2,7 +2,7 @@
 
 import os
 import pickle
-import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,8 @@ from torch import Tensor
 from longtail import files
 from longtail.config.migrate import CHECKPOINT_VERSION, migrate_checkpoint
 from longtail.errors import RunError, UserError, why
+from longtail.torch_pickle import STRUCTURE_LIMIT, check_checkpoint
 
-STRUCTURE_LIMIT = 64 * 2**20
-"""Bytes of everything in a checkpoint that is not tensor data."""
 SAFETENSORS_HEADER = 128 * 2**20
 """Bytes of a safetensors header, at most; its reader has a limit of 100 MB."""
 
@@ -47,14 +46,7 @@ def load(path: Path, device: torch.device, expected: dict[str, Tensor] | None = 
     try:
         with files.open_regular(path, folder=path.parent.parent) as file:
             check_size(path, file.fileno(), expected)
-            with zipfile.ZipFile(file) as archive:
-                files.check_archive(path, archive.infolist(), size_limit(expected), compressed=False)
-                structure = [m for m in archive.infolist() if m.filename.endswith("/data.pkl")]
-                if sum(m.file_size for m in structure) > STRUCTURE_LIMIT:
-                    raise ValueError("its structure is too large")
-                if bad := archive.testzip():
-                    raise ValueError(f"{bad} is damaged")
-            file.seek(0)
+            check_checkpoint(path, file, size_limit(expected))
             layout = torch.load(file, map_location="meta", weights_only=True)
             if expected is not None:
                 check_shapes(layout, expected)
@@ -65,7 +57,7 @@ def load(path: Path, device: torch.device, expected: dict[str, Tensor] | None = 
         migrate_checkpoint(state)
         return state
     except Exception as error:  # a damaged file fails in many ways
-        reason = f"cannot read the checkpoint {path} ({_describe(error)})"
+        reason = f"cannot read the checkpoint {path} ({describe(error)})"
         raise UserError(f"{reason}: delete its run folder to start that seed anew") from error
 
 
@@ -85,6 +77,13 @@ def check_size(path: Path, descriptor: int, expected: dict[str, Tensor] | None) 
 
 def check_shapes(layout: Any, expected: dict[str, Tensor]) -> None:
     """Raise ValueError unless the stored method has exactly the expected tensors."""
+    largest = max((tensor.numel() for tensor in expected.values()), default=0)
+    for tensor in tensors_in(layout):
+        if (
+            tensor.numel() > max(largest, 2**20)
+            or tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size()
+        ):
+            raise ValueError(f"it has a tensor of the shape {tuple(tensor.shape)}")
     found = layout.get("method") if isinstance(layout, dict) else None
     if not isinstance(found, dict):
         raise ValueError("it holds no state of a method")
@@ -96,6 +95,17 @@ def check_shapes(layout: Any, expected: dict[str, Tensor]) -> None:
         if not isinstance(stored, Tensor) or stored.shape != tensor.shape:
             shape = tuple(stored.shape) if isinstance(stored, Tensor) else type(stored).__name__
             raise ValueError(f"{name} is {shape} instead of {tuple(tensor.shape)}")
+
+
+def tensors_in(tree: Any, depth: int = 0) -> Iterator[Tensor]:
+    """Yield all tensors of a nested structure; ValueError if it is nested too deeply."""
+    if depth > 20:
+        raise ValueError("it is nested too deeply")
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, dict | list | tuple):
+        for value in tree.values() if isinstance(tree, dict) else tree:
+            yield from tensors_in(value, depth + 1)
 
 
 def load_weights(path: Path, expected: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
@@ -127,11 +137,12 @@ def load_weights(path: Path, expected: dict[str, Tensor], device: torch.device) 
                 raise ValueError(f"{name} is {found[name].dtype} instead of {tensor.dtype}")
         return found
     except (OSError, safetensors.SafetensorError, RuntimeError, ValueError, TypeError) as error:
-        reason = _describe(error)
+        reason = describe(error)
         raise UserError(f"{path} does not hold the network of its configuration ({reason}): train it again") from error
 
 
-def _describe(error: Exception) -> str:
+def describe(error: Exception) -> str:
+    """Return what is wrong with a file in one line, without the advice of torch to execute what it holds."""
     if isinstance(error, pickle.UnpicklingError):  # torch's own words advise to execute what it holds
         return "it holds more than tensors and numbers, and nothing of it was executed"
     if isinstance(error, OSError) and error.strerror:

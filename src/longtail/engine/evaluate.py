@@ -236,7 +236,8 @@ def evaluate(run: Path | str, data_root: Path | None = None, device: str = "auto
 
 def evaluate_one(record: runs.Run, data_root: Path | None, device_name: str) -> dict[str, Any]:
     config, device = record.config, choose_device(device_name, "--device")
-    data = load(replace(config.data, root=data_root or config.data.root))
+    fetch = config.data.download and data_root is not None  # never into a folder that a stored configuration names
+    data = load(replace(config.data, root=data_root or config.data.root, download=fetch))
     stored = record.environment["data"]["checksum"]
     if data.checksum != stored:
         raise UserError(f"{record.folder} was trained on other images (checksum {stored}): name them with --data-root")

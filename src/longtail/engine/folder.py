@@ -32,17 +32,17 @@ def holds_a_run(folder: Path) -> bool:
         raise UserError(f"--out {folder}: {error.strerror}, choose another") from error
 
 
-def check_folder(folder: Path, config: Config, resume: bool) -> None:
+def check_folder(folder: Path, config: Config, resume: bool, top: Path | None = None) -> None:
     """A folder that holds a run is continued on request, and only by the configuration that started it.
 
-    A link that leaves OUT is refused: whoever made it would decide where this process writes.
+    A link that leaves OUT (`top`, the parent of `folder` if not given) is refused: whoever made it would decide where this
+    process writes.
     """
-    if folder.is_symlink():
-        try:
-            files.check_inside(folder, folder.parent)
-        except OSError as error:
-            advice = f"name the folder above {os.path.realpath(folder)} as --out, or remove the link"
-            raise UserError(f"{folder} is a symbolic link that leaves {folder.parent}: {advice}") from error
+    try:
+        files.check_inside(folder, top or folder.parent)
+    except files.RefusedFile as error:
+        advice = f"remove the link, or name the folder above {os.path.realpath(folder)} as --out"
+        raise UserError(f"{folder} leads out of {top or folder.parent} by a symbolic link: {advice}") from error
     if not holds_a_run(folder):
         return
     if not resume:

@@ -34,6 +34,7 @@ from longtail.errors import UserError
 from longtail.methods import Stage, Start
 from longtail.models import update
 from longtail.models.groups import refined
+from longtail.shapes import amount, count, fault
 from longtail.views import Views
 
 
@@ -262,6 +263,8 @@ class Run:
             raise UserError(f"{path} was trained on other images (checksum {state['checksum']}): use its --data.root")
         if state["precision"] != precision(self.config.train, self.device):
             raise UserError(f"{path} was trained in {state['precision']}: add --train.precision {state['precision']}")
+        if wrong := fault(state, {"stage": count, "step": count, "seconds": amount, "epoch_seconds": amount}):
+            raise ValueError(wrong)
         self.enter(state["stage"])
         if not 0 <= state["step"] <= self.steps_left().stop:
             raise ValueError("no such step")
@@ -270,8 +273,18 @@ class Run:
         # The rate and the kernel are this device's, whatever the checkpoint came from.
         here = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict(state["optimiser"] | {"param_groups": here})
+        check_optimizer(self.optimiser)
         self.meter.restore(state["meter"])
         self.gradients.restore(state.get("gradients", {}))
         torch.set_rng_state(distributed.own(state["rng"]).cpu())
         if "cuda_rng" in state and self.device.type == "cuda":
             torch.cuda.set_rng_state(distributed.own(state["cuda_rng"]).cpu())
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError unless every stored average has the shape of its parameter; counters are numbers or single values."""
+    for parameter, averages in optimizer.state.items():
+        for name, value in averages.items():
+            fits = isinstance(value, Tensor) and (value.dim() == 0 or value.shape == parameter.shape)
+            if not fits and value is not None and type(value) not in (int, float):
+                raise ValueError(f"{name} of the optimizer does not fit its parameter")

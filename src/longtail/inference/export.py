@@ -55,7 +55,8 @@ def export(
             path.parent.mkdir(parents=True, exist_ok=True)
         if model.origin is not None and model.origin.is_dir() and path.parent == model.origin / "export":
             files.check_inside(path.parent, model.origin)
-        with files.replace_output(path) as fresh:
+        write_to = files.replace_file if out is None else files.replace_output
+        with write_to(path) as fresh:
             theirs = written(model, network, to, fresh)
             difference = compared(eager(network), theirs, model.image_size)
             latency = {n: times(eager(network), theirs, model.image_size, n) for n in BATCHES}

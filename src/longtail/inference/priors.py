@@ -93,7 +93,10 @@ def _json_object(path: Path, text: str) -> dict[str, Any]:
 
 
 def _csv_rows(path: Path, text: str) -> dict[str, Any]:
-    rows = [row for row in csv.reader(text.splitlines()) if row]
+    try:
+        rows = [row for row in csv.reader(text.splitlines()) if row]
+    except csv.Error as error:
+        raise UserError(f"{path} is no CSV ({error}): write lines of `class,weight`") from error
     if rows and len(rows[0]) == 2 and rows[0][0].strip().lower() in ("class", "name", "label"):
         rows = rows[1:]
     weights: dict[str, Any] = {}

@@ -6,7 +6,6 @@ optimiser; none of that deploys.
 
 import os
 import re
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,10 +16,12 @@ from torch import Tensor
 
 from longtail import files, methods
 from longtail.config import Config, DataConfig, ModelConfig, PaCo, ViewsConfig
+from longtail.engine.checkpoint import describe
 from longtail.engine.device import place
 from longtail.errors import UserError
 from longtail.inference.model import Model
 from longtail.inference.preprocessing import Preprocessing
+from longtail.torch_pickle import check_checkpoint
 from longtail.views import Views
 
 TRUNK, HEAD = "encoder_q.", "linear."
@@ -40,7 +41,11 @@ LAYOUTS = {365: Layout("places-lt", "imagenet"), 8142: Layout("inat2018", "inatu
 def load(path: Path, device: torch.device, class_names: Sequence[str] | None, model: str | None) -> Model:
     """Nothing but tensors and plain values is read from the file."""
     tree = read(path)
-    state = {k.removeprefix("module."): v for k, v in tree.get("state_dict", tree).items() if isinstance(v, Tensor)}
+    state = {
+        str(name).removeprefix("module."): tensor
+        for name, tensor in tree.get("state_dict", tree).items()
+        if isinstance(tensor, Tensor) and not tensor.is_complex()
+    }
     weights = network_weights(state, path)
     classes, bias = len(weights["head.weight"]), "head.bias" in weights
     names = tuple(class_names or map(str, range(classes)))
@@ -64,14 +69,11 @@ def read(path: Path) -> dict[str, Any]:
     try:
         with files.open_regular(path, folder=path.parent) as file:
             size = os.fstat(file.fileno()).st_size
-            if zipfile.is_zipfile(file):
-                with zipfile.ZipFile(file) as archive:
-                    files.check_archive(path, archive.infolist(), size, compressed=False)
-            file.seek(0)
+            check_checkpoint(path, file, size)
             tree = torch.load(file, map_location="cpu", weights_only=True)
         check_tensors(tree, size)
     except Exception as error:  # a damaged or hostile file fails in many ways
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = describe(error)
         advice = "only tensors and plain values are read, save its state_dict alone"
         raise UserError(f"cannot read the checkpoint {path} ({reason}): {advice}") from error
     if not isinstance(tree, dict) or not isinstance(tree.get("state_dict", tree), dict):
@@ -91,7 +93,7 @@ def network_weights(state: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     """By our names: those of timm's ResNets are torchvision's, and the CIFAR networks number their stages."""
     trunk = {k.removeprefix(TRUNK): v for k, v in state.items() if k.startswith(TRUNK) and ".fc." not in k}
     head = {k.removeprefix(HEAD): v for k, v in state.items() if k.startswith(HEAD)}
-    if not trunk or "weight" not in head or head["weight"].dim() != 2:
+    if not trunk or "weight" not in head or head["weight"].dim() != 2 or not head["weight"].numel():
         raise UserError(f"{path} has no {TRUNK}* and {HEAD}weight: is it a checkpoint of the released PaCo code?")
     if not any(k.startswith("layer4.") for k in trunk):
         trunk = {re.sub(r"^layer(\d)\.", lambda m: f"stages.{int(m[1]) - 1}.", k): v for k, v in trunk.items()}

@@ -84,15 +84,21 @@ def without_failures(found: Gathered) -> Gathered:
     """
     rows, begun, bad = [], [], list(found.bad)
     for row in found.rows:
-        if failure := _failure(Gathered([row])):
-            bad.append(f"{row.runs[0].folder}: {failure}")
-        else:
+        if _failure(Gathered([row])) is None:
             rows.append(row)
-    for run in found.begun:
-        if failure := _failure(Gathered([], [run])):
-            bad.append(f"{run.folder}: {failure}")
+            continue
+        sound = []
+        for run in row.runs:
+            if failure := _failure(Gathered(make_rows([run]))):
+                bad.append(f"{run.folder}: {failure}")
+            else:
+                sound.append(run)
+        rows += make_rows(sound)
+    for started in found.begun:
+        if failure := _failure(Gathered([], [started])):
+            bad.append(f"{started.folder}: {failure}")
         else:
-            begun.append(run)
+            begun.append(started)
     rest = Gathered(rows, begun, bad)
     if rest.size and (failure := _failure(rest)):
         return Gathered([], [], [*bad, f"the runs cannot be shown together: {failure}"])

@@ -17,7 +17,7 @@ from typing import IO
 import numpy as np
 
 LENGTH = struct.Struct("<Q")
-SECONDS = 120.0
+SECONDS = 60.0
 
 
 class EmbeddingWorker:
@@ -59,13 +59,15 @@ class EmbeddingWorker:
             return self._process
         self._stop()
         package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+        inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        path = os.pathsep.join([package, *filter(os.path.isabs, inherited)])
         with contextlib.suppress(OSError):
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "longtail.report.embedding"],
+                [sys.executable, "-P", "-m", "longtail.report.embedding"],  # -P: no module from the working directory
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                cwd=package,
                 env=os.environ | {"PYTHONPATH": path},
             )
         return self._process

@@ -25,6 +25,8 @@ THUMBNAIL_LIMIT = 2**20  # bytes of a file; those that are written have at most 
 THUMBNAIL_SIDE = 512  # pixels; those that are written have at most 96
 LOG_LIMIT, EPOCHS_LIMIT = 2**26, 200_000  # bytes, lines
 INDEX_LIMIT, EXAMPLE_ROWS, EXAMPLE_IMAGES = 2**22, 50, 20  # bytes of index.json; what is shown of it
+FEATURES_LIMIT, PREDICTIONS_LIMIT = 2**28, 2**30  # bytes after decompression
+MOST_FEATURES, MOST_LABELS = 16_384, 2**24  # columns of the feature map; test images
 LARGEST_FEATURE = 65_504  # of half precision, in which features are stored
 
 
@@ -79,11 +81,13 @@ def features(run: runs.Run, most: int) -> tuple[FloatArray, IntArray] | None:
     Rows with values that features never have (they are stored in half precision) are left out.
     """
     try:
-        stored = files.read_arrays(run.folder / FEATURES, run.folder)
+        stored = files.read_arrays(run.folder / FEATURES, run.folder, FEATURES_LIMIT)
         x_NF, y_N = stored["features"], stored["labels"]
         if x_NF.dtype.kind != "f" or x_NF.ndim < 2 or y_N.dtype.kind not in "iu" or y_N.shape != x_NF.shape[:1]:
             return None
         x_NF = x_NF.reshape(len(y_N), -1)
+        if x_NF.shape[1] > MOST_FEATURES:
+            return None
         known = (y_N >= 0) & (y_N < len(run.metrics["per_class"]))
         sound = np.flatnonzero(known & (np.abs(x_NF) <= LARGEST_FEATURE).all(1))  # false for NaN
     except BROKEN:
@@ -95,7 +99,7 @@ def features(run: runs.Run, most: int) -> tuple[FloatArray, IntArray] | None:
 def gradients(run: runs.Run) -> FloatArray | None:
     """Mean norm of the gradient of each class's classifier weights (C,), in the last stage in which the classifier learnt."""
     try:
-        stored = files.read_arrays(run.folder / runs.GRADIENTS, run.folder)
+        stored = files.read_arrays(run.folder / runs.GRADIENTS, run.folder, FEATURES_LIMIT)
         norms_EC, stages_E = stored["norms"].astype(np.float64), stored["stages"]
         if norms_EC.shape != (len(stages_E), len(run.metrics["per_class"])) or stages_E.dtype.kind != "U":
             return None
@@ -155,8 +159,11 @@ def tested(run: runs.Run) -> IntArray | None:
     if run.metrics.get("confusion"):
         return np.asarray(run.metrics["confusion"]).sum(1)
     try:
-        y_N, classes = files.read_arrays(run.folder / PREDICTIONS, run.folder)["labels"], len(run.metrics["per_class"])
-        if y_N.ndim != 1 or y_N.dtype.kind not in "iu" or (len(y_N) and not 0 <= y_N.min() <= y_N.max() < classes):
+        y_N = files.read_arrays(run.folder / PREDICTIONS, run.folder, PREDICTIONS_LIMIT)["labels"]
+        classes = len(run.metrics["per_class"])
+        if y_N.ndim != 1 or len(y_N) > MOST_LABELS or y_N.dtype.kind not in "iu":
+            return None
+        if len(y_N) and not 0 <= y_N.min() <= y_N.max() < classes:
             return None
         return np.bincount(y_N, minlength=classes)
     except BROKEN:
@@ -178,8 +185,10 @@ def answers(run: runs.Run) -> Answers | None:
 @functools.lru_cache(maxsize=256)  # a page asks for the same runs again and again, and logits of many classes are large
 def _answers(path: Path, _: float) -> Answers | None:
     try:
-        stored = files.read_arrays(path, path.parent)
+        stored = files.read_arrays(path, path.parent, PREDICTIONS_LIMIT)
         y_N = stored["labels"]
+        if len(y_N) > MOST_LABELS:
+            return None
         guess_N = stored["logits"].argmax(1) if "logits" in stored else stored["top_classes"][:, 0]
         sound = y_N.ndim == 1 and y_N.shape == guess_N.shape and len(y_N) > 0 and y_N.dtype.kind in "iu"
         return Answers(y_N.astype(np.int64), guess_N == y_N) if sound and y_N.min() >= 0 else None

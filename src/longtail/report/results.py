@@ -7,7 +7,6 @@ runs                              a record per method, factor, seed and configur
 """
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from longtail.config import Config, from_dict
 from longtail.errors import UserError
 from longtail.report.cells import lengths, make_dots, make_panels, make_rows, make_verdicts, pictures
 from longtail.report.page import to_markdown
+from longtail.shapes import amount, count, percent
 
 # What a record keeps of metrics.json, besides per_class and counts.
 # All but the first two may lack, or be None for an empty group.
@@ -66,9 +66,9 @@ def _checked(record: Any, table: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"a run of {record['method']} at {record['imbalance']}, which the table does not have")
     for name in METRICS:
         value = record["metrics"].get(name)
-        finite = type(value) in (int, float) and math.isfinite(value)
-        if not finite and (value is not None or name in ALWAYS):
-            raise ValueError(f"{name} is {value!r}")
+        fits = percent(value) if name in ("top1", *ACCURACY) else amount(value)
+        if not fits and (value is not None or name in ALWAYS):
+            raise ValueError(f"{name} is {str(value)[:60]}")
     return record | {"identity": from_dict(Config, record["identity"]).identity()}
 
 
@@ -82,12 +82,12 @@ def _check_kinds(tree: Any, kinds: Kinds) -> None:
 
 def _check_classes(per_class: list[Any], counts: Any) -> None:
     """A number a class; None for one without test images, and for the counts of older records."""
-    if any(value is not None and type(value) not in (int, float) for value in per_class):
-        raise ValueError(f"per_class is {per_class!r}")
+    if any(value is not None and not percent(value) for value in per_class):
+        raise ValueError("per_class has a value that is no percentage")
     if counts is None:
         return
-    if not isinstance(counts, list) or [type(n) for n in counts] != [int] * len(per_class):
-        raise ValueError(f"counts is {counts!r} for {len(per_class)} classes")
+    if not isinstance(counts, list) or len(counts) != len(per_class) or not all(map(count, counts)):
+        raise ValueError(f"counts are not those of {len(per_class)} classes")
 
 
 def find(tree: dict[str, Any], method: str, imbalance: float, config: Config) -> dict[int, dict[str, Any]]:

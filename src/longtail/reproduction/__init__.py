@@ -3,6 +3,7 @@
 A cell is a method at one imbalance factor. What the results file has is not trained again, nor is what the run folders have.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from longtail import files, runs
 from longtail.config import DataConfig
 from longtail.data.sources import DataSet, load_once
+from longtail.engine.folder import check_folder
 from longtail.engine.train import train
 from longtail.errors import Interrupted, UserError, room_for, unknown
 from longtail.reproduction.book import Book, Budget, file_name, make_record
@@ -46,6 +48,9 @@ def reproduce(
     command = command_line(name, table, wanted, methods, imbalance, epochs)
     book = Book(open_folder(Path(results)) / file_name(name), name, table, command)
     cells = [make_cell(table, m, f, epochs, Path(out or f"runs/reproduce-{name}"), data_root) for m, f in chosen]
+    for cell in cells:
+        for seed in wanted:
+            check_folder(cell.run_folder(seed), cell.config, resume=True, top=Path(out or f"runs/reproduce-{name}"))
     work_through(cells, wanted, book, left, again)
     return book.write()
 
@@ -140,4 +145,4 @@ def set_aside(cell: Cell, recorded: dict[int, dict[str, Any]]) -> None:
         if (folder / runs.METRICS).exists():
             started = str(runs.read(folder).environment["started"])
             if started == record["started"]:
-                folder.rename(folder.with_name(f"{folder.name}-{started.replace(':', '')}"))
+                folder.rename(folder.with_name(f"{folder.name}-{re.sub(r'[^0-9A-Za-z-]', '', started)[:40]}"))
