@@ -178,7 +178,13 @@ def fast_folder(folder: Path) -> Path:
 
 def preload() -> None:
     """Import all that commands import, with one thread for everything."""
-    os.environ |= {"OMP_NUM_THREADS": "1", "LONGTAIL_TRACEBACK": "1", "MPLBACKEND": "Agg", "LONGTAIL_COMMIT": "test", "LONGTAIL_DATA": ""}
+    os.environ |= {
+        "OMP_NUM_THREADS": "1",
+        "LONGTAIL_TRACEBACK": "1",
+        "MPLBACKEND": "Agg",
+        "LONGTAIL_COMMIT": "test",
+        "LONGTAIL_DATA": "",
+    }
     import sklearn.manifold
     import torch
     import torch.utils.tensorboard

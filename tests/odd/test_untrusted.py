@@ -596,3 +596,19 @@ def test_an_unexpected_exception_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr("longtail.cli.overview", lambda: {}["x"])
     assert main([]) == 1
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_errors_are_short(finished, tmp_path, capsys):
+    run = copied(finished, tmp_path / "run")
+    tree = json.loads((run / runs.CONFIG).read_text())
+    files.write_json(run / runs.CONFIG, tree | {"recipe": ["x" * 1_000_000]})
+    assert main(["table", str(run)]) == 2
+    assert len(capsys.readouterr().err) < 3_000
+
+
+def test_the_live_page_says_that_folders_are_nested_too_deeply(tmp_path):
+    place = tmp_path / "runs"
+    for _ in range(70):
+        place = place / "d"
+    place.mkdir(parents=True)
+    assert b"nested" in Board([tmp_path / "runs"]).page()

@@ -11,6 +11,7 @@ from longtail.errors import Alone, RunError, UserError, full_disk, unknown, visi
 from longtail.progress import speaks
 from longtail.world import read_world
 
+LONGEST_ERROR = 2_000  # characters of an error message
 TRACEBACK = "LONGTAIL_TRACEBACK"
 """If this environment variable is set, an unexpected exception is shown with its traceback."""
 VERBS: dict[str, tuple[type, Callable[[list[str]], int | None]]] = {
@@ -77,6 +78,8 @@ def run(args: list[str]) -> int:
 
 
 def complain(message: str, more: str = "") -> None:
+    """Print an error in one line on standard error; values of a file from somebody else may be very long, and are cut."""
+    message = message if len(message) <= LONGEST_ERROR else f"{message[:LONGEST_ERROR]}…"
     print(f"longtail: {visible(message)}{more}", file=sys.stderr)
 
 

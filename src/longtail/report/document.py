@@ -44,7 +44,7 @@ def report(paths: Iterable[Path | str] | Path | str, out: Path | str = "report.h
     if found.size == 0:
         raise UserError(found.bad[0])
     for why_not in found.bad:
-        print(f"left out: {visible(why_not)}", file=sys.stderr)
+        print(f"left out: {visible(why_not[:1000])}", file=sys.stderr)
     return write(whole, out)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from longtail import runs
+from longtail.errors import UserError
 from longtail.report.document import (
     Gathered,
     assembled,
@@ -42,7 +43,10 @@ class Board:
         """Other files have another version."""
         with self._looking:
             if time.monotonic() - self._looked >= GLANCE:
-                self._version = stamp(runs.find(self._there()))
+                try:
+                    self._version = stamp(runs.find(self._there()))
+                except UserError as error:  # folders that cannot be searched; the page says why
+                    self._version = hashlib.sha256(str(error).encode(errors="replace")).hexdigest()[:16]
                 self._looked = time.monotonic()
             return self._version
 
