@@ -7,6 +7,7 @@ from torch import Tensor
 
 from longtail.engine import distributed
 from longtail.errors import RunError
+from longtail.shapes import count
 
 NEVER = 2**62  # later than any step
 
@@ -54,8 +55,16 @@ class Meter:
         return {"names": self.names, "sums": sums, "first_bad": self.first_bad, "count": self.count}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.names, self.sums = state["names"], distributed.own(state["sums"])
-        first_bad = state["first_bad"]
+        """Continue from a stored state; ValueError if its parts do not belong together."""
+        names, sums, first_bad = state["names"], distributed.own(state["sums"]), state["first_bad"]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or not count(state["count"]):
+            raise ValueError("the stored means have no names or no count")
+        shapes = (sums.shape, first_bad.shape) if names else ()
+        if any(shape != (len(names),) for shape in shapes):
+            raise ValueError("the stored means do not have one value for each name")
+        if names and (sums.dtype != torch.float32 or first_bad.dtype != torch.int64):
+            raise ValueError("the stored means are of another type")
+        self.names, self.sums = names, sums
         self.first_bad, self.count = first_bad.masked_fill(first_bad < 0, NEVER), state["count"]  # once NEVER was -1
 
 

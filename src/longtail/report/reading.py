@@ -101,7 +101,11 @@ def gradients(run: runs.Run) -> FloatArray | None:
     try:
         stored = files.read_arrays(run.folder / runs.GRADIENTS, run.folder, FEATURES_LIMIT)
         norms_EC, stages_E = stored["norms"].astype(np.float64), stored["stages"]
-        if norms_EC.shape != (len(stages_E), len(run.metrics["per_class"])) or stages_E.dtype.kind != "U":
+        if (
+            stages_E.ndim != 1
+            or stages_E.dtype.kind != "U"
+            or norms_EC.shape != (len(stages_E), len(run.metrics["per_class"]))
+        ):
             return None
         learnt_E = ((norms_EC >= 0) & (norms_EC < 1e30)).all(1)  # false for NaN
         last_E = learnt_E & (stages_E == stages_E[learnt_E][-1])
