@@ -314,7 +314,7 @@ def test_files_of_a_folder_are_regular_and_not_too_large(tmp_path, monkeypatch):
     os.mkfifo(folder / "train")
     monkeypatch.setattr(os.path, "isfile", lambda path: True)  # as where it was a file a moment ago
     outcome = run_guarded(lambda: cifar.open_cifar("cifar100", root, False, 32))
-    assert outcome.kind == "UserError" and "not a file" in outcome.text
+    assert outcome.kind == "UserError" and "regular file" in outcome.text
 
 
 def test_sparse_file_of_gigabytes(tmp_path):

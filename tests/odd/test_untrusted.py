@@ -424,7 +424,7 @@ def test_measuring_makes_no_folder_that_a_stored_configuration_names(finished, t
 @pytest.mark.parametrize("command", [["compare", "digits-lt", "--methods", "ce"], ["reproduce", "cifar100-lt"]])
 def test_a_method_folder_that_leads_elsewhere_is_refused(tmp_path, secret, command):
     (tmp_path / "out").mkdir()
-    for name in ("ce", "ce-100", "paco-100"):
+    for name in ("ce", "paco-100-1-epochs", "balanced-softmax-100-1-epochs"):
         (tmp_path / "out" / name).symlink_to(secret.parent)
     more = [] if command[0] == "compare" else ["--results", str(tmp_path / "results"), "--imbalance", "100"]
     assert main([*command, "--out", str(tmp_path / "out"), *more, "--seeds", "0", "--epochs", "1"]) == 2

@@ -38,11 +38,7 @@ def check_folder(folder: Path, config: Config, resume: bool, top: Path | None = 
     A link that leaves OUT (`top`, the parent of `folder` if not given) is refused: whoever made it would decide where this
     process writes.
     """
-    try:
-        files.check_inside(folder, top or folder.parent)
-    except files.RefusedFile as error:
-        advice = f"remove the link, or name the folder above {os.path.realpath(folder)} as --out"
-        raise UserError(f"{folder} leads out of {top or folder.parent} by a symbolic link: {advice}") from error
+    check_links(folder, top or folder.parent)
     if not holds_a_run(folder):
         return
     if not resume:
@@ -56,6 +52,15 @@ def check_folder(folder: Path, config: Config, resume: bool, top: Path | None = 
         was, now = found[field]
         changed = f"{field} was {was}, now {now}"
         raise UserError(f"{folder} was started with another configuration ({changed}): use its flags, or another --out")
+
+
+def check_links(folder: Path, top: Path) -> None:
+    """Raise a UserError if a symbolic link leads from a run folder out of `top`, the folder that the user named."""
+    try:
+        files.check_inside(folder, top)
+    except files.RefusedFile as error:
+        advice = f"remove the link, or name the folder above {os.path.realpath(folder)} as --out"
+        raise UserError(f"{folder} leads out of {top} by a symbolic link: {advice}") from error
 
 
 def check_images(folder: Path, data: DataSet) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from longtail import files, runs
 from longtail.config import DataConfig
 from longtail.data.sources import DataSet, load_once
-from longtail.engine.folder import check_folder
+from longtail.engine.folder import check_links
 from longtail.engine.train import train
 from longtail.errors import Interrupted, UserError, room_for, unknown
 from longtail.reproduction.book import Book, Budget, file_name, make_record
@@ -50,7 +50,7 @@ def reproduce(
     cells = [make_cell(table, m, f, epochs, Path(out or f"runs/reproduce-{name}"), data_root) for m, f in chosen]
     for cell in cells:
         for seed in wanted:
-            check_folder(cell.run_folder(seed), cell.config, resume=True, top=Path(out or f"runs/reproduce-{name}"))
+            check_links(cell.run_folder(seed), Path(out or f"runs/reproduce-{name}"))
     work_through(cells, wanted, book, left, again)
     return book.write()
 
