@@ -130,6 +130,7 @@ def header(shape: str, dtype: str = "'<f8'", data: bytes = bytes(80)) -> bytes:
         header("(10,)", "[('a', '|O')]"),
         header("10"),
         header("(10,)", "__import__('os')"),
+        header("(3,"),
         b"\x93NUMPY\x09\x00",
         b"",
         b"nothing",

@@ -15,7 +15,6 @@ import secrets
 import shutil
 import stat
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO
@@ -169,14 +168,9 @@ def read_arrays(path: Path | str, folder: Path | None = None, limit: int = ARRAY
                 members = archive.infolist()
                 check_archive(path, members, limit)
                 return {m.filename.removesuffix(".npy"): _read_array(archive, m) for m in members}
-        except (
-            zipfile.BadZipFile,
-            NotImplementedError,
-            RuntimeError,
-            EOFError,
-            SyntaxError,
-            zlib.error,
-        ) as error:
+        except (OSError, ValueError, MemoryError):
+            raise
+        except Exception as error:  # zipfile, zlib and NumPy's header parser raise many kinds
             raise ValueError(f"damaged archive: {error}") from error
 
 

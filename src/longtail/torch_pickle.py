@@ -8,6 +8,7 @@ plain values.
 
 import pickletools
 import re
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -69,6 +70,9 @@ def check_checkpoint(path: Path, file: BinaryIO, limit: int) -> None:
             raise ValueError("its structure is missing or too large")
         prefix = pickles[0].removesuffix("data.pkl")
         check_pickle(archive.read(pickles[0]), {name.removeprefix(prefix): size for name, size in sizes.items()})
+        order = archive.read(f"{prefix}byteorder") if f"{prefix}byteorder" in sizes else b"little"
+        if sizes.get(f"{prefix}byteorder", 0) > 16 or order.decode("latin1") != sys.byteorder:
+            raise ValueError("it was written by a machine of another byte order")
         if bad := archive.testzip():
             raise ValueError(f"{bad} is damaged")
     file.seek(0)

@@ -474,6 +474,20 @@ def test_a_pickle_that_torch_would_execute_is_refused_first(tmp_path, name):
         longtail.load(path.rename(tmp_path / "x.pth.tar"), "cpu")
 
 
+@pytest.mark.parametrize("order", [b"big", b"none", b"x" * 100])
+def test_a_checkpoint_of_another_byte_order_is_refused(tmp_path, order):
+    """torch swaps the bytes of tensors that have no memory, and crashes."""
+    path = tmp_path / "checkpoint" / "state.pt"
+    checkpoint.save(path, {"a": torch.zeros(3)})
+    with zipfile.ZipFile(path) as archive:
+        members = {info.filename: archive.read(info) for info in archive.infolist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, order if name.endswith("/byteorder") else content)
+    with pytest.raises(UserError):
+        checkpoint.load(path, CPU)
+
+
 def test_a_plain_checkpoint_passes(tmp_path):
     path = tmp_path / "checkpoint" / "state.pt"
     path.parent.mkdir()
