@@ -238,9 +238,8 @@ class Check:
                     yield [float(p) for key, p in record.items() if key.startswith("probability") and p]
         elif self.command == "predict-table":
             text = re.sub(r"│", " ", self.out)
-            for line in text.splitlines():
-                if line.strip().startswith(("0.png", "1.png")):
-                    yield [float(p) / 100 for p in re.findall(r"(\S+) ?%", line)]
+            for row in re.split(r"(?m)^\s*(?=[01]\.png)", text)[1:]:  # long names break a row into several lines
+                yield [float(p) / 100 for p in re.findall(r"(\S+) ?%", row)]
         else:
             for line in self.out.splitlines():
                 yield [float(guess["probability"]) for guess in json.loads(line)["predictions"]]
