@@ -277,6 +277,7 @@ BAD_FACTS = [
     {"counts": [1.5] * 10},
     {"counts": [2**62] * 10},
     {"counts": [0] * 10},
+    {"counts": [0] + [1] * 9},
     {"prior": {"name": "x", "shares": [float("nan")] * 10}},
     {"prior": {"name": "x", "shares": [-0.1, 1.1] + [0.0] * 8}},
     {"prior": {"name": "x", "shares": [0.1] * 9}},
@@ -545,6 +546,8 @@ def test_the_default_export_does_not_wait_for_a_fifo(finished, tmp_path):
         {"optimiser": "shape"},
         {"optimiser": "text"},
         {"optimiser": "expanded"},
+        {"optimiser": "number"},
+        {"optimiser": "scalar"},
     ],
     ids=str,
 )
@@ -554,7 +557,13 @@ def test_an_edited_checkpoint_is_one_line(unfinished, tmp_path, change, capsys):
     state = checkpoint.load(path, CPU)
     if kind := change.get("optimiser"):
         first = next(iter(state["optimiser"]["state"].values()))
-        changed = {"shape": torch.zeros(3), "text": "x", "expanded": torch.zeros(1).expand(500_000_000)}
+        changed = {
+            "shape": torch.zeros(3),
+            "text": "x",
+            "expanded": torch.zeros(1).expand(500_000_000),
+            "number": 1.5,
+            "scalar": torch.zeros(()),
+        }
         first["momentum_buffer"] = changed[kind]
     else:
         state |= change

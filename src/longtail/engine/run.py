@@ -248,7 +248,9 @@ class Run:
             state = checkpoint.load(path, self.device, self.method.state_dict())
             try:
                 self._restore(state, path)
-            except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
+            except UserError:
+                raise
+            except Exception as error:  # values of other kinds fail in many ways
                 raise UserError(f"{path} is no checkpoint of this run: delete its run folder to start anew") from error
         distributed.by_first(self._cut, self.epochs_before() + self.step // self.steps_per_epoch)
         return found
@@ -282,9 +284,12 @@ class Run:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError unless every stored average has the shape of its parameter; counters are numbers or single values."""
+    """Raise ValueError unless every stored average has the shape of its parameter; `step` is a number or a single value."""
     for parameter, averages in optimizer.state.items():
         for name, value in averages.items():
-            fits = isinstance(value, Tensor) and (value.dim() == 0 or value.shape == parameter.shape)
-            if not fits and value is not None and type(value) not in (int, float):
+            if name == "step":
+                fits = type(value) in (int, float) or (isinstance(value, Tensor) and value.numel() == 1)
+            else:
+                fits = value is None or (isinstance(value, Tensor) and value.shape == parameter.shape)
+            if not fits:
                 raise ValueError(f"{name} of the optimizer does not fit its parameter")

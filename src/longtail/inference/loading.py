@@ -68,7 +68,7 @@ def load_run(path: Path, device: torch.device) -> Model:
     config, data = record.config, record.environment["data"]
     names = record.metrics.get("class_names") or []
     counts = data.get("counts") or record.metrics.get("counts") or []
-    if not names or len(counts) != len(names) or not sum(counts):
+    if not names or len(counts) != len(names) or not all(counts):
         raise UserError(f"{record.folder}: {len(counts)} class counts for {len(names)} class names: train it again")
     side = data.get("resolution")
     side = likely_side(config, data.get("images") or sum(counts)) if side is None else side
@@ -161,6 +161,8 @@ def read_facts(path: Path) -> dict[str, Any]:
     classes, prior = len(facts["class_names"]), facts.get("prior")
     if not classes:
         raise UserError(f"{path}: it names no class: {again}")
+    if facts.get("counts") is not None and not all(facts["counts"]):
+        raise UserError(f"{path}: a class has no training image: {again}")
     for name, values in {"counts": facts.get("counts"), "shares of the prior": prior and prior["shares"]}.items():
         if values is not None and (len(values) != classes or not sum(values)):
             raise UserError(f"{path}: {len(values)} {name} for {classes} classes: {again}")
