@@ -57,8 +57,12 @@ class Gradients:
         return {"sums": self.sums_C, "count": self.count} if self.on else {}
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a stored state; ValueError if it is not one of these classes."""
         if self.on and state:
-            self.sums_C.copy_(state["sums"])
+            sums_C = state["sums"]
+            if not isinstance(sums_C, Tensor) or sums_C.shape != self.sums_C.shape or type(state["count"]) is not int:
+                raise ValueError("the stored gradient norms are not those of these classes")
+            self.sums_C.copy_(sums_C)
             self.count = state["count"]
 
     def read(self, path: Path, epochs: int) -> None:
