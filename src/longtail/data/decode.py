@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 ORIENTATION = 0x0112  # EXIF's tag; 1 is upright
 AT_ONCE = 512  # images under way
-LARGEST_IMAGE = (
-    2**29
-)  # bytes of an image file; without compression, 8-bit images of the most pixels that PIL admits have less
+LARGEST_IMAGE = 2**29  # bytes of a file; an uncompressed 8-bit image of the most pixels that PIL admits has fewer
 FIX = "replace or remove it, or leave such images out with --data.on_error skip"
 MOVING = ("GIF", "WEBP", "PNG", "AVIF")  # formats whose frames are an animation; those of others are pages, or views
 

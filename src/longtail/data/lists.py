@@ -25,7 +25,7 @@ from longtail.errors import UserError, some
 
 COLUMNS = ("path", "label")  # of a CSV that does not say otherwise
 LABEL_DIGITS = 9  # a number with more is no class
-LIST_LIMIT = 2**30  # bytes; the list of a ten million images has about 600 MB
+LIST_LIMIT = 2**30  # bytes; a list of ten million images has about 600 MB
 NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
 
 

@@ -1,4 +1,4 @@
-"""What every loss does to its input before the mathematics: valid labels, enough precision, and no infinities."""
+"""Checks and conversions that every loss applies to its input: valid labels, enough precision, and no infinities."""
 
 import torch
 from torch import Tensor

@@ -42,7 +42,7 @@ SAYS = {
 
 
 def caption(shown: Collection[str], rows: Sequence["Row"] = (), escape: Callable[[object], str] = visible) -> str:
-    """What the columns say, and what few rests on in these rows; `escape` makes names fit for where it is displayed."""
+    """Return a caption that explains the columns and the test images behind `few`; `escape` is applied to names."""
     words = "; ".join(SAYS[c] for c in shown if c in SAYS)
     if "top1" not in shown:  # the rest of a table that has said so
         return f"{words.capitalize()}."

@@ -103,9 +103,9 @@ def paired_noise(d_N: FloatArray, place_N: IntArray) -> float:
 
 
 def few_rests_on(runs: Iterable[tuple[str, Run]], escape: Callable[[object], str] = visible) -> str:
-    """What a table says below its figures of few, data set by data set; nothing where it is not known.
+    """Return a sentence on the number of test images behind `few`, for each data set; empty if it is not known.
 
-    `escape` makes the names of data sets fit for where they are displayed.
+    `escape` is applied to the names of data sets.
     """
     found = {data: base for data, run in runs if (base := basis(run, "few")) is not None and base.images is not None}
     said = [
