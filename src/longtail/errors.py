@@ -7,32 +7,74 @@ import os
 import re
 import signal
 from collections.abc import Iterable, Iterator
+from typing import Literal
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, the share of it that a user may fill, or a file
 
 
+Kind = Literal[
+    "bad-image",  # an image that cannot be decoded, or has an unsupported format
+    "bad-labels",  # labels that are missing, malformed or out of range
+    "bad-list",  # an image list, annotation file or shard with invalid content
+    "conflict",  # settings that cannot be combined with each other, with the data or with the device
+    "damaged-file",  # a file of the right type with invalid or damaged content
+    "disk-full",
+    "download-failed",
+    "exists",  # an output path that is in use already, or holds something else
+    "interrupted",
+    "invalid-value",  # a setting or argument with a wrong type or out of range
+    "missing-file",  # a path that does not exist, or holds nothing of the kind asked for
+    "missing-package",
+    "mismatch",  # a run, checkpoint or export that does not belong to the data, the settings or the other runs
+    "non-finite",  # a loss or a feature that is NaN or infinite
+    "not-writable",  # an output path that cannot be written, other than for lack of space
+    "out-of-memory",
+    "peer-failure",  # another process of a distributed run failed
+    "too-few-data",  # too few images, classes, seeds or runs for what was asked
+    "unfinished-run",
+    "unknown-name",  # a recipe, method, class, flag or other name that does not exist
+    "unreadable-file",  # a path that cannot be read: permissions, or a directory in place of a file
+    "unsafe-file",  # a file that was refused: a link that leaves its folder, a device, a FIFO, or too large
+    "unsupported",  # a combination that this package does not implement
+]
+
+
 class UserError(Exception):
-    """Something the caller asked for cannot be done; the message says what to do instead."""
+    """Raised when something that the caller asked for cannot be done; the message says what to do instead.
+
+    `kind` classifies the error for programs and tests, which should not depend on the wording of the message. The default of
+    a class can be replaced for one error: `UserError(message, kind="missing-file")`.
+    """
 
     exit_code = 2
+    kind: Kind = "invalid-value"
+
+    def __init__(self, message: str = "", *, kind: Kind | None = None) -> None:
+        super().__init__(message)
+        if kind is not None:
+            self.kind = kind
 
 
 class RunError(UserError):
-    """A run that started well cannot go on: non-finite loss, memory, disk."""
+    """Raised when a run that was started correctly cannot continue, for example because of a non-finite loss or a full disk."""
 
     exit_code = 1
 
 
 class NoRoom(RunError):
-    """A disk is full."""
+    """Raised when a disk is full."""
+
+    kind: Kind = "disk-full"
 
 
 class Alone(RunError):
-    """It happened to one process among several, which says so itself; of what happens to all the first speaks."""
+    """Raised for a failure of one process among several. That process reports it; failures of all are reported by the first."""
 
 
 class BadFile(Alone):
-    """An image that cannot be read, met while a run trains; `found` is what is wrong, without what to do."""
+    """Raised when an image cannot be read during training. `found` describes the damage, without the advice."""
+
+    kind: Kind = "bad-image"
 
     def __init__(self, found: str, fix: str) -> None:
         super().__init__(f"{found}: {fix}")
@@ -40,14 +82,16 @@ class BadFile(Alone):
 
 
 class Interrupted(RunError):
-    """Ctrl-C, SIGTERM or SIGHUP, after everything was saved; the exit code is the shell's for that signal."""
+    """Raised after Ctrl-C, SIGTERM or SIGHUP, once everything is saved; the exit code is the shell's code for that signal."""
+
+    kind: Kind = "interrupted"
 
     def __init__(self, message: str, signum: int = signal.SIGINT) -> None:
         super().__init__(message)
         self.exit_code = 128 + signum
 
     def in_a_verb_that_resumes(self, where: str) -> "Interrupted":
-        """The message of `train` speaks of --resume, which other verbs need not."""
+        """Return the error for commands that resume without --resume, which the message of `train` mentions."""
         return Interrupted(f"stopped in {where}: the same command continues", self.exit_code - 128)
 
 
