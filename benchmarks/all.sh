@@ -19,6 +19,8 @@ table() { call -c "import longtail; longtail.reproduce($1, minutes=$((end - SECO
 part() {
   case $1 in
     stream) call benchmarks/stream.py --tiles "$TINY" --profile --out results/stream.json ;;
+    seeds) table "'cifar100-lt', methods=['paco', 'balanced-softmax'], seeds=range(8)" ;;
+    schedule) call benchmarks/schedule.py --data "$LONGTAIL_DATA" ;;
     published | ablations) table "'$1'" ;;
     multitask) table "'cifar100', methods=['ce-supcon'], epochs=100" ;;
     tiny) table "'tiny-imagenet-lt', data_root='$TINY'" ;;

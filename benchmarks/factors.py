@@ -66,10 +66,10 @@ def variants() -> dict[str, Config]:
     }
 
 
-def prepared(config: Config, data: Path | None, epochs: int) -> Config:
+def prepared(config: Config, data: Path | None, epochs: int, seeds: tuple[int, ...] = SEEDS) -> Config:
     """As it is trained here: scored once, at the end."""
     config = changed(config, "data", root=data)
-    return changed(config, "train", epochs=epochs, seeds=SEEDS, checkpoint_every=epochs, validate_every=epochs)
+    return changed(config, "train", epochs=epochs, seeds=seeds, checkpoint_every=epochs, validate_every=epochs)
 
 
 def with_validation(config: Config, wider: float = 10) -> DataSet:
@@ -85,12 +85,17 @@ def last_epoch(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / runs.LOG).read_text().splitlines()[-1]))
 
 
+def recorded(book: dict[str, Any], name: str, config: Config) -> bool:
+    """Return whether the results have this name, with this very configuration."""
+    return name in book and from_dict(Config, book[name]["identity"]).identity() == config.identity()
+
+
 def measure(config: Config, out: Path, data: DataSet) -> dict[str, Any]:
     start = time.perf_counter()
     folders = train(config, out, resume=True, data=data)
     ends = [last_epoch(folder) for folder in folders]
     found = {"validation": [end["val_accuracy"] for end in ends], "P_sup": [end.get("P_sup") for end in ends]}
-    found |= {"seeds": SEEDS, "identity": config.identity()}
+    found |= {"seeds": config.train.seeds, "identity": config.identity()}
     seconds = round(time.perf_counter() - start)
     return found | where(choose_device(config.train.device)) | {"wall_seconds": seconds}
 
@@ -117,7 +122,7 @@ def main() -> None:
     for name, config in variants().items():
         config = prepared(config, args.data, args.epochs)
         chosen = not args.only or name == "base" or any(name.startswith(start) for start in args.only)
-        if chosen and not (name in book and from_dict(Config, book[name]["identity"]).identity() == config.identity()):
+        if chosen and not recorded(book, name, config):
             shared = shared or with_validation(config)
             book[name] = measure(config, args.out / name.replace(" ", "-").replace(",", ""), shared)
             args.results.parent.mkdir(parents=True, exist_ok=True)
