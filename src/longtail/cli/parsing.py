@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import tyro
 
-from longtail.errors import UserError, why
+from longtail.errors import Kind, UserError, why
 
 T = TypeVar("T")
 
@@ -94,7 +94,8 @@ def parse(kind: type[T], verb: str, args: list[str], default: T | None = None) -
         if stop.code in (None, 0):  # --help
             raise
         said = in_one_line(errors.getvalue(), without_section(args, default or kind))
-        raise UserError(f"{said} (longtail {verb} --help lists the flags)") from None
+        wrong: Kind = "unknown-name" if said.startswith("Unrecognized") else "invalid-value"
+        raise UserError(f"{said} (longtail {verb} --help lists the flags)", kind=wrong) from None
     for path in paths_of(found):
         check_path(path)
     return found
