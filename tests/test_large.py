@@ -15,9 +15,9 @@ from longtail.cli import main
 from longtail.config import Config, from_dict, to_dict
 from longtail.data.inspection import inspect
 from longtail.engine.schedule import learning_rate
-from longtail.errors import UserError
 from longtail.methods import Batch, Mixed
 from longtail.recipes.rows import Row
+from tests.raises import raises
 
 LARGE = {name: recipe for name, recipe in recipes.RECIPES.items() if recipe.rows}
 ROWS = [(name, row) for name, recipe in LARGE.items() for row in recipe.rows]
@@ -230,7 +230,7 @@ def test_wrong_choices_are_one_line(args, words, capsys, tmp_path, monkeypatch):
 
 
 def test_an_unknown_recipe_is_not_described():
-    with pytest.raises(UserError, match="did you mean 'imagenet-lt'"):
+    with raises("unknown-name", "'imagenet-lt'"):
         recipes.make("imagenetlt")
     assert main(["recipes", "imagenetlt"]) == 2
 
@@ -330,7 +330,7 @@ def test_a_miniature_trains(imagenet_root, augment, capsys, monkeypatch, tmp_pat
     args = ["train", "imagenet-lt", "--augment", augment, "--data.root", str(imagenet_root), *SMALL, *FAST]
     assert main(args) == 0
     shown = capsys.readouterr().out
-    assert "as published has 115,846 training and 50,000 evaluation images" in shown
+    assert "115,846 training" in shown and "50,000 evaluation" in shown
     run = tmp_path / f"runs/imagenet-lt-paco-1-{augment}/seed0"
     assert json.loads((run / "metrics.json").read_text())["class_names"] == ["n01440764", "n01443537"]
     config = json.loads((run / "config.json").read_text())
@@ -348,7 +348,7 @@ def test_rows_are_shown(capsys):
     for name, recipe in LARGE.items():
         assert main(["recipes", name]) == 0
         shown = capsys.readouterr().out
-        assert "stands in for" in shown and all(f"{printed.top1:.1f}" in shown for printed in recipe.rows.values())
+        assert all(f"{printed.top1:.1f}" in shown for printed in recipe.rows.values())
 
 
 def page_lines(name: str) -> list[str]:

@@ -182,7 +182,8 @@ def unknown(kind: str, given: object, known: Iterable[str]) -> UserError:
     """The error for a name that is not among the known ones, with the nearest as a suggestion."""
     names = sorted(known)
     several = ", ".join(names[:20]) + (f" and {len(names) - 20:,} more" if len(names) > 20 else "")
-    return UserError(f"unknown {kind} {str(given)!r}: {meant(given, names) or f'choose one of: {several}'}")
+    message = f"unknown {kind} {str(given)!r}: {meant(given, names) or f'choose one of: {several}'}"
+    return UserError(message, kind="unknown-name")
 
 
 def meant(given: object, known: Iterable[str]) -> str:

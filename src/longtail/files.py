@@ -24,7 +24,7 @@ try:
 except ImportError:  # Windows has no flock
     fcntl = None  # type: ignore[assignment]
 
-from longtail.errors import room_for
+from longtail.errors import Kind, room_for
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,6 +51,17 @@ class RefusedFile(OSError):
 
     def __init__(self, path: Path | str, reason: str) -> None:
         super().__init__(errno.EINVAL, reason, os.fspath(path))
+
+
+def read_error_kind(error: BaseException) -> Kind:
+    """Return the kind of a UserError that reports why a file cannot be read."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return "missing-file"
+    if isinstance(error, RefusedFile):
+        return "unsafe-file"
+    if isinstance(error, MemoryError):
+        return "out-of-memory"
+    return "unreadable-file" if isinstance(error, OSError) else "damaged-file"
 
 
 # Reading

@@ -93,11 +93,15 @@ def find(paths: Iterable[Path | str] | Path | str) -> list[Path]:
     found: set[Path] = set()
     for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
         if not os.path.exists(path):
-            raise UserError(f"{path} does not exist: name a run folder or a folder that holds runs")
+            raise UserError(
+                f"{path} does not exist: name a run folder or a folder that holds runs", kind="missing-file"
+            )
         try:
             found |= {Path(top) for top, _, names in files.walk(path) if _is_run({*names})}
         except files.RefusedFile as error:
-            raise UserError(f"cannot search {path} ({why(error)}): name a folder closer to the runs") from error
+            raise UserError(
+                f"cannot search {path} ({why(error)}): name a folder closer to the runs", kind="unsafe-file"
+            ) from error
     return sorted(found)
 
 
@@ -131,12 +135,12 @@ def _check_classes(path: Path, metrics: dict[str, Any]) -> None:
     lengths |= {"a row of confusion": {len(row) for row in rows["confusion"]}}
     for key, found in lengths.items():
         if found - {classes}:
-            raise UserError(f"{path}: {key} is not of the {classes} classes of per_class: {ASK}")
+            raise UserError(f"{path}: {key} is not of the {classes} classes of per_class: {ASK}", kind="damaged-file")
     bins = metrics.get("calibration") or []
     if any(b["count"] and (b.get("confidence") is None or b.get("accuracy") is None) for b in bins):
-        raise UserError(f"{path}: calibration has images without confidence or accuracy: {ASK}")
+        raise UserError(f"{path}: calibration has images without confidence or accuracy: {ASK}", kind="damaged-file")
     if all(accuracy is None for accuracy in metrics["per_class"]):
-        raise UserError(f"{path}: per_class has no figure: {ASK}")
+        raise UserError(f"{path}: per_class has no figure: {ASK}", kind="damaged-file")
 
 
 def read_begun(folder: Path) -> Begun:
@@ -147,7 +151,7 @@ def read_begun(folder: Path) -> Begun:
 def _tree(path: Path, shape: dict[str, Any]) -> dict[str, Any]:
     tree = read_json(path)
     if wrong := fault(tree, shape):
-        raise UserError(f"{path}: {wrong}: {ASK}")
+        raise UserError(f"{path}: {wrong}: {ASK}", kind="damaged-file")
     return tree
 
 
@@ -170,7 +174,9 @@ def finished(paths: Iterable[Path | str] | Path | str) -> list[Run]:
         where = ", ".join(map(str, paths))
         begin = "name a run folder, or train first, e.g. `longtail demo`"
         advice = f"{len(others)} unfinished, continue with --resume" if others else begin
-        raise UserError(f"no finished run below {where or 'nothing'}: {advice}")
+        raise UserError(
+            f"no finished run below {where or 'nothing'}: {advice}", kind="unfinished-run" if others else "missing-file"
+        )
     return [read(folder) for folder in done]
 
 
@@ -181,7 +187,7 @@ def load_config(path: Path) -> Config:
     try:
         return from_dict(Config, tree)
     except UserError as error:
-        raise UserError(f"{file}: {error}") from error
+        raise UserError(f"{file}: {error}", kind=error.kind) from error
 
 
 def stored_config(path: Path) -> Config:
@@ -189,12 +195,14 @@ def stored_config(path: Path) -> Config:
     processes."""
     below = [path] if path.is_file() else find(path)
     if not below:
-        raise UserError(f"no run below {path}: name a run folder, one that holds runs, or a {CONFIG}")
+        raise UserError(
+            f"no run below {path}: name a run folder, one that holds runs, or a {CONFIG}", kind="missing-file"
+        )
     config = load_config(below[0])
     differing = [folder for folder in below[1:] if load_config(folder).identity() != config.identity()]
     if differing:
         some = ", ".join(map(str, [below[0], *differing][:3]))
-        raise UserError(f"{path} holds {len(below)} runs that differ ({some}, …): name one of them")
+        raise UserError(f"{path} holds {len(below)} runs that differ ({some}, …): name one of them", kind="mismatch")
     return replace(config, train=replace(config.train, processes=1))
 
 
@@ -206,6 +214,6 @@ def read_json(path: Path, folder: Path | None = None) -> Any:
     try:
         return json.loads(files.read_text(path, folder=folder or path.parent))
     except OSError as error:
-        raise UserError(f"cannot read {path} ({why(error)}): {ASK}") from error
+        raise UserError(f"cannot read {path} ({why(error)}): {ASK}", kind=files.read_error_kind(error)) from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"cannot read {path} ({error}): {ASK}") from error
+        raise UserError(f"cannot read {path} ({error}): {ASK}", kind="damaged-file") from error

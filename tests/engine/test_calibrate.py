@@ -12,8 +12,8 @@ from longtail import runs
 from longtail.engine.calibrate import LIMIT, calibrate
 from longtail.engine.evaluate import evaluate
 from longtail.engine.train import train
-from longtail.errors import UserError
 from tests.conftest import tiny
+from tests.raises import raises
 
 COUNTS = (300, 100, 30, 6)
 
@@ -88,7 +88,7 @@ def test_logits_that_mislead_are_made_flat():
 
 
 def test_logits_that_are_not_finite_are_refused():
-    with pytest.raises(UserError, match="not finite"):
+    with raises("non-finite"):
         calibrate(lambda: [torch.full((2, 3), torch.nan)], torch.tensor([0, 1]), torch.full((3,), 1 / 3))
 
 

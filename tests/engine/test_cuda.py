@@ -17,6 +17,7 @@ from tests.conftest import tiny
 from tests.engine.test_finetune import all_state, tuned
 from tests.engine.test_torchrun import torchrun
 from tests.engine.test_train import load_once, log_of, run_until, state_of
+from tests.raises import raises
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 METHODS = ["ce", "balanced-softmax", "supcon", "paco"]
@@ -72,9 +73,9 @@ def test_real_out_of_memory_names_a_batch_that_fits(tmp_path):
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 1.2 * 2**30) / total)
     try:
-        with pytest.raises(RunError, match=r"out of memory at batch size 256: (\d+) fits") as caught:
+        with raises("out-of-memory", "256", error=RunError) as caught:
             train(config, tmp_path / "a")
-        size = int(str(caught.value).split(": ")[1].split()[0])
+        size = int(str(caught.value).split("--train.batch_size ")[1].split()[0])
         train(replace(config, train=replace(config.train, batch_size=size)), tmp_path / "b")
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

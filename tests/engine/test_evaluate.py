@@ -14,9 +14,9 @@ from longtail.engine import predictions
 from longtail.engine.evaluate import balanced_accuracy, knn_top1, latency, peak_memory
 from longtail.engine.examples import write_examples
 from longtail.engine.predictions import predict
-from longtail.errors import UserError
 from longtail.views import Views
 from tests.conftest import tiny
+from tests.raises import raises
 
 CPU = torch.device("cpu")
 DATA = load(tiny().data)
@@ -75,7 +75,7 @@ def test_of_many_classes_the_largest_logits_are_kept(monkeypatch):
     few = predict(lambda some: some @ weight[:1_000].T, x, 1_000)
     assert list(few.kept) == ["logits"] and few.kept["logits"].shape == (30, 1_000)
     weight[3] = torch.nan
-    with pytest.raises(UserError, match="30 of 30 images are not finite"):
+    with raises("non-finite", "30 images"):
         predict(classify, x, 1_500)
 
 

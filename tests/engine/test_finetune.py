@@ -112,7 +112,14 @@ def test_a_frozen_trunk_stays_and_what_stands_on_it_learns(method, tmp_path):
     assert rows[-1]["loss"] < rows[0]["loss"]
 
 
-@pytest.mark.parametrize("model", ["test_vit", "test_convnext", "test_resnet", "test_efficientnet"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "test_resnet",
+        "test_efficientnet",
+        *(pytest.param(m, marks=pytest.mark.long) for m in ("test_vit", "test_convnext")),
+    ],
+)
 def test_paco_learns_with_any_kind_of_network(model, tmp_path):
     """Nine digits of ten look alike to a network that has learnt nothing: 10 %."""
     run_until(tuned("paco", model, epochs=6, layer_decay=0.9, clip=1.0), tmp_path)

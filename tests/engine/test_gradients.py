@@ -14,11 +14,11 @@ from longtail.engine.capture import rehearse
 from longtail.engine.gradients import class_norms
 from longtail.engine.run import Run
 from longtail.engine.train import advance, train
-from longtail.errors import UserError
 from longtail.methods.softmax import CrossEntropy
 from tests.conftest import tiny
 from tests.engine.test_train import CPU, DATA, log_of, run_until, state_of
 from tests.processes import together
+from tests.raises import raises
 
 
 def watched(method: str, **train_changes) -> Config:
@@ -156,7 +156,7 @@ def test_asked_for_at_a_resume_it_begins_there(tmp_path):
 def test_a_damaged_file_says_so(tmp_path):
     run_until(watched("ce"), tmp_path, 8)
     (tmp_path / runs.GRADIENTS).write_bytes(b"no archive")
-    with pytest.raises(UserError, match=r"gradients\.npz .*delete it"):
+    with raises("damaged-file", tmp_path / runs.GRADIENTS):
         run_until(watched("ce"), tmp_path)
 
 

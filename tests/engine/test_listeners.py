@@ -198,7 +198,7 @@ def test_a_failure_is_said_once_and_the_training_goes_on(where, tmp_path, record
     monkeypatch.setattr(wandb if where == "init" else RecordedRun, where, fail)
     (folder,) = train(told("ce", "wandb", "tensorboard"), tmp_path, data=DATA)
     said = capsys.readouterr().err
-    assert said.count("wandb failed") == 1 and "(no network): the run goes on without it" in said
+    assert said.count("wandb failed") == 1 and "(no network)" in said
     assert (folder / runs.METRICS).exists() and sorted(events(folder)["train/loss"]) == [0, 1, 2]
 
 
@@ -213,7 +213,7 @@ def test_a_missing_package_is_named_before_anything_is_done(name, tmp_path, monk
     for spec in (None, bare):
         monkeypatch.setattr(listeners.importlib.util, "find_spec", lambda n, spec=spec: spec if n == name else find(n))
         args = ["train", "digits-lt", "--log.to", name, "--train.device", "cpu", "--out", "out"]
-        assert main(args) == 2 and "pip install longtail[log]" in capsys.readouterr().err
+        assert main(args) == 2 and "longtail[log]" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -14,6 +14,7 @@ from longtail.engine.train import at_the_same_step, fit, train_group
 from longtail.errors import Interrupted, UserError
 from tests.conftest import tiny
 from tests.engine.test_train import CPU, DATA, StopAt, log_of, run_until, state_of
+from tests.raises import raises
 
 
 def make(config, folder, seeds) -> list[Run]:
@@ -52,7 +53,7 @@ def test_they_share_their_images_and_nothing_else(tmp_path):
 
 def test_a_stop_saves_all_of_them_and_they_go_on_together(tmp_path):
     config = tiny("paco")
-    with pytest.raises(Interrupted, match=r"stopped at step 8 and saved in .*seed0.*seed1.*--resume") as caught:
+    with raises("interrupted", "step 8", "seed0", "seed1", "--resume", error=Interrupted) as caught:
         train_together(make(config, tmp_path / "parts", (0, 1)), 8)
     assert caught.value.exit_code == 128 + signal.SIGTERM
     again = make(config, tmp_path / "parts", (0, 1))
@@ -112,7 +113,8 @@ def test_a_stop_saves_the_healthy_ones(tmp_path, monkeypatch):
 def test_the_advice_names_the_folder_and_the_others(tmp_path):
     (run,) = make(tiny("ce", seeds=(0, 1, 2)), tmp_path, (1,))
     advice = advise_finite(run, NonFinite(5, ["loss"]))
-    assert str(run.folder) in advice and "--train.seeds 0 2 --resume" in advice and "lower --optim.lr" in advice
+    assert str(run.folder) in advice and "--optim.lr" in advice and "--resume" in advice
+    assert advice.split("--train.seeds ")[1].split()[:2] == ["0", "2"]
 
 
 def test_one_that_cannot_be_evaluated_does_not_keep_the_next_from_it(tmp_path, monkeypatch):

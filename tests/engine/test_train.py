@@ -35,7 +35,7 @@ from longtail.engine.log import Log
 from longtail.engine.run import Run
 from longtail.engine.signals import StopSignals
 from longtail.engine.train import advance, fit, train
-from longtail.errors import Interrupted, RunError, UserError
+from longtail.errors import Interrupted, RunError
 from longtail.methods import Batch
 from longtail.methods.bbn import BBN
 from longtail.methods.paco import PaCo
@@ -45,6 +45,7 @@ from longtail.models.backbones import Trunk
 from longtail.views import Views
 from tests.conftest import tiny
 from tests.processes import start_command
+from tests.raises import raises
 
 METHODS = ["ce", "balanced-softmax", "supcon", "paco", "paco-no-rebalance"]
 LOSSES = Path(__file__).parent / "losses.json"
@@ -142,7 +143,7 @@ def test_seconds_go_on_counting_over_a_resume_in_mid_epoch(tmp_path, monkeypatch
 
 def test_a_checkpoint_in_another_precision_is_refused(tmp_path):
     run_until(tiny("ce"), tmp_path, 3)
-    with pytest.raises(UserError, match=r"trained in fp32: add --train\.precision fp32"):
+    with raises("mismatch", "--train.precision fp32"):
         run_until(tiny("ce", precision="bf16"), tmp_path)
 
 
@@ -150,7 +151,7 @@ def test_a_refused_resume_changes_nothing_and_an_accepted_one_is_added(tmp_path)
     config, folder = tiny("ce", epochs=2), tmp_path / "seed0"
     start_folder(run_until(config, folder, 3))
     first = (folder / runs.ENVIRONMENT).read_text()
-    with pytest.raises(UserError, match="other images"):
+    with raises("mismatch", "images"):
         train(config, tmp_path, resume=True, data=replace(DATA, checksum="other"))
     assert (folder / runs.ENVIRONMENT).read_text() == first
     train(config, tmp_path, resume=True, data=DATA)
@@ -210,7 +211,7 @@ def test_a_signal_while_a_stage_begins_ends_the_run(method, tmp_path, monkeypatc
         begin(self, start)
 
     monkeypatch.setattr(kind, "begin", interrupted)
-    with pytest.raises(Interrupted, match="--resume continues"):
+    with raises("interrupted", "--resume", error=Interrupted):
         train(config, tmp_path)
     assert not (tmp_path / "seed0" / runs.METRICS).exists()
     monkeypatch.undo()
@@ -356,8 +357,8 @@ def test_a_non_finite_loss_names_step_term_and_cure(tmp_path, monkeypatch):
         return terms | {"loss": terms["loss"] + bad, "contrast_logit": terms["contrast_logit"] + bad}
 
     monkeypatch.setattr(PaCo, "loss", spoilt)
-    with pytest.raises(
-        RunError, match=r"step 3: loss and contrast_logit became .* lower --optim.lr .*--method.tau"
+    with raises(
+        "non-finite", "step 3", "loss", "contrast_logit", "--optim.lr", "--method.tau", error=RunError
     ) as caught:
         train(tiny("paco"), tmp_path)
     assert caught.value.exit_code == 1 and not (tmp_path / "seed0" / runs.CHECKPOINT).exists()
@@ -375,8 +376,8 @@ def test_out_of_memory_names_the_batch_that_fits(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(kind, "loss", small_memory)
     alive = weakref.WeakSet()
     monkeypatch.setattr(Run, "start_clock", lambda run, start=Run.start_clock: (alive.add(run), start(run)))
-    fits = r"at batch size 64: 16 fits; try --train\.batch_size 16 --train\.accumulate 4"
-    with pytest.raises(RunError, match=fits) as caught:
+    advice = ("--train.batch_size 16", "--train.accumulate 4")
+    with raises("out-of-memory", "64", *advice, error=RunError) as caught:
         train(tiny(kind.__name__.lower()), tmp_path)
     gc.collect()
     assert caught.value.__traceback__ and not alive  # the error does not keep the run, and so its memory
@@ -390,7 +391,7 @@ def test_the_cpu_can_run_out_of_memory_too(owner, work, tmp_path, monkeypatch):
         )
 
     monkeypatch.setattr(owner, work, no_memory)
-    with pytest.raises(RunError, match="even at a batch of two"):
+    with raises("out-of-memory", "--model.name", "--data.image_size", error=RunError):
         train(tiny("paco"), tmp_path)
 
 
@@ -406,16 +407,16 @@ def test_who_reads_going_away_is_no_full_disk(tmp_path, monkeypatch):
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
     (folder,) = train(tiny("ce", epochs=1), tmp_path)
     before = (folder / runs.METRICS).stat().st_mtime_ns
-    with pytest.raises(UserError, match="already holds a finished run"):
+    with raises("exists", folder, "finished"):
         train(tiny("ce", epochs=1), tmp_path)
-    with pytest.raises(UserError, match=r"another configuration \(method.name was ce, now paco"):
+    with raises("mismatch", "method.name was", "ce", "paco"):
         train(tiny("paco", epochs=1), tmp_path, resume=True)
-    with pytest.raises(UserError, match=r"train.epochs was 1, now 2"):
+    with raises("mismatch", "train.epochs was", "1", "2"):
         train(tiny("ce", epochs=2), tmp_path, resume=True)
     train(tiny("ce", epochs=1), tmp_path, resume=True)  # finished: nothing to do
     assert (folder / runs.METRICS).stat().st_mtime_ns == before
     (folder / runs.METRICS).unlink()
-    with pytest.raises(UserError, match="already holds a run: continue it with --resume"):
+    with raises("exists", folder, "--resume"):
         train(tiny("ce", epochs=1), tmp_path)
 
 
@@ -423,12 +424,12 @@ def test_a_resume_without_a_checkpoint_says_that_it_begins_anew(tmp_path, capsys
     config = tiny("ce", epochs=1)
     config = replace(config, log=replace(config.log, progress="auto"))
     (folder,) = train(config, tmp_path)
-    assert "from the start" not in capsys.readouterr().out
+    assert "checkpoint" not in capsys.readouterr().out
     whole = (folder / runs.MODEL).read_bytes()
     for name in (runs.METRICS, runs.CHECKPOINT):
         (folder / name).unlink()
     train(config, tmp_path, resume=True)
-    assert "from the start: it was stopped before its first checkpoint" in capsys.readouterr().out
+    assert "first checkpoint" in capsys.readouterr().out
     assert (folder / runs.MODEL).read_bytes() == whole and len((folder / runs.LOG).read_text().splitlines()) == 1
 
 
@@ -438,7 +439,7 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path):
     run = run_until(config, folder, 3)
     start_folder(run)
     (folder / runs.CHECKPOINT).write_bytes(b"no checkpoint")
-    with pytest.raises(UserError, match="cannot read the checkpoint"):
+    with raises("damaged-file", folder / runs.CHECKPOINT):
         train(config, tmp_path, resume=True)
 
 
@@ -452,7 +453,7 @@ def test_a_checkpoint_from_before_a_change_of_the_meters_mark_goes_on(tmp_path):
 
 
 def test_fused_is_refused_where_it_cannot_be(tmp_path):
-    with pytest.raises(UserError, match=r"--train\.step fused: our kernels want bf16 and a CUDA GPU .*: use auto"):
+    with raises("conflict", "--train.step fused", "bf16"):
         Run(tiny("ce", step="fused"), 0, DATA, tmp_path, CPU)
 
 
@@ -495,7 +496,7 @@ def test_a_checkpoint_of_other_images_is_refused(tmp_path):
     run = run_until(tiny("ce", epochs=2), tmp_path, 3)
     state = checkpoint.load(tmp_path / runs.CHECKPOINT, CPU)
     checkpoint.save(tmp_path / runs.CHECKPOINT, state | {"checksum": "other"})
-    with pytest.raises(UserError, match="other images"):
+    with raises("mismatch", "images"):
         run.restore()
 
 
@@ -504,7 +505,7 @@ def test_a_foreign_checkpoint_is_one_line(spoil, tmp_path):
     run = run_until(tiny("ce", epochs=2), tmp_path, 3)
     state = checkpoint.load(tmp_path / runs.CHECKPOINT, CPU)
     checkpoint.save(tmp_path / runs.CHECKPOINT, state | spoil if spoil else {"something": "else"})
-    with pytest.raises(UserError, match="checkpoint"):
+    with raises("damaged-file", tmp_path / runs.CHECKPOINT):
         run.restore()
 
 
@@ -514,19 +515,19 @@ def test_flipped_bits_in_a_checkpoint_are_found(tmp_path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(UserError, match="is damaged"):
+    with raises("damaged-file", path):
         run.restore()
 
 
 def test_one_process_at_a_time_in_a_folder(tmp_path):
-    with locked(tmp_path / "seed0"), pytest.raises(UserError, match="another process trains in"):
+    with locked(tmp_path / "seed0"), raises("exists", tmp_path / "seed0"):
         train(tiny("ce", epochs=1), tmp_path)
     train(tiny("ce", epochs=1), tmp_path)
 
 
 def test_seeds_of_one_run_share_their_images(tmp_path):
     train(tiny("ce", epochs=1), tmp_path)
-    with pytest.raises(UserError, match="trained on other images"):
+    with raises("mismatch", tmp_path / "seed0", "--data.root"):
         train(tiny("ce", epochs=1, seeds=(0, 1)), tmp_path, resume=True, data=replace(DATA, checksum="other"))
     assert not (tmp_path / "seed1").exists()
 
@@ -535,10 +536,10 @@ def test_a_model_file_of_another_network_is_one_line(tmp_path):
     (folder,) = train(tiny("ce", epochs=1), tmp_path)
     for content in (b"", b"x" * 100):
         (folder / runs.MODEL).write_bytes(content)
-        with pytest.raises(UserError, match="does not hold the network"):
+        with raises("damaged-file", folder / runs.MODEL):
             evaluate(tmp_path)
     (folder / runs.MODEL).unlink()
-    with pytest.raises(UserError, match="does not hold the network"):
+    with raises("damaged-file", folder / runs.MODEL):
         evaluate(tmp_path)
 
 
@@ -547,7 +548,7 @@ def test_a_full_disk_at_the_end_is_one_line(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("safetensors.torch.save", full)
-    with pytest.raises(RunError, match=r"No space left on device.*--resume"):
+    with raises("disk-full", tmp_path, "--resume", error=RunError):
         train(tiny("ce", epochs=1), tmp_path)
     monkeypatch.undo()
     train(tiny("ce", epochs=1), tmp_path, resume=True)
@@ -562,7 +563,7 @@ def test_saving_fails_whole(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint.os, "fsync", full)
-    with pytest.raises(RunError, match="previous checkpoint is whole"):
+    with raises("disk-full", path, error=RunError):
         checkpoint.save(path, {"step": 2})
     assert checkpoint.load(path, CPU) == {"step": 1} and [p.name for p in path.parent.iterdir()] == ["state.pt"]
 
@@ -570,7 +571,7 @@ def test_saving_fails_whole(tmp_path, monkeypatch):
 def test_no_cuda_is_said_before_anything_is_written(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device here")
-    with pytest.raises(UserError, match="torch sees no CUDA device"):
+    with raises("conflict", "--train.device cuda"):
         train(tiny("ce", device="cuda"), tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
@@ -643,7 +644,7 @@ if __name__ == "__main__":
 def test_one_image_a_step_is_too_few_for_batch_norm(tmp_path):
     config = tiny("ce", epochs=1)
     network = replace(config.model, name="resnet18")  # whose last map has a single pixel here
-    with pytest.raises(RunError, match="batch norm needs two images"):
+    with raises("conflict", "--train.batch_size", error=RunError):
         train(replace(config, model=network, train=replace(config.train, batch_size=1)), tmp_path)
 
 
@@ -667,7 +668,7 @@ def test_a_run_goes_on_with_the_very_file_that_went_bad(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr("longtail.data.folder.read_file", read_twice)
-        with pytest.raises(UserError, match=r"a/3.png .*: put this very file back and --resume"):
+        with raises("bad-image", "a/3.png", "--resume", error=RunError):
             train(config, tmp_path / "out")
     (again,) = train(config, tmp_path / "out", resume=True)
     assert (again / runs.MODEL).read_bytes() == (whole / runs.MODEL).read_bytes()
@@ -687,6 +688,6 @@ def test_a_run_that_another_process_began_meanwhile_is_not_continued(tmp_path, m
             (tmp_path / "seed1" / runs.METRICS).unlink()  # as if it had been stopped
 
     monkeypatch.setattr(engine, "train_seeds", beginning)
-    with pytest.raises(UserError, match="seed1 already holds a run"):
+    with raises("exists", tmp_path / "seed1"):
         train(mine, tmp_path, data=DATA)
     assert runs.load_config(tmp_path / "seed1").optim.lr == 0.5

@@ -66,7 +66,7 @@ def test_impossible_labels_are_errors(name, label):
         y_B = torch.arange(B) % C
         assert LOSSES[name](y_B).isfinite()
         y_B[row] = label
-        with pytest.raises(IndexError, match=f"Target {label} is out of bounds"):
+        with pytest.raises(IndexError, match=f"Target {label} "):
             LOSSES[name](y_B)
 
 
@@ -100,7 +100,7 @@ def test_compiled_losses_refuse_impossible_labels(name, backend, label):
     y_B = torch.arange(B) % C
     torch.testing.assert_close(loss(y_B), LOSSES[name](y_B))
     y_B[2] = label
-    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+    with pytest.raises((IndexError, RuntimeError), match="bounds"):
         loss(y_B)
 
 

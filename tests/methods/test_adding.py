@@ -4,6 +4,7 @@ The one that is added here, for the length of a test, is that of docs/methods.md
 """
 
 import importlib.util
+import inspect
 import json
 import re
 import subprocess
@@ -15,7 +16,7 @@ from types import ModuleType
 import pytest
 
 from longtail import recipes
-from longtail.cli import main, reference
+from longtail.cli import reference
 from longtail.config import methods as config_methods
 from longtail.config import to_dict
 from longtail.methods import Method
@@ -24,6 +25,7 @@ from tests import test_choices, test_docs, test_large, test_recipes
 from tests.conftest import tiny
 from tests.engine import test_train
 from tests.methods import test_prior
+from tests.raises import fails
 
 ROOT = test_docs.ROOT
 PAGE = (ROOT / "docs/methods.md").read_text()
@@ -123,7 +125,8 @@ def test_the_docs_ask_for_a_row_and_for_make_docs(added, tmp_path, monkeypatch):
     monkeypatch.setattr(test_docs, "ROOT", tmp_path)
     for check in checks:
         check()
-    assert f"### {NAME}\n\nLOS. Sun et al., 2025: label over-smoothing.\n" in reference.page()
+    described = reference.page().partition(f"### {NAME}\n\n")[2].partition("\n")[0]
+    assert described.endswith(inspect.getdoc(config_methods.METHODS[NAME]))
 
 
 def test_a_run_by_a_method_that_is_not_imported_says_so(tmp_path, capsys):
@@ -132,8 +135,6 @@ def test_a_run_by_a_method_that_is_not_imported_says_so(tmp_path, capsys):
     tree["method"] = {"name": "cdt"}
     for name, text in (("config", json.dumps(tree)), ("environment", "{}"), ("metrics", "{}")):
         (tmp_path / f"{name}.json").write_text(text)
-    assert main(["table", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert "config.json: made by the method 'cdt', which is not imported here: from Python (longtail.table" in said
-    assert "did you mean" not in said
-    assert main(["train", "digits-lt", "--method", "cdt"]) == 2 and "did you mean 'crt'" in capsys.readouterr().err
+    said = fails(capsys, ["table", str(tmp_path)], "unknown-name", "config.json", "'cdt'", "longtail.table")
+    assert "'crt'" not in said
+    fails(capsys, ["train", "digits-lt", "--method", "cdt"], "unknown-name", "'cdt'", "'crt'")

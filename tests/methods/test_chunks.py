@@ -8,13 +8,13 @@ import torch
 
 from longtail import methods
 from longtail.config import Chunked
-from longtail.errors import UserError
 from longtail.losses import chunked
 from longtail.methods import Batch, Method
 from tests.conftest import tiny
 from tests.engine.test_host import OnTheDeviceAlone
 from tests.methods.test_contrastive import after_steps, assert_same_gradients
 from tests.methods.test_methods import COUNTS, batch
+from tests.raises import raises
 
 NAMES = [
     "ce",
@@ -91,5 +91,5 @@ def test_methods_with_other_losses_have_no_such_setting():
 def test_a_chunk_is_no_other_run_and_is_not_negative():
     config = tiny("paco")
     assert replace(config, method=replace(config.method, chunk=5)).identity() == config.identity()
-    with pytest.raises(UserError, match=r"--method.chunk -1: it must be 0 \(automatic\) or more"):
+    with raises("invalid-value", "--method.chunk -1", "0"):
         replace(config.method, chunk=-1)

@@ -13,11 +13,11 @@ from longtail import methods, recipes
 from longtail.data.imbalance import exponential_counts
 from longtail.data.sources import load
 from longtail.engine.run import Run
-from longtail.errors import UserError
 from longtail.methods import Batch, Method, Start
 from longtail.methods.ride import POSITIVE
 from longtail.models.beside import Beside
 from tests.conftest import tiny
+from tests.raises import raises
 
 COUNTS = np.array([50, 20, 10, 5, 3, 2, 2, 1, 1, 1])
 C, B = len(COUNTS), 12
@@ -186,7 +186,7 @@ def test_the_drift_is_a_moving_sum_of_batch_means():
 
 def test_causal_norm_s_features_are_the_plain_ones_or_the_twins():
     assert make("causal-norm").net.trunk.width == 64 and make("causal-norm", twin_block=True).net.trunk.width == 128
-    with pytest.raises(UserError, match=r"--method\.heads 3: it must divide the features' width, 64"):
+    with raises("conflict", "--method.heads 3", "64"):
         make("causal-norm", heads=3)
 
 

@@ -88,7 +88,7 @@ def by_first_number(state: State, name: str) -> torch.Tensor:
     return state[name] if name == "queue.position" else state[name][state["queue.keys_KD"][:, 0].argsort()]
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_global_contrast_with_sync_norm_is_one_process_with_the_whole_batch(world, tmp_path: Path):
     """Losses, gradients, running averages, key network and queue of three steps; also where classes come in chunks."""
     cases = [(name, {"contrast": "global"} if name in CONTRASTIVE else {}) for name in NAMES]
@@ -120,7 +120,7 @@ def in_groups(method: Method, step: int, world: int) -> torch.Tensor:
     return torch.stack([method.after_projections(*part)["loss"] for part in parts]).mean()
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_local_contrast_is_one_process_in_groups_with_ghost_norm(world, tmp_path: Path):
     """The same, and processes that keep to themselves are not the whole batch."""
     found = together(world, tmp_path, all_of_several, [(name, "batch", {}) for name in NAMES])

@@ -14,7 +14,6 @@ from longtail.data.sources import load
 from longtail.engine.evaluate import features_of
 from longtail.engine.run import Run
 from longtail.engine.schedule import learning_rate
-from longtail.errors import UserError
 from longtail.losses import (
     class_balanced_focal_loss,
     cross_entropy_loss,
@@ -29,6 +28,7 @@ from longtail.methods import Batch, Method, Mixed, Start, decouple
 from tests.conftest import tiny
 from tests.engine.test_train import CPU, DATA, run_until
 from tests.methods.test_methods import COUNTS, batch
+from tests.raises import raises
 
 N_C = torch.from_numpy(COUNTS)
 LOG_PRIOR = (N_C / N_C.sum()).log()
@@ -235,7 +235,7 @@ def test_tau_norm_with_a_power_given_looks_at_no_images():
 def test_tau_norm_without_validation_images_says_what_to_do(tmp_path):
     """Before it is trained."""
     config = short("tau-norm")
-    with pytest.raises(UserError, match=r"which is empty: hold images out with --data\.val_fraction 0\.2"):
+    with raises("too-few-data", "--data.val_fraction 0.2"):
         Run(config, 0, replace(load(config.data), val=None), tmp_path, CPU)
     Run(
         replace(config, method=replace(config.method, power=0.5)),

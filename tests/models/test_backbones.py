@@ -11,6 +11,7 @@ from longtail.errors import UserError
 from longtail.models import backbones
 from longtail.models.backbones import Block, make_trunk, sized, wrap
 from longtail.models.heads import Classifier, linear_head, projection
+from tests.raises import raises
 
 
 def parameters(module: nn.Module) -> int:
@@ -105,10 +106,12 @@ SIZE_ERRORS = [RuntimeError, AssertionError, ValueError, ZeroDivisionError]
 
 @pytest.mark.parametrize("kind", SIZE_ERRORS)
 def test_image_size_that_network_rejects_is_user_error(kind, monkeypatch):
-    network = RaisingNetwork(kind("window of 7\nof 2 patches"))
+    reason = "window of 7"
+    network = RaisingNetwork(kind(f"{reason}\nof 2 patches"))
     monkeypatch.setattr(backbones.timm, "create_model", lambda name, num_classes: network)
-    with pytest.raises(UserError, match=r"^'resnet18' .* 8 pixels \(window of 7\): set --data\.image_size$"):
+    with raises("conflict", "'resnet18'", "8 pixels", reason, "--data.image_size") as caught:
         make_trunk("resnet18", image_size=8)
+    assert "patches" not in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", SIZE_ERRORS)
@@ -117,8 +120,9 @@ def test_network_that_cannot_be_created_is_user_error(kind, monkeypatch):
         raise kind("no patches\nat all")
 
     monkeypatch.setattr(backbones.timm, "create_model", create_model)
-    with pytest.raises(UserError, match=r"'resnet18' .*: no patches$"):
+    with raises("conflict", "'resnet18'", "no patches") as caught:
         make_trunk("resnet18")
+    assert "at all" not in str(caught.value)
 
 
 def test_programming_error_in_network_is_not_user_error():

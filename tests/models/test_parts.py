@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from longtail import methods
-from longtail.errors import UserError
 from longtail.models.backbones import CifarResNet, make_body, wrap
 from longtail.models.heads import CosineHead, ScaledHead
 from longtail.models.parts import (
@@ -24,6 +23,7 @@ from longtail.models.parts import (
     width_of,
 )
 from tests.conftest import tiny
+from tests.raises import raises
 
 NAMES = ["resnet8_cifar", "resnet32_cifar", "resnet18", "resnet18_cifar"]
 IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -159,7 +159,7 @@ def test_what_is_no_resnet_is_refused_with_a_way_out(method):
     config = tiny(method)
     own = replace(config.method, twin_block=True) if method == "causal-norm" else config.method
     config = replace(config, method=own, model=replace(config.model, name="mobilenetv3_small_050"))
-    with pytest.raises(UserError, match=r"mobilenetv3_small_050 is not: try --model\.name resnet32_cifar or resnet50"):
+    with raises("unsupported", "mobilenetv3_small_050", "--model.name resnet32_cifar", "resnet50"):
         methods.make(config, [5, 4, 3])
 
 

@@ -18,11 +18,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torchvision.transforms.autoaugment import AutoAugment, AutoAugmentPolicy
 
 from longtail.config import ViewConfig, ViewsConfig
-from longtail.errors import UserError
 from longtail.views import Views, crops, make_view, ops, policies
 from longtail.views.ops import Op
 from longtail.views.view import STATISTICS
 from longtail.views.view import statistics as statistics_of
+from tests.raises import raises
 from tests.views.reference import apply_by_torchvision, move_by_pil
 from tests.views.test_ops import GEOMETRY, PHOTOMETRY
 
@@ -572,7 +572,7 @@ def test_autocast_leaves_views_exact() -> None:
 
 
 def test_pad_crop_refuses_another_size() -> None:
-    with pytest.raises(UserError, match="64x64 for 32x32: try --views"):
+    with raises("conflict", "64x64", "32x32", "--views.query.crop"):
         raw(patches(64), ViewConfig(crop="pad"), 32)
 
 

@@ -105,7 +105,9 @@ def _read_folder(kind: _Kind, folder: Path) -> dict[str, bytes]:
         try:
             contents[name] = files.read_bytes(folder / name, min(LARGEST, left))
         except OSError as error:
-            raise UserError(f"cannot read {folder / name} ({why(error)}): fetch {kind.url} again") from error
+            raise UserError(
+                f"cannot read {folder / name} ({why(error)}): fetch {kind.url} again", kind=files.read_error_kind(error)
+            ) from error
     return contents
 
 
@@ -114,9 +116,13 @@ def _read_archive(kind: _Kind, path: Path) -> dict[str, bytes]:
     try:
         files = archive.read_members(path, {f"{kind.folder}/{f}": f for f in kind.files}, LARGEST)
     except Exception as error:  # a damaged archive can raise anything
-        raise UserError(f"{path} is damaged ({_line(error)}): delete it and fetch {kind.url} again") from error
+        raise UserError(
+            f"{path} is damaged ({_line(error)}): delete it and fetch {kind.url} again", kind="damaged-file"
+        ) from error
     if missing := [f for f in kind.files if f not in files]:
-        raise UserError(f"{path} has no {kind.folder}/{missing[0]}: delete it and fetch {kind.url} again")
+        raise UserError(
+            f"{path} has no {kind.folder}/{missing[0]}: delete it and fetch {kind.url} again", kind="damaged-file"
+        )
     return files
 
 
@@ -124,7 +130,7 @@ def _fetch(kind: _Kind, root: Path, download: bool, absent: str) -> None:
     """Download the archive into `root`: whole and with the right md5, or not at all."""
     put = f"put {kind.archive} (from {kind.url}) into {root}, or name its folder with --data.root"
     if not download:
-        raise UserError(f"{absent}: {put}")
+        raise UserError(f"{absent}: {put}", kind="missing-file")
     from torchvision.datasets.utils import download_url
 
     fresh = not os.path.exists(root)
@@ -138,7 +144,7 @@ def _fetch(kind: _Kind, root: Path, download: bool, absent: str) -> None:
         if fresh:
             with contextlib.suppress(OSError):
                 root.rmdir()
-        raise UserError(f"{absent} and cannot be fetched ({_line(error)}): {put}") from error
+        raise UserError(f"{absent} and cannot be fetched ({_line(error)}): {put}", kind="download-failed") from error
 
 
 def _md5(content: bytes) -> str:
@@ -161,17 +167,24 @@ def _unpickle(path: Path, content: bytes) -> dict[str, Any]:
         entry = array_pickle.load(content)
     except array_pickle.RefusedName as error:
         why = f"its pickle asks for {error}, and only NumPy arrays are admitted"
-        raise UserError(f"{path} was refused: {why}; fetch the official archive again") from error
+        raise UserError(f"{path} was refused: {why}; fetch the official archive again", kind="unsafe-file") from error
     except Exception as error:  # a damaged pickle can raise anything
-        raise UserError(f"{path} is truncated or damaged ({_line(error)}): fetch the official archive again") from error
+        raise UserError(
+            f"{path} is truncated or damaged ({_line(error)}): fetch the official archive again", kind="damaged-file"
+        ) from error
     if not isinstance(entry, dict):
-        raise UserError(f"{path} holds a {type(entry).__name__} instead of a table: fetch the official archive again")
+        raise UserError(
+            f"{path} holds a {type(entry).__name__} instead of a table: fetch the official archive again",
+            kind="damaged-file",
+        )
     return entry
 
 
 def _value(kind: _Kind, path: Path, entry: dict[str, Any], key: str) -> Any:
     if key not in entry:
-        raise UserError(f"{path} has no {key!r}, so it is not a {kind.title} file: fetch {kind.url} again")
+        raise UserError(
+            f"{path} has no {key!r}, so it is not a {kind.title} file: fetch {kind.url} again", kind="damaged-file"
+        )
     return entry[key]
 
 
@@ -179,7 +192,7 @@ def _class_names(kind: _Kind, place: Path, content: bytes) -> tuple[str, ...]:
     path = place / kind.meta
     names = _value(kind, path, _unpickle(path, content), kind.names_key)
     if not isinstance(names, list) or len(names) != kind.classes or not all(isinstance(n, str) for n in names):
-        raise UserError(f"{path} does not name {kind.classes} classes: fetch {kind.url} again")
+        raise UserError(f"{path} does not name {kind.classes} classes: fetch {kind.url} again", kind="damaged-file")
     return tuple(check_text(name, path, "class name") for name in names)
 
 
@@ -189,14 +202,22 @@ def _rows(kind: _Kind, path: Path, content: bytes) -> tuple[ImageArray, IntArray
     data, raw = (_value(kind, path, entry, key) for key in ("data", kind.label_key))
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] != (3 * SIDE * SIDE,):
         shape = f"{getattr(data, 'dtype', type(data).__name__)} {getattr(data, 'shape', '')}".strip()
-        raise UserError(f"{path}: 'data' is {shape} instead of uint8 (n, {3 * SIDE * SIDE}): fetch {kind.url} again")
+        raise UserError(
+            f"{path}: 'data' is {shape} instead of uint8 (n, {3 * SIDE * SIDE}): fetch {kind.url} again",
+            kind="damaged-file",
+        )
     plain = isinstance(raw, list) and all(type(label) is int for label in raw)  # others may contain themselves
     labels = np.asarray(raw if plain or isinstance(raw, np.ndarray) else [])
     if labels.shape != (len(data),) or not np.issubdtype(labels.dtype, np.integer):
-        raise UserError(f"{path}: {kind.label_key!r} is not one whole number per image: fetch {kind.url} again")
+        raise UserError(
+            f"{path}: {kind.label_key!r} is not one whole number per image: fetch {kind.url} again", kind="bad-labels"
+        )
     if len(labels) and not 0 <= labels.min() <= labels.max() < kind.classes:
         found = f"labels from {labels.min()} to {labels.max()}"
-        raise UserError(f"{path} has {found} where {kind.title} has 0 to {kind.classes - 1}: fetch {kind.url} again")
+        raise UserError(
+            f"{path} has {found} where {kind.title} has 0 to {kind.classes - 1}: fetch {kind.url} again",
+            kind="bad-labels",
+        )
     return data, labels.astype(np.int64)
 
 
@@ -207,7 +228,9 @@ def _pool(
     rows, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
     absent = np.setdiff1d(np.arange(kind.classes), labels)
     if len(absent):
-        raise UserError(f"{place / part[0]} has no image of class {names[absent[0]]!r}: fetch {kind.url} again")
+        raise UserError(
+            f"{place / part[0]} has no image of class {names[absent[0]]!r}: fetch {kind.url} again", kind="too-few-data"
+        )
 
     def read(indices: IntArray) -> ImageArray:
         chosen = rows[indices]
@@ -215,7 +238,7 @@ def _pool(
         if len(blank):
             partial = f"{len(blank)} of the chosen images are all zeros, the first is row {blank[0]}"
             fix = f"fetch {kind.url}, or raise --data.imbalance to a draw that the file holds"
-            raise UserError(f"{place / part[0]} is partial: {partial}; {fix}")
+            raise UserError(f"{place / part[0]} is partial: {partial}; {fix}", kind="damaged-file")
         return resized(np.ascontiguousarray(chosen.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)), size)
 
     return array_pool(labels, names, np.arange(len(labels)), read)

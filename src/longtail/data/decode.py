@@ -106,7 +106,7 @@ def memory() -> int:
 
 
 def cannot_read(place: object, why: BadImage) -> UserError:
-    return UserError(f"{_bad(place, why)}: {FIX}")
+    return UserError(f"{_bad(place, why)}: {FIX}", kind="bad-image")
 
 
 def _bad(place: object, why: BadImage) -> str:
@@ -118,7 +118,9 @@ def read_file(path: str | Path) -> bytes:
     try:
         return files.read_bytes(path, LARGEST_IMAGE)
     except MemoryError as error:
-        raise UserError(f"memory is too short to read {path}: free some, or read with fewer --data.workers") from error
+        raise UserError(
+            f"memory is too short to read {path}: free some, or read with fewer --data.workers", kind="out-of-memory"
+        ) from error
     except OSError as error:
         refuse_shortage(error)
         if error.errno != errno.ENOENT:
@@ -129,7 +131,9 @@ def read_file(path: str | Path) -> bytes:
 def refuse_shortage(error: OSError) -> None:
     """What the machine lacks is no fault of the image."""
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-        raise UserError(f"{error.strerror}: raise the limit (ulimit -n), or free memory") from error
+        raise UserError(
+            f"{error.strerror}: raise the limit (ulimit -n), or free memory", kind="out-of-memory"
+        ) from error
 
 
 def decode(encoded: bytes, size: int) -> ImageArray:

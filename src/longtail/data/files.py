@@ -22,7 +22,9 @@ def is_directory(path: Path) -> bool:
     except OSError as error:
         if error.errno == errno.ELOOP:
             return False
-        raise UserError(f"cannot access {path} ({error.strerror}): check the permissions of its folder") from error
+        raise UserError(
+            f"cannot access {path} ({error.strerror}): check the permissions of its folder", kind="unreadable-file"
+        ) from error
 
 
 def list_directory(folder: Path) -> list[Path]:
@@ -30,7 +32,9 @@ def list_directory(folder: Path) -> list[Path]:
     try:
         return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     except OSError as error:
-        raise UserError(f"cannot list {folder} ({error.strerror}): check its permissions") from error
+        raise UserError(
+            f"cannot list {folder} ({error.strerror}): check its permissions", kind="unreadable-file"
+        ) from error
 
 
 def check_working_directory(paths: Iterable[Path | None]) -> None:
@@ -40,7 +44,9 @@ def check_working_directory(paths: Iterable[Path | None]) -> None:
     try:
         os.getcwd()
     except OSError as error:
-        raise UserError("the working directory no longer exists: change to another one, or give full paths") from error
+        raise UserError(
+            "the working directory no longer exists: change to another one, or give full paths", kind="missing-file"
+        ) from error
 
 
 def check_text(text: str, place: object, kind: str) -> str:
@@ -50,5 +56,5 @@ def check_text(text: str, place: object, kind: str) -> str:
     """
     if found := UNUSABLE_TEXT.search(text):
         what = "a NUL character" if found[0] == "\0" else "half of a surrogate pair"
-        raise UserError(f"{place}: the {kind} {text[:80]!a} has {what}: write it without")
+        raise UserError(f"{place}: the {kind} {text[:80]!a} has {what}: write it without", kind="bad-list")
     return text

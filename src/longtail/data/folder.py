@@ -28,7 +28,10 @@ def open_folder(root: Path | None, image_size: int, skip: bool = False) -> Opene
     if root is None:
         raise UserError("the data are a folder, but which one? add --data.root DIR")
     if not is_directory(root):
-        raise UserError(f"--data.root {root} is not a folder: name one that holds train/CLASS/*.jpg or CLASS/*.jpg")
+        raise UserError(
+            f"--data.root {root} is not a folder: name one that holds train/CLASS/*.jpg or CLASS/*.jpg",
+            kind="missing-file",
+        )
     train_root = root / "train" if _is_split(root / "train") else root
     names = _training_classes(train_root)
     others: list[str] = []
@@ -82,11 +85,13 @@ def _is_image(name: str) -> bool:
 def _training_classes(folder: Path) -> tuple[str, ...]:
     names = tuple(_subfolders(folder))
     if not names:
-        raise UserError(f"{folder} has no class folder: put the images of each class into a folder of its name")
+        raise UserError(
+            f"{folder} has no class folder: put the images of each class into a folder of its name", kind="missing-file"
+        )
     if len(names) == 1:
         below = folder / names[0]
         advice = f"name {below}, if its folders are the classes" if _subfolders(below) else "it takes two class folders"
-        raise UserError(f"{folder} has a single class, {names[0]!r}: {advice}")
+        raise UserError(f"{folder} has a single class, {names[0]!r}: {advice}", kind="too-few-data")
     return names
 
 
@@ -107,14 +112,16 @@ def image_files(folder: Path, above: tuple[Path, ...], others: list[str]) -> Ite
             yield from (Path(place, f) for f in sorted(names) if _is_image(f))
     except files.RefusedFile as error:
         raise UserError(
-            f"cannot search {folder} ({error.strerror}): move the images to a folder closer to it"
+            f"cannot search {folder} ({error.strerror}): move the images to a folder closer to it", kind="unsafe-file"
         ) from error
 
 
 def _cannot_list(error: OSError) -> None:
     if isinstance(error, FileNotFoundError):  # a class may be absent from the evaluation set
         return
-    raise UserError(f"cannot list {error.filename} ({error.strerror}): check its permissions") from error
+    raise UserError(
+        f"cannot list {error.filename} ({error.strerror}): check its permissions", kind="unreadable-file"
+    ) from error
 
 
 def _pool(
@@ -137,7 +144,10 @@ def _pool(
     if empty and not may_be_empty:
         more = f" and {len(empty) - 5:,} more" if len(empty) > 5 else ""
         kinds = " ".join(sorted(e[1:] for e in EXTENSIONS))
-        raise UserError(f"no image ({kinds}) in the class folder {', '.join(empty[:5])}{more}: fill it or remove it")
+        raise UserError(
+            f"no image ({kinds}) in the class folder {', '.join(empty[:5])}{more}: fill it or remove it",
+            kind="too-few-data",
+        )
     ids = [f.relative_to(root).as_posix() for f in paths]
     return file_pool(root, ids, np.array(labels, np.int64), names, size, skip)
 
@@ -179,10 +189,13 @@ def _evaluation_pool(
         if name not in names:
             advice = "rename it, remove it, or give train/ some of its images"
             what = f"{folder} has a class that train/ does not have, {name!r}"
-            raise UserError(f"{what}: {' '.join(filter(None, (meant(name, names), advice)))}")
+            raise UserError(f"{what}: {' '.join(filter(None, (meant(name, names), advice)))}", kind="bad-labels")
     pool = _pool(root, folder, names, size, skip, others, may_be_empty=True)
     if not len(pool.labels):
-        raise UserError(f"{folder} has no image: fill its class folders, or remove it to evaluate on a share of train/")
+        raise UserError(
+            f"{folder} has no image: fill its class folders, or remove it to evaluate on a share of train/",
+            kind="missing-file",
+        )
     return pool
 
 
@@ -192,7 +205,7 @@ def own_split(name: str, pool: Pool, why: str) -> Opened:
     kept, held = split_files(pool, OWN_SPLIT)
     if not len(held):
         lacks = f"{name} has no class of five images or more, of that class alone, to evaluate on"
-        raise UserError(f"{lacks}: add images, or an evaluation set")
+        raise UserError(f"{lacks}: add images, or an evaluation set", kind="too-few-data")
     train, test = pool.subset(kept), pool.subset(held)
     bare = no_image_notes(pool.class_names, pool.counts, test.counts, "evaluation")
     note = f"{why}: {len(held):,} of {len(pool.labels):,} images (a fifth per class) are the evaluation set"

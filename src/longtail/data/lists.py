@@ -83,18 +83,22 @@ def read_list(path: Path, columns: Sequence[str] = ()) -> Listed:
     """By its ending: .txt, .csv and .tsv, .json."""
     ending = path.suffix.lower()
     if ending not in READERS:
-        raise UserError(f"{path}: a list ends in {' '.join(READERS)}; rename it to what it is")
+        raise UserError(f"{path}: a list ends in {' '.join(READERS)}; rename it to what it is", kind="unsupported")
     if columns and ending in (".txt", ".json"):
-        raise UserError(f"--data.columns {' '.join(columns)}: {path} has none, only .csv, .tsv and shards do")
+        raise UserError(
+            f"--data.columns {' '.join(columns)}: {path} has none, only .csv, .tsv and shards do", kind="conflict"
+        )
     try:
         text = files.read_text(path, "utf-8-sig", "surrogateescape", limit=LIST_LIMIT)
     except OSError as error:
-        raise UserError(f"cannot read the list {path} ({error.strerror}): name one that is there") from error
+        raise UserError(
+            f"cannot read the list {path} ({error.strerror}): name one that is there", kind=files.read_error_kind(error)
+        ) from error
     if "\0" in text:
-        raise UserError(f"{path} is no UTF-8 text: save it as such")
+        raise UserError(f"{path} is no UTF-8 text: save it as such", kind="bad-list")
     listed = READERS[ending](path, text, columns)
     if not listed.lines:
-        raise UserError(f"the list {path} names no image")
+        raise UserError(f"the list {path} names no image", kind="bad-list")
     for line in listed.lines:
         check_text(line.path, line.place, "path")
         check_text(line.label, line.place, "label")
@@ -110,7 +114,10 @@ def _read_lines(path: Path, text: str, _: Sequence[str]) -> Listed:
         if line.strip():
             place, (*file, label) = f"{path}, line {number}", line.strip().rsplit(maxsplit=1)
             if not file or not label.isdecimal():
-                raise UserError(f"{place}: {line.strip()[:80]!r} is not a path and a class number, as in `a/b.jpg 7`")
+                raise UserError(
+                    f"{place}: {line.strip()[:80]!r} is not a path and a class number, as in `a/b.jpg 7`",
+                    kind="bad-list",
+                )
             lines.append(Line(place, file[0], label))
     return Listed(lines)
 
@@ -126,18 +133,23 @@ def _read_csv(path: Path, text: str, columns: Sequence[str]) -> Listed:
             if column not in (rows.fieldnames or ()):
                 there = ", ".join(rows.fieldnames or ())[:200] or "no heading"
                 fix = f"name its two with --data.columns PATH LABEL, and separate them by {'tabs' if mark != ',' else 'commas'}"
-                raise UserError(f"{path} has no column {column!r} ({there}): {fix}")
+                raise UserError(f"{path} has no column {column!r} ({there}): {fix}", kind="bad-list")
         for row in rows:
             place = f"{path}, line {rows.line_num}"
             if None in row:
-                raise UserError(f"{place}: it has more fields than the heading: put a field with a comma into quotes")
+                raise UserError(
+                    f"{place}: it has more fields than the heading: put a field with a comma into quotes",
+                    kind="bad-list",
+                )
             values = {column: (row[column] or "").strip() for column in (file, label)}
             for column, value in values.items():
                 if not value:
-                    raise UserError(f"{place}: {column} is missing")
+                    raise UserError(f"{place}: {column} is missing", kind="bad-list")
             lines.append(Line(place, values[file], values[label]))
     except csv.Error as error:
-        raise UserError(f"{path}, line {rows.line_num}: {error}: mend the quotes of that line") from error
+        raise UserError(
+            f"{path}, line {rows.line_num}: {error}: mend the quotes of that line", kind="bad-list"
+        ) from error
     return Listed(lines)
 
 
@@ -153,14 +165,18 @@ def _read_inaturalist(path: Path, text: str, _: Sequence[str]) -> Listed:
         names = _distinct([str(category.get("name") or category["id"]) for category in known], ids)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"[:100]
-        raise UserError(f"{path} is not iNaturalist's JSON of images, annotations and categories ({reason})") from error
+        raise UserError(
+            f"{path} is not iNaturalist's JSON of images, annotations and categories ({reason})", kind="bad-list"
+        ) from error
     if many or len(set(ids)) < len(ids):
-        raise UserError(f"{path} has ids of images or categories that stand twice: each must have its own")
+        raise UserError(
+            f"{path} has ids of images or categories that stand twice: each must have its own", kind="bad-list"
+        )
     lines = []
     for i, (image, category) in enumerate(pairs):
         place = f"{path}, annotation {i}"
         if image not in files:
-            raise UserError(f"{place}: there is no image of id {image} in the file")
+            raise UserError(f"{place}: there is no image of id {image} in the file", kind="bad-list")
         lines.append(Line(place, files[image], category))
     bare = len(files) - len({image for image, _ in pairs})
     notes = (f"warning: {bare:,} images of {path.name} have no annotation and are left out",) if bare else ()
@@ -181,12 +197,17 @@ def find_classes(path: Path, listed: Listed) -> Classes:
     if not all(label.isdecimal() for label in labels):
         if all(NUMBER.fullmatch(label) for label in labels):
             line = next(line for line in listed.lines if not line.label.isdecimal())
-            raise UserError(f"{line.place}: label {line.label} is no class number: number the classes from 0, 1, 2 on")
+            raise UserError(
+                f"{line.place}: label {line.label} is no class number: number the classes from 0, 1, 2 on",
+                kind="bad-labels",
+            )
         names = tuple(sorted(labels))
         return Classes({name: i for i, name in enumerate(names)}, names)
     longest = max(labels, key=len)
     if len(longest) > LABEL_DIGITS:
-        raise UserError(f"{path} has labels such as {longest[:20]} for {len(labels)} classes: number them from 0")
+        raise UserError(
+            f"{path} has labels such as {longest[:20]} for {len(labels)} classes: number them from 0", kind="bad-labels"
+        )
     last = max(map(int, labels))
     check_last_label(path, last, len(labels))
     number = {str(n): n for n in range(last + 1)}
@@ -211,11 +232,12 @@ def _distinct(names: list[str], ids: list[str]) -> list[str]:
 def _refuse_others(path: Path, other: Listed, train_path: Path, train: Listed) -> None:
     """Ids that mean another category than in training; some may be absent."""
     if (other.categories is None) != (train.categories is None):
-        raise UserError(f"{path} and {train_path} must both be JSON, or neither")
+        raise UserError(f"{path} and {train_path} must both be JSON, or neither", kind="conflict")
     for label, name in (other.categories or {}).items():
         if (train.categories or {}).get(label) != name:
             raise UserError(
-                f"{path} has a category {label}, {name!r}, that {train_path} has not: use lists of one data set"
+                f"{path} has a category {label}, {name!r}, that {train_path} has not: use lists of one data set",
+                kind="bad-labels",
             )
 
 
@@ -223,7 +245,10 @@ def _numbers(listed: Listed, classes: Classes) -> IntArray:
     for line in listed.lines:
         if line.label not in classes.number:
             known = f"the {len(classes.names)} classes of the training list"
-            raise UserError(f"{line.place}: label {line.label[:80]!r} is none of {known}: use lists of one data set")
+            raise UserError(
+                f"{line.place}: label {line.label[:80]!r} is none of {known}: use lists of one data set",
+                kind="bad-labels",
+            )
     return np.array([classes.number[line.label] for line in listed.lines], np.int64)
 
 
@@ -233,7 +258,9 @@ def _numbers(listed: Listed, classes: Classes) -> IntArray:
 def _pool(path: Path, listed: Listed, classes: Classes, root: Path | None, size: int, skip: bool) -> Pool:
     base = root or path.parent
     if not os.path.isdir(base):
-        raise UserError(f"--data.root {base} is not a folder: name the one that the paths of {path} begin in")
+        raise UserError(
+            f"--data.root {base} is not a folder: name the one that the paths of {path} begin in", kind="missing-file"
+        )
     ids = [_below(base, line, given=root is not None) for line in listed.lines]
     pool = file_pool(base, ids, _numbers(listed, classes), classes.names, size, skip)
     assert pool.sizes is not None
@@ -241,7 +268,8 @@ def _pool(path: Path, listed: Listed, classes: Classes, root: Path | None, size:
     if missing and not skip:
         fix = "set --data.root to where the paths begin, or leave them out with --data.on_error skip"
         raise UserError(
-            f"{len(missing):,} of the {len(ids):,} files of {path} are not in {base} ({some(missing)}): {fix}"
+            f"{len(missing):,} of the {len(ids):,} files of {path} are not in {base} ({some(missing)}): {fix}",
+            kind="missing-file",
         )
     return pool
 
@@ -253,7 +281,10 @@ def _below(base: Path, line: Line, given: bool) -> str:
     top = os.path.abspath(base)
     path = os.path.normpath(os.path.join(top, line.path))  # links are not followed: what lies below them is the user's
     if os.path.commonpath([top, path]) != top:
-        raise UserError(f"{line.place}: {line.path} lies outside of {base}: set --data.root to the folder above all")
+        raise UserError(
+            f"{line.place}: {line.path} lies outside of {base}: set --data.root to the folder above all",
+            kind="bad-list",
+        )
     return os.path.relpath(path, top)
 
 

@@ -33,7 +33,10 @@ class Loader:
         self.images = len(source.labels) // self.world
         if not self.images:
             n = len(source.labels)
-            raise UserError(f"{self.world} processes share {n} training images: torchrun --nproc-per-node {n} at most")
+            raise UserError(
+                f"{self.world} processes share {n} training images: torchrun --nproc-per-node {n} at most",
+                kind="too-few-data",
+            )
         # A smaller last batch is left out, so that every step has one shape; a set below one batch is one batch.
         self.batch_size = min(batch_size, self.images)
         self.batches = self.images // self.batch_size

@@ -21,7 +21,10 @@ def decoder_for(device: torch.device, asked: Decoding) -> Decoder | None:
     if device.type == "cuda" and _works(device):
         return functools.partial(_decode, device=device)
     if asked == "gpu":
-        raise UserError("--data.decode gpu needs a CUDA device, and a torchvision that decodes JPEGs on it: try auto")
+        raise UserError(
+            "--data.decode gpu needs a CUDA device, and a torchvision that decodes JPEGs on it: try auto",
+            kind="conflict",
+        )
     return None
 
 

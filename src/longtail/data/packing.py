@@ -47,7 +47,9 @@ def shard(data: DataConfig, out: Path | str, megabytes: int = 256) -> Packed:
             written = sum(write(pool, split, unfinished, megabytes, data, skipped) for split, pool in parts.items())
             unfinished.rename(out)
     except OSError as error:
-        raise UserError(f"cannot write to {out} ({error.strerror or error}): choose another --out") from error
+        raise UserError(
+            f"cannot write to {out} ({error.strerror or error}): choose another --out", kind="not-writable"
+        ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return Packed(written, skipped, (*opened.notes, *notes))
@@ -56,9 +58,11 @@ def shard(data: DataConfig, out: Path | str, megabytes: int = 256) -> Packed:
 def check_place(data: DataConfig, out: Path) -> None:
     check_working_directory((out, data.root))
     if os.path.lexists(out):
-        raise UserError(f"{out} is there already: choose another --out, or remove it")
+        raise UserError(f"{out} is there already: choose another --out, or remove it", kind="exists")
     if data.name == "folder" and data.root and out.resolve().is_relative_to(data.root.resolve()):
-        raise UserError(f"{out} lies in the image folder, where it would look like a class: choose another --out")
+        raise UserError(
+            f"{out} lies in the image folder, where it would look like a class: choose another --out", kind="conflict"
+        )
 
 
 def write(pool: Pool, split: str, folder: Path, megabytes: int, data: DataConfig, skipped: list[Skipped]) -> int:
@@ -79,7 +83,7 @@ def write(pool: Pool, split: str, folder: Path, megabytes: int, data: DataConfig
     lost = [name for name, n in zip(pool.class_names, written, strict=True) if not n]
     if (split == "train" and lost) or not written.any():
         what = f"class {lost[0]!r}" if split == "train" else "the evaluation set"
-        raise UserError(f"no image of {what} can be read: mend its files, or take it out of the data")
+        raise UserError(f"no image of {what} can be read: mend its files, or take it out of the data", kind="bad-image")
     return int(written.sum())
 
 

@@ -142,7 +142,8 @@ def name_array(names: Sequence[str], kind: str) -> npt.NDArray[np.str_]:
     room, mean = 4 * len(longest) * len(names), sum(map(len, names)) / max(len(names), 1)
     if room > NAMES_LIMIT and len(longest) > 8 * mean:
         raise UserError(
-            f"a {kind} has {len(longest):,} characters ({longest[:40]}…), the {len(names):,} others {mean:.0f}: shorten it"
+            f"a {kind} has {len(longest):,} characters ({longest[:40]}…), the {len(names):,} others {mean:.0f}: shorten it",
+            kind="bad-list",
         )
     return np.array(names, dtype=np.str_)
 
@@ -150,7 +151,7 @@ def name_array(names: Sequence[str], kind: str) -> npt.NDArray[np.str_]:
 def check_last_label(place: object, last: int, classes: int) -> None:
     """Raise UserError where labels are numbers that leave out so many that a class for each would exhaust the memory."""
     if last > 1000 * classes or last > 2 * classes + MOST_ABSENT:
-        raise UserError(f"{place} has labels up to {last} for {classes} classes: number them from 0")
+        raise UserError(f"{place} has labels up to {last} for {classes} classes: number them from 0", kind="bad-labels")
 
 
 def class_counts(labels: IntArray, class_names: tuple[str, ...]) -> IntArray:
@@ -161,11 +162,13 @@ def check_classes(name: str, train: Pool) -> None:
     """A classifier needs two, and each an image to learn from."""
     names, absent = train.class_names, np.where(train.counts == 0)[0]
     if len(names) < 2:
-        raise UserError(f"{name} has a single class, {names[0]!r}: a classifier needs at least two")
+        raise UserError(
+            f"{name} has a single class, {names[0]!r}: a classifier needs at least two", kind="too-few-data"
+        )
     if len(absent):
         fix = "number labels without gaps from 0, or take these classes out of the data"
         which = f"{len(absent)} of its {len(names)} classes ({some(names[c] for c in absent)})"
-        raise UserError(f"{name} has no training image of {which}: {fix}")
+        raise UserError(f"{name} has no training image of {which}: {fix}", kind="too-few-data")
 
 
 def no_image_notes(class_names: tuple[str, ...], counts: IntArray, held: IntArray, split: str) -> list[str]:
@@ -212,7 +215,9 @@ def check_memory(images: int, size: int, has: int) -> None:
     if not fit_in_memory(images, size) or needed > has:
         have = f"{images:,} images of {size}x{size} pixels take {needed / 2**30:.1f} GiB of memory"
         limit = f"{MEMORY_LIMIT / 2**30:.0f} GiB allowed" if has >= MEMORY_LIMIT else f"{has / 2**30:.1f} GiB there are"
-        raise UserError(f"{have}, above the {limit}: add --data.load stream, or lower --data.image_size")
+        raise UserError(
+            f"{have}, above the {limit}: add --data.load stream, or lower --data.image_size", kind="out-of-memory"
+        )
 
 
 def resized(images: ImageArray, size: int) -> ImageArray:

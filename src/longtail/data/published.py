@@ -66,7 +66,10 @@ def open_published(config: DataConfig, skip: bool = False) -> Opened:
 def _there(path: Path, flag: str, known: Published) -> Path:
     if os.path.isfile(path):
         return path
-    raise UserError(f"there is no {path}: get {path.name} from {known.source} and put it there, or name it with {flag}")
+    raise UserError(
+        f"there is no {path}: get {path.name} from {known.source} and put it there, or name it with {flag}",
+        kind="missing-file",
+    )
 
 
 def _others(name: str, known: Published, found: tuple[int, int]) -> list[str]:

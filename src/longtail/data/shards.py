@@ -49,10 +49,12 @@ MOST_IN_BATCH = 2**16  # rows
 def open_shards(root: Path | None, columns: Sequence[str], image_size: int, skip: bool = False) -> Opened:
     """train-*.parquet with val-*, validation-* or test-*.parquet beside them; without these a fifth is evaluated on."""
     if root is None or not is_directory(root):
-        raise UserError(f"--data.root {root} is not a folder: name the one that holds the parquet files")
+        raise UserError(
+            f"--data.root {root} is not a folder: name the one that holds the parquet files", kind="missing-file"
+        )
     files = [f for f in list_directory(root) if f.suffix.lower() == ".parquet"]
     if not files:
-        raise UserError(f"{root} has no parquet file: write some with `longtail data shard`")
+        raise UserError(f"{root} has no parquet file: write some with `longtail data shard`", kind="missing-file")
     name, image, label = root.resolve().name, *(columns or COLUMNS)
     splits: dict[str, list[Shard]] = {}
     rows = 0
@@ -61,12 +63,16 @@ def open_shards(root: Path | None, columns: Sequence[str], image_size: int, skip
         splits.setdefault(_kind(file.name.lower()), []).append(shard)
         rows += len(shard.labels)
         if rows > MOST_ROWS:
-            raise UserError(f"the shards of {root} have more than {MOST_ROWS:,} rows: take some of them away")
+            raise UserError(
+                f"the shards of {root} have more than {MOST_ROWS:,} rows: take some of them away", kind="unsafe-file"
+            )
     tests = [s for s in EVALUATION if s in splits]
     rest = [s for s in splits if s not in tests]
     used = [s for s in rest if s == TRAINING] or rest
     if not used:
-        raise UserError(f"{root} has files to evaluate on alone ({', '.join(tests)}): add train-*.parquet")
+        raise UserError(
+            f"{root} has files to evaluate on alone ({', '.join(tests)}): add train-*.parquet", kind="missing-file"
+        )
     _refuse_gaps(root, [shard.path.name for s in (*used, *tests[:1]) for shard in splits[s]])
     train = _pool([shard for s in used for shard in splits[s]], image_size, skip)
     if not tests:
@@ -93,7 +99,9 @@ def _refuse_gaps(root: Path, names: Sequence[str]) -> None:
     lost = [name for (head, total), there in numbers.items() for name in _lost(head, total, there)]
     if lost:
         fix = "put back what is missing, or write all shards again; to do without it, number the others anew"
-        raise UserError(f"shards are missing in {root}, {len(lost):,} in all ({some(lost)}): {fix}")
+        raise UserError(
+            f"shards are missing in {root}, {len(lost):,} in all ({some(lost)}): {fix}", kind="missing-file"
+        )
 
 
 def _lost(head: str, total: str, there: Sequence[str]) -> list[str]:
@@ -125,7 +133,9 @@ class Shard:
             for column in (image, label):
                 if column not in there:
                     fix = "name its two with --data.columns IMAGE LABEL"
-                    raise UserError(f"{path} has no column {column!r} ({_words(', '.join(there))}): {fix}")
+                    raise UserError(
+                        f"{path} has no column {column!r} ({_words(', '.join(there))}): {fix}", kind="bad-list"
+                    )
             self.bytes_column = _bytes_column(path, file.schema_arrow, image)
             self._check_size(image, label)
             self.labels: list[Any] = []
@@ -135,7 +145,10 @@ class Shard:
         except UserError:
             raise
         except Exception as error:  # a damaged file fails in many ways
-            raise UserError(f"cannot read the shard {path} ({_words(error)}): write or fetch it again") from error
+            raise UserError(
+                f"cannot read the shard {path} ({_words(error)}): write or fetch it again",
+                kind=files.read_error_kind(error),
+            ) from error
         for name in {*(self.names or ()), *(value for value in self.labels if isinstance(value, str))}:
             check_text(name, path, "class name")
         for image_path in self.paths:
@@ -147,10 +160,14 @@ class Shard:
         groups = [self.metadata.row_group(g) for g in range(self.metadata.num_row_groups)]
         self.group_rows: list[int] = [group.num_rows for group in groups]
         if min(self.group_rows, default=0) < 0 or sum(self.group_rows) != rows:
-            raise UserError(f"{self.path} has {rows:,} rows, and others in its row groups: write or fetch it again")
+            raise UserError(
+                f"{self.path} has {rows:,} rows, and others in its row groups: write or fetch it again", kind="bad-list"
+            )
         if rows > MOST_ROWS or (rows > FEW_ROWS and rows * ROW_BYTES > size):
             limit = f"{MOST_ROWS:,} rows, and of {ROW_BYTES} bytes a row where there are more than {FEW_ROWS:,}"
-            raise UserError(f"{self.path} promises {rows:,} rows in {size:,} bytes: the limit is {limit}")
+            raise UserError(
+                f"{self.path} promises {rows:,} rows in {size:,} bytes: the limit is {limit}", kind="unsafe-file"
+            )
         largest = dict.fromkeys((self.bytes_column, f"{image}.path", label), 0)
         for group in groups:
             for chunk in map(group.column, range(group.num_columns)):
@@ -159,7 +176,10 @@ class Shard:
                         largest[column] = max(largest[column], chunk.total_uncompressed_size)
         if max(largest.values()) > LARGEST_COLUMN:
             limit = f"the limit is {LARGEST_COLUMN:,}: write it with smaller row groups"
-            raise UserError(f"{self.path} has a row group of {max(largest.values()):,} bytes in a column: {limit}")
+            raise UserError(
+                f"{self.path} has a row group of {max(largest.values()):,} bytes in a column: {limit}",
+                kind="unsafe-file",
+            )
         self.image_batch = _batch_rows(largest[self.bytes_column])
         self.text_batch = _batch_rows(max(largest[f"{image}.path"], largest[label]))
         self.sizes = np.repeat(np.array([g.total_byte_size for g in groups], np.int64), self.group_rows)
@@ -170,28 +190,33 @@ class Shard:
         for batch in file.iter_batches(self.text_batch, columns=[f"{image}.path", label], use_threads=False):
             size += batch.nbytes
             if size > LARGEST_TEXT:
-                raise UserError(f"{self.path} has labels and paths of more than {LARGEST_TEXT:,} bytes: shorten them")
+                raise UserError(
+                    f"{self.path} has labels and paths of more than {LARGEST_TEXT:,} bytes: shorten them",
+                    kind="unsafe-file",
+                )
             labels = batch.column(label).to_pylist()
             self.labels += [same.setdefault(value, value) if isinstance(value, str) else value for value in labels]
             if image in batch.schema.names:
                 paths = [(row or {}).get("path") for row in batch.column(image).to_pylist()]
                 self.paths += [path if isinstance(path, str) else None for path in paths]
         if len(self.labels) != sum(self.group_rows):
-            raise UserError(f"{self.path} has fewer rows than it says: write or fetch it again")
+            raise UserError(f"{self.path} has fewer rows than it says: write or fetch it again", kind="bad-list")
 
     def named(self) -> list[str] | list[int]:
         """The labels as names, where the file has some; else as numbers."""
         if None in self.labels:
-            raise UserError(f"{self.path}, row {self.labels.index(None)}: the label is missing")
+            raise UserError(f"{self.path}, row {self.labels.index(None)}: the label is missing", kind="bad-labels")
         if all(isinstance(value, str) for value in self.labels):
             return self.labels
         if not all(type(value) is int for value in self.labels):
-            raise UserError(f"{self.path}: its labels must be whole numbers, or names")
+            raise UserError(f"{self.path}: its labels must be whole numbers, or names", kind="bad-labels")
         if self.names is None:
             return self.labels
         wrong = [value for value in self.labels if not 0 <= value < len(self.names)]
         if wrong:
-            raise UserError(f"{self.path} has a label {wrong[0]} for {len(self.names)} classes: write it again")
+            raise UserError(
+                f"{self.path} has a label {wrong[0]} for {len(self.names)} classes: write it again", kind="bad-labels"
+            )
         return [self.names[value] for value in self.labels]
 
 
@@ -271,18 +296,21 @@ def _pool(shards: Sequence[Shard], size: int, skip: bool, names: tuple[str, ...]
         found = shard.named()
         if labels and found and type(found[0]) is not type(labels[0]):
             raise UserError(
-                f"{shard.path} has labels of another kind than {shards[0].path}: numbers in one, names in the other"
+                f"{shard.path} has labels of another kind than {shards[0].path}: numbers in one, names in the other",
+                kind="bad-labels",
             )
         labels += found
     if not labels:
-        raise UserError(f"the shards of {shards[0].path.parent} have no row")
+        raise UserError(f"the shards of {shards[0].path.parent} have no row", kind="bad-list")
     stored = next((shard.names for shard in shards if shard.names), None)
     known = names or _classes(shards[0], labels, stored)
     numbers = {name: i for i, name in enumerate(known)}
     for shard in shards:
         if wrong := [label for label in shard.named() if str(label) not in numbers]:
             none = f"none of the {len(known)} classes of training"
-            raise UserError(f"{shard.path} has a label {wrong[0]!r}, {none}: use shards of one data set")
+            raise UserError(
+                f"{shard.path} has a label {wrong[0]!r}, {none}: use shards of one data set", kind="bad-labels"
+            )
     sizes = np.concatenate([shard.sizes for shard in shards])
     chosen = np.array([numbers[str(label)] for label in labels], np.int64)
     return encoded_pool(chosen, known, _ids(shards), Rows(shards), sizes, size, skip)
@@ -294,7 +322,9 @@ def _classes(shard: Shard, labels: Sequence[Any], stored: tuple[str, ...] | None
         return stored or tuple(sorted(set(labels)))
     last = max(labels)
     if min(labels) < 0:
-        raise UserError(f"{shard.path.parent} has labels from {min(labels)} to {last}: number them from 0")
+        raise UserError(
+            f"{shard.path.parent} has labels from {min(labels)} to {last}: number them from 0", kind="bad-labels"
+        )
     check_last_label(shard.path.parent, last, len(set(labels)))
     return tuple(map(str, range(last + 1)))
 
@@ -311,7 +341,9 @@ def _parquet() -> Any:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise UserError("shards are parquet files, which pyarrow reads: pip install pyarrow") from error
+        raise UserError(
+            "shards are parquet files, which pyarrow reads: pip install pyarrow", kind="missing-package"
+        ) from error
     return pyarrow.parquet
 
 
@@ -338,7 +370,9 @@ def _bytes_column(path: Path, schema: "pa.Schema", image: str) -> str:
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind) or views(kind):
         return column
     have = f"{path}: column {image!r} is {_words(schema.field(image).type)}, without the bytes of image files"
-    raise UserError(f"{have}: write it with the images embedded, or name another column with --data.columns")
+    raise UserError(
+        f"{have}: write it with the images embedded, or name another column with --data.columns", kind="bad-list"
+    )
 
 
 def _batch_rows(column_bytes: int) -> int:

@@ -148,11 +148,12 @@ def _without_skipped(data: DataSet) -> DataSet:
     lost = [name for name, n in zip(data.train.class_names, data.train.counts, strict=True) if not n]
     if lost:
         raise UserError(
-            f"none of the training images chosen of class {lost[0]!r} can be read: mend them, or take it out"
+            f"none of the training images chosen of class {lost[0]!r} can be read: mend them, or take it out",
+            kind="bad-image",
         )
     for part, what in ((data.val, "validation split"), (data.test, "evaluation set")):
         if part is not None and not len(part.labels):
-            raise UserError(f"no image of the {what} can be read: mend its files")
+            raise UserError(f"no image of the {what} can be read: mend its files", kind="bad-image")
     first, gone = data.skipped[0], "\n".join([data.checksum, *(image.id for image in data.skipped)])
     many = f"{len(data.skipped):,} images cannot be read and are left out, such as"
     lacks = many if len(data.skipped) > 1 else "one image cannot be read and is left out:"
@@ -171,7 +172,9 @@ def load_once(config: DataConfig, loaded: dict[DataConfig, DataSet]) -> DataSet:
 def open_data(config: DataConfig) -> Opened:
     """What is there, before anything is drawn or decoded."""
     if config.name not in ("list", *PUBLISHED) and (config.train_list or config.test_list):
-        raise UserError(f"--data.test_list goes with a list of training images, and the data are {config.name}")
+        raise UserError(
+            f"--data.test_list goes with a list of training images, and the data are {config.name}", kind="conflict"
+        )
     check_working_directory((config.root, config.train_list, config.test_list))
     opened = _open(config, config.on_error == "skip")
     check_classes(opened.name, opened.train)

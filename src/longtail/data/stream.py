@@ -61,7 +61,7 @@ def check_room(n: int, side: int) -> None:
     if need > there:
         have = f"{HELD} times {n:,} images read ahead at {side}x{side} pixels take {need / 2**30:.1f} GiB of memory"
         fix = "lower --data.resolution, --train.batch_size or --train.accumulate"
-        raise UserError(f"{have}, and a process has {there / 2**30:.1f}: {fix}")
+        raise UserError(f"{have}, and a process has {there / 2**30:.1f}: {fix}", kind="out-of-memory")
 
 
 @functools.cache

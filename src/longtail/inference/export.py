@@ -62,7 +62,9 @@ def export(
             latency = {n: times(eager(network), theirs, model.image_size, n) for n in BATCHES}
             files.write_text(beside, card(model, to, path.name, difference, latency))
     except OSError as error:
-        raise UserError(f"cannot write {path} ({why(error)}): name a file in a folder that can be written") from error
+        raise UserError(
+            f"cannot write {path} ({why(error)}): name a file in a folder that can be written", kind="not-writable"
+        ) from error
     return Exported(path, beside, difference, latency)
 
 
@@ -78,7 +80,7 @@ def written(model: Model, network: Deployed, to: str, path: Path) -> Runner:
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise RunError(
-            f"{model.config.model.name} cannot be written as {to} ({reason}): try --to safetensors"
+            f"{model.config.model.name} cannot be written as {to} ({reason}): try --to safetensors", kind="unsupported"
         ) from error
 
 
@@ -90,7 +92,7 @@ def place(model: Model, to: str, out: Path | str | None) -> Path:
     if path.suffix != suffix:
         raise UserError(f"--out {path}: name it *{suffix}, by which others know what it is")
     if os.path.isdir(path) or os.path.realpath(path) in map(os.path.realpath, (origin, origin / runs.MODEL)):
-        raise UserError(f"--out {path} would replace what is exported: name another file")
+        raise UserError(f"--out {path} would replace what is exported: name another file", kind="exists")
     return path
 
 
@@ -101,14 +103,16 @@ def compared(ours: Runner, theirs: Runner, size: int) -> float:
         wanted, found = ours(noise(n, size)), theirs(noise(n, size))
         if [part.shape for part in found] != [part.shape for part in wanted]:
             raise RunError(
-                f"the exported network gives {[part.shape for part in found]} for {n} images: it was not written"
+                f"the exported network gives {[part.shape for part in found]} for {n} images: it was not written",
+                kind="mismatch",
             )
         logits, probabilities = (float(np.abs(a - b).max()) for a, b in zip(wanted, found, strict=True))
         allowed = TOLERANCE * max(1.0, float(np.abs(wanted[0]).max()))
         if not (logits <= allowed and probabilities <= TOLERANCE):  # NaN is no agreement
             differs = f"logits by {logits:.2g}, probabilities by {probabilities:.2g}"
             raise RunError(
-                f"the exported network differs from the original ({differs}): it was not written, try another --to"
+                f"the exported network differs from the original ({differs}): it was not written, try another --to",
+                kind="mismatch",
             )
         largest = max(largest, logits)
     return largest

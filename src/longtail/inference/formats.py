@@ -95,7 +95,9 @@ def needed(*names: str) -> list[Any]:
     try:
         return [importlib.import_module(name) for name in names]
     except ImportError as error:
-        raise UserError(f"{error.name} is not installed: pip install 'longtail[export]'") from error
+        raise UserError(
+            f"{error.name} is not installed: pip install 'longtail[export]'", kind="missing-package"
+        ) from error
 
 
 # Weights alone

@@ -57,7 +57,9 @@ def load(
     elif is_file and path.suffix in CHECKPOINTS:
         found = released.load(path, place, class_names, model)
     elif is_file:
-        raise UserError(f"{path}: name a run folder, a .safetensors file, or a released checkpoint (.pth.tar)")
+        raise UserError(
+            f"{path}: name a run folder, a .safetensors file, or a released checkpoint (.pth.tar)", kind="missing-file"
+        )
     else:
         found = load_run(path, place)
     return found if prior is None else found.expecting(prior)
@@ -69,7 +71,10 @@ def load_run(path: Path, device: torch.device) -> Model:
     names = record.metrics.get("class_names") or []
     counts = data.get("counts") or record.metrics.get("counts") or []
     if not names or len(counts) != len(names) or not all(counts):
-        raise UserError(f"{record.folder}: {len(counts)} class counts for {len(names)} class names: train it again")
+        raise UserError(
+            f"{record.folder}: {len(counts)} class counts for {len(names)} class names: train it again",
+            kind="damaged-file",
+        )
     side = data.get("resolution")
     side = likely_side(config, data.get("images") or sum(counts)) if side is None else side
     check_side(side, config, record.folder)
@@ -92,7 +97,8 @@ def one_run(path: Path) -> runs.Run:
     if any(run.config.identity() != first.config.identity() for run in found):
         which = ", ".join(str(run.folder) for run in found[:3])
         raise UserError(
-            f"{path} holds {len(found)} runs that differ ({which}{', …' * (len(found) > 3)}): name one of them"
+            f"{path} holds {len(found)} runs that differ ({which}{', …' * (len(found) > 3)}): name one of them",
+            kind="mismatch",
         )
     if len(found) > 1:
         print(visible(f"{path} holds {len(found)} seeds: {first.folder} is taken"), file=sys.stderr)
@@ -110,7 +116,9 @@ def likely_side(config: Config, images: int) -> int:
 def check_side(side: int, config: Config, where: Path) -> None:
     """Raise a UserError unless images are kept at the resolution that the configuration asks for, or (0) as squares."""
     if side not in (0, streamed_side(config.data)):
-        raise UserError(f"{where}: images of {side} pixels do not belong to its configuration: train it again")
+        raise UserError(
+            f"{where}: images of {side} pixels do not belong to its configuration: train it again", kind="damaged-file"
+        )
 
 
 def _temperature(folder: Path) -> float | None:
@@ -120,7 +128,10 @@ def _temperature(folder: Path) -> float | None:
     tree = runs.read_json(path)
     value: Any = tree.get("temperature") if isinstance(tree, dict) else None
     if not is_temperature(value):
-        raise UserError(f"{path}: its temperature is {visible(value)}, measure the run again with `longtail eval`")
+        raise UserError(
+            f"{path}: its temperature is {visible(value)}, measure the run again with `longtail eval`",
+            kind="damaged-file",
+        )
     return float(value)
 
 
@@ -135,7 +146,7 @@ def load_exported(path: Path, device: torch.device) -> Model:
     try:
         config = from_dict(Config, facts["config"])
     except UserError as error:
-        raise UserError(f"{path}: {error}") from error
+        raise UserError(f"{path}: {error}", kind=error.kind) from error
     names, known, shares = tuple(facts["class_names"]), facts.get("counts"), facts.get("prior")
     counts = np.ones(len(names), np.int64) if known is None else np.asarray(known, np.int64)
     prior = Prior(shares["name"], np.asarray(shares["shares"], np.float64)) if shares else None
@@ -155,19 +166,21 @@ def read_facts(path: Path) -> dict[str, Any]:
     try:
         facts = json.loads(_metadata(path)[METADATA])
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: its description is not JSON ({error}): {again}") from error
+        raise UserError(f"{path}: its description is not JSON ({error}): {again}", kind="damaged-file") from error
     if wrong := fault(facts, FACTS):
-        raise UserError(f"{path}: {wrong}: {again}")
+        raise UserError(f"{path}: {wrong}: {again}", kind="damaged-file")
     classes, prior = len(facts["class_names"]), facts.get("prior")
     if not classes:
-        raise UserError(f"{path}: it names no class: {again}")
+        raise UserError(f"{path}: it names no class: {again}", kind="damaged-file")
     if facts.get("counts") is not None and not all(facts["counts"]):
-        raise UserError(f"{path}: a class has no training image: {again}")
+        raise UserError(f"{path}: a class has no training image: {again}", kind="damaged-file")
     for name, values in {"counts": facts.get("counts"), "shares of the prior": prior and prior["shares"]}.items():
         if values is not None and (len(values) != classes or not sum(values)):
-            raise UserError(f"{path}: {len(values)} {name} for {classes} classes: {again}")
+            raise UserError(f"{path}: {len(values)} {name} for {classes} classes: {again}", kind="damaged-file")
     if prior and abs(sum(prior["shares"]) - 1) > 1e-3:
-        raise UserError(f"{path}: the shares of its prior sum to {sum(prior['shares']):g}: {again}")
+        raise UserError(
+            f"{path}: the shares of its prior sum to {sum(prior['shares']):g}: {again}", kind="damaged-file"
+        )
     return facts
 
 
@@ -178,4 +191,7 @@ def _metadata(path: Path) -> dict[str, str]:
         with safe_open(os.fspath(path), framework="pt") as file:
             return file.metadata() or {}
     except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot read {path} ({why(error).splitlines()[0]}): is it a safetensors file?") from error
+        raise UserError(
+            f"cannot read {path} ({why(error).splitlines()[0]}): is it a safetensors file?",
+            kind=files.read_error_kind(error),
+        ) from error

@@ -124,7 +124,7 @@ class Model:
             if not out_of_memory(error):
                 raise
             raise UserError(
-                f"not enough memory for images of {self.image_size} pixels: use a smaller network"
+                f"not enough memory for images of {self.image_size} pixels: use a smaller network", kind="out-of-memory"
             ) from error
         refuse_broken((~logits_NC.isfinite().all(1)).numpy())
         return logits_NC
@@ -156,7 +156,7 @@ class Model:
             return self.preprocessing.pixels(image)
         except BadImage as error:
             which = image if isinstance(image, str | Path) else "that was given"
-            raise UserError(f"cannot read the image {which} ({error})") from error
+            raise UserError(f"cannot read the image {which} ({error})", kind="bad-image") from error
 
     def __repr__(self) -> str:
         what = f"{self.config.method.label}, {self.config.model.name}, {len(self.class_names)} classes"

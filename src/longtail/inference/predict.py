@@ -84,7 +84,7 @@ def said_of(
     if bad and on_error == "stop":
         name, why = next(iter(bad.items()))
         fix = "replace or remove it, or go on without such images with --on-error skip"
-        raise UserError(f"cannot read the image {name} ({why}): {fix}")
+        raise UserError(f"cannot read the image {name} ({why}): {fix}", kind="bad-image")
     pixels = [image for image in batch if not isinstance(image, BadImage)]
     p_NC = model.probabilities(model.logits(pixels)) if pixels else None
     best = iter(zip(*(part.tolist() for part in p_NC.topk(top)), strict=True)) if p_NC is not None else iter(())
@@ -115,7 +115,9 @@ def _meant_by(word: str) -> Iterator[Path]:
     else:
         matches = sorted(glob.glob(word, recursive=True)) if glob.has_magic(word) else []
         if not matches:
-            raise UserError(f"there is no {word}: name image files, folders, or patterns such as 'x/*.jpg'")
+            raise UserError(
+                f"there is no {word}: name image files, folders, or patterns such as 'x/*.jpg'", kind="missing-file"
+            )
         for match in matches:
             yield from _file_or_folder(Path(match))
 
@@ -123,13 +125,21 @@ def _meant_by(word: str) -> Iterator[Path]:
 def read_paths() -> list[str]:
     """Return the paths on standard input: separated by NUL characters if there is one (`find -print0`), else one per line."""
     if sys.stdin is None:
-        raise UserError("- reads paths from standard input, which is closed: name images, or redirect it from a list")
+        raise UserError(
+            "- reads paths from standard input, which is closed: name images, or redirect it from a list",
+            kind="unreadable-file",
+        )
     try:
         content = sys.stdin.buffer.read(LONGEST_LIST + 1)
     except OSError as error:
-        raise UserError(f"cannot read paths from standard input ({why(error)}): redirect it from a list") from error
+        raise UserError(
+            f"cannot read paths from standard input ({why(error)}): redirect it from a list",
+            kind=files.read_error_kind(error),
+        ) from error
     if len(content) > LONGEST_LIST:
-        raise UserError(f"standard input has more than {LONGEST_LIST:,} bytes: is it a list of paths?")
+        raise UserError(
+            f"standard input has more than {LONGEST_LIST:,} bytes: is it a list of paths?", kind="unsafe-file"
+        )
     if b"\0" in content:
         return [os.fsdecode(name) for name in content.split(b"\0") if name]
     return [os.fsdecode(name) for line in content.split(b"\n") if (name := line.rstrip(b"\r"))]
@@ -142,7 +152,8 @@ def _file_or_folder(path: Path) -> Iterator[Path]:
     inside = list(image_files(path, (), []))
     if not inside:
         raise UserError(
-            f"{path} has no image (files that end in .jpg, .png or the like): name another folder, or files"
+            f"{path} has no image (files that end in .jpg, .png or the like): name another folder, or files",
+            kind="missing-file",
         )
     yield from inside
 
@@ -168,14 +179,14 @@ def written(
             file.flush()
     except OSError as error:
         raise UserError(
-            f"cannot write {path} ({error.strerror}): name a file in a folder that can be written"
+            f"cannot write {path} ({error.strerror}): name a file in a folder that can be written", kind="not-writable"
         ) from error
 
 
 def refuse_images(path: Path) -> None:
     """`--json a.jpg` would write over a photograph."""
     if path.suffix.lower() in EXTENSIONS:
-        raise UserError(f"{path} would be written over, and is named as images are: name another file")
+        raise UserError(f"{path} would be written over, and is named as images are: name another file", kind="exists")
 
 
 def as_csv(file: IO[str], top: int) -> Callable[[Predicted], None]:

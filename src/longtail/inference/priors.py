@@ -78,7 +78,7 @@ def read_weights(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         advice = meant(path, ("uniform", "train")) or "--prior takes uniform, train, or a CSV or JSON file"
-        raise UserError(f"cannot read {path} ({reason}): {advice}") from error
+        raise UserError(f"cannot read {path} ({reason}): {advice}", kind=files.read_error_kind(error)) from error
     return _json_object(path, text) if path.suffix.lower() == ".json" else _csv_rows(path, text)
 
 
@@ -86,9 +86,13 @@ def _json_object(path: Path, text: str) -> dict[str, Any]:
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is no JSON ({error}): write an object of class names and weights") from error
+        raise UserError(
+            f"{path} is no JSON ({error}): write an object of class names and weights", kind="damaged-file"
+        ) from error
     if not isinstance(tree, dict):
-        raise UserError(f'{path}: write an object of class names and weights, such as {{"cat": 2, "dog": 1}}')
+        raise UserError(
+            f'{path}: write an object of class names and weights, such as {{"cat": 2, "dog": 1}}', kind="damaged-file"
+        )
     return tree
 
 
@@ -96,16 +100,17 @@ def _csv_rows(path: Path, text: str) -> dict[str, Any]:
     try:
         rows = [row for row in csv.reader(text.splitlines()) if row]
     except csv.Error as error:
-        raise UserError(f"{path} is no CSV ({error}): write lines of `class,weight`") from error
+        raise UserError(f"{path} is no CSV ({error}): write lines of `class,weight`", kind="damaged-file") from error
     if rows and len(rows[0]) == 2 and rows[0][0].strip().lower() in ("class", "name", "label"):
         rows = rows[1:]
     weights: dict[str, Any] = {}
     for row in rows:
         if len(row) != 2:
             raise UserError(
-                f"{path}: {','.join(row)!r} is no line of `class,weight` (names with commas stand in quotes)"
+                f"{path}: {','.join(row)!r} is no line of `class,weight` (names with commas stand in quotes)",
+                kind="damaged-file",
             )
         if row[0] in weights:
-            raise UserError(f"{path}: class {row[0]!r} stands there twice, keep one line of it")
+            raise UserError(f"{path}: class {row[0]!r} stands there twice, keep one line of it", kind="damaged-file")
         weights[row[0]] = row[1]
     return weights

@@ -50,14 +50,16 @@ def load(path: Path, device: torch.device, class_names: Sequence[str] | None, mo
     classes, bias = len(weights["head.weight"]), "head.bias" in weights
     names = tuple(class_names or map(str, range(classes)))
     if len(names) != classes:
-        raise UserError(f"{path} has {classes} classes, and {len(names)} class_names were given")
+        raise UserError(f"{path} has {classes} classes, and {len(names)} class_names were given", kind="mismatch")
     config = configured(network_name(tree, model, path), classes, bias)
     method = methods.make(config, np.ones(classes, np.int64), stored=True).only_deployed()
     try:
         method.net.load_state_dict(weights)
     except RuntimeError as error:
         reason = next(line.strip() for line in [*str(error).splitlines()[1:], str(error)] if line.strip())
-        raise UserError(f"{path} does not fit {config.model.name} ({reason}): name its network, model=…") from error
+        raise UserError(
+            f"{path} does not fit {config.model.name} ({reason}): name its network, model=…", kind="mismatch"
+        ) from error
     views = Views(config.views, config.data.image_size)
     side = 0 if config.data.name == "cifar100" else round(config.data.image_size * 16 / 7)
     return Model(
@@ -75,9 +77,13 @@ def read(path: Path) -> dict[str, Any]:
     except Exception as error:  # a damaged or hostile file fails in many ways
         reason = describe(error)
         advice = "only tensors and plain values are read, save its state_dict alone"
-        raise UserError(f"cannot read the checkpoint {path} ({reason}): {advice}") from error
+        raise UserError(
+            f"cannot read the checkpoint {path} ({reason}): {advice}", kind=files.read_error_kind(error)
+        ) from error
     if not isinstance(tree, dict) or not isinstance(tree.get("state_dict", tree), dict):
-        raise UserError(f"{path} holds no state_dict: is it a checkpoint of the released PaCo code?")
+        raise UserError(
+            f"{path} holds no state_dict: is it a checkpoint of the released PaCo code?", kind="damaged-file"
+        )
     return tree
 
 
@@ -94,7 +100,10 @@ def network_weights(state: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     trunk = {k.removeprefix(TRUNK): v for k, v in state.items() if k.startswith(TRUNK) and ".fc." not in k}
     head = {k.removeprefix(HEAD): v for k, v in state.items() if k.startswith(HEAD)}
     if not trunk or "weight" not in head or head["weight"].dim() != 2 or not head["weight"].numel():
-        raise UserError(f"{path} has no {TRUNK}* and {HEAD}weight: is it a checkpoint of the released PaCo code?")
+        raise UserError(
+            f"{path} has no {TRUNK}* and {HEAD}weight: is it a checkpoint of the released PaCo code?",
+            kind="damaged-file",
+        )
     if not any(k.startswith("layer4.") for k in trunk):
         trunk = {re.sub(r"^layer(\d)\.", lambda m: f"stages.{int(m[1]) - 1}.", k): v for k, v in trunk.items()}
     return {f"trunk.body.{k}": v for k, v in trunk.items()} | {f"head.{k}": v for k, v in head.items()}
