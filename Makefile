@@ -11,7 +11,7 @@ CODE := src tests benchmarks examples tools
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo -n)
 
-.PHONY: demo test test-long test-latest chromium check format docs metrics lock clean
+.PHONY: demo test test-long test-latest expected-text chromium check format docs metrics lock clean
 
 demo: $(INSTALLED)
 	$(BIN)/longtail demo
@@ -32,6 +32,10 @@ test-latest:
 	$(LATEST)/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager --editable ".[dev]"
 	touch $(LATEST)/.installed
 	$(MAKE) test VENV=$(LATEST)
+
+# Store the present text where tests compare what users see with tests/expected_text: review the difference before a commit.
+expected-text: $(INSTALLED)
+	OMP_NUM_THREADS=1 LONGTAIL_UPDATE_TEXT=1 $(BIN)/pytest -q $$(grep -rl --include='test_*.py' check_text tests)
 
 # Some long tests open pages in a browser: Debian's is fetched where that is allowed, and else they are skipped.
 chromium:

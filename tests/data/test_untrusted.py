@@ -23,6 +23,7 @@ from longtail.image_formats import IMAGE_FORMATS, OPTIONAL_FORMATS, supported_fo
 from longtail.inference.snippets import PREPARED
 from tests.data.guard import run_guarded
 from tests.data.test_sources import fill
+from tests.raises import raises
 
 # Formats
 
@@ -96,12 +97,12 @@ def test_image_files_of_gigabytes(tmp_path):
     with open(tmp_path / "huge.jpg", "wb") as file:
         file.truncate(decode.LARGEST_IMAGE + 1)
     outcome = run_guarded(lambda: read_file(tmp_path / "huge.jpg"), memory=2**26)
-    assert outcome.kind == "traceback" and "BadImage: it has 536,870,913 bytes" in outcome.text
+    assert outcome.kind == "traceback" and "BadImage: " in outcome.text and "536,870,913 bytes" in outcome.text
 
 
 @pytest.mark.parametrize("path", ["a\0b.jpg", "a\ud800.jpg", Path("a\0b.jpg")])
 def test_paths_that_no_file_can_have(path):
-    with pytest.raises(BadImage, match=r"its path has a (NUL byte|character)"):
+    with pytest.raises(BadImage, match=r"\bpath\b"):
         read_file(path)
 
 
@@ -385,7 +386,7 @@ def test_many_shards_of_many_rows(tmp_path, monkeypatch):
     root = write_shard(tmp_path / "shards", ROWS, LABELS)
     for i in range(2):
         write_shard(root, ROWS, LABELS, f"train-{i}.parquet")
-    with pytest.raises(UserError, match="more than 50 rows"):
+    with raises("unsafe-file", "50 rows"):
         inspect(DataConfig(name="shards", root=root))
 
 
