@@ -13,6 +13,7 @@ from PIL import Image
 
 from longtail import recipes
 from longtail.cli import main, manual
+from tests.raises import fails
 
 FAST = ["--train.epochs", "1", "--train.device", "cpu", "--log.progress", "none"]
 
@@ -27,64 +28,54 @@ def images(root: Path, split: str = "train", classes=("cat", "dog"), n: int = 6,
     return root
 
 
-def says(capsys, args: list[str], *words: str, code: int = 2) -> str:
-    """The command fails with this code and one line that has these words."""
-    assert main(args) == code
-    error = capsys.readouterr().err
-    assert error.startswith("longtail: ") and error.count("\n") == 1, error
-    for word in words:
-        assert word in error, error
-    return error
-
-
 @pytest.mark.parametrize(
-    ("args", "words"),
+    ("args", "kind", "values"),
     [
-        (["trian"], ["'trian'", "did you mean 'train'"]),
-        (["train"], ["name a recipe or a folder"]),
-        (["train", "cifar100-l"], ["'cifar100-l'", "did you mean 'cifar100-lt'"]),
-        (["train", "digits-lt", "--method", "pacco"], ["'pacco'", "did you mean 'paco'"]),
-        (["train", "digits-lt", "--setting", "papr"], ["'papr'"]),
-        (["train", "digits-lt", "--strategy", "4"], ["--strategy", "4", "rand/sim"]),
-        (["train", "digits-lt", "--epochs", "1"], ["--epochs", "did you mean --train.epochs?"]),
-        (["train", "digits-lt", "--batch-size=7"], ["--batch-size", "did you mean --train.batch_size?"]),
-        (["train", "no/such/folder"], ["no/such/folder is no folder of images", "check the path"]),
-        (["figure"], ["name the figure", "longtail figure extra"]),
-        (["train", "digits-lt", "--method.alhpa", "1"], ["--method.alhpa", "did you mean --method.alpha?"]),
-        (["train", "digits-lt", "--method.alpha", "x"], ["--method.alpha", "'x'"]),
-        (["train", "digits-lt", "--method.alpha", "2"], ["--method.alpha 2.0", "try 0.01"]),
-        (["train", "digits-lt", "--imbalance", "0.01"], ["0.01", "at least 1", "try --data.imbalance 100"]),
-        (["train", "digits-lt", "--imbalance", "many"], ["--imbalance", "'many'"]),
-        (["train", "digits-lt", "--train.epochs", "0"], ["--train.epochs 0", "at least 1"]),
-        (["train", "digits-lt", "--train.seeds", "1", "1"], ["--train.seeds", "distinct"]),
-        (["train", "digits-lt", "--model.name", "resnet8_cifr"], ["'resnet8_cifr'", "did you mean 'resnet8_cifar'"]),
-        (["train", "digits-lt", "--data.val_fraction", "0.5"], ["0.5", "a fifth"]),
-        (["train", "digits-lt", "--optim.lr", "-1"], ["--optim.lr -1", "above 0"]),
-        (["train", "digits-lt", "--optim.lr", "x"], ["--optim.lr x: it must be a number"]),
-        (["train", "digits-lt", "--train.epochs", "many"], ["--train.epochs many: it must be a whole number"]),
-        (["train", "digits-lt", "--method.rebalance", "False"], ["a switch takes no value"]),
-        (["train", "digits-lt", "--data.name", "x"], ["'x'", "'digits'"]),
-        (["train", "digits-lt", "--out"], ["--out"]),
-        (["table", "nowhere"], ["nowhere", "does not exist"]),
-        (["table"], ["name the runs"]),
-        (["eval", "nowhere"], ["nowhere", "does not exist"]),
-        (["recipes", "--all"], ["--all"]),
-        (["reproduce"], ["cifar100-lt"]),
-        (["reproduce", "cifar100-l"], ["unknown table 'cifar100-l'", "did you mean 'cifar100-lt'"]),
-        (["reproduce", "cifar100-lt", "--methods", "pacco"], ["'pacco'", "did you mean 'paco'"]),
-        (["reproduce", "cifar100", "--methods", "balanced-softmax"], ["'balanced-softmax'", "paco-no-rebalance"]),
-        (["reproduce", "cifar100-lt", "--methods"], ["--methods", "choose among paco"]),
-        (["reproduce", "cifar100-lt", "--imbalance", "20"], ["--imbalance 20", "100 50 10"]),
-        (["reproduce", "cifar100-lt", "--imbalance"], ["--imbalance", "100 50 10"]),
-        (["reproduce", "cifar100-lt", "--seeds"], ["--seeds", "such as --seeds 0 1 2"]),
-        (["reproduce", "cifar100-lt", "--seeds", "1", "1"], ["--seeds 1 1", "distinct"]),
-        (["reproduce", "cifar100-lt", "--epochs", "0"], ["--epochs 0", "from 1"]),
-        (["reproduce", "cifar100-lt", "--minutes", "-1"], ["--minutes -1", "0 (no limit)"]),
+        (["trian"], "unknown-name", ["'trian'", "'train'"]),
+        (["train"], "invalid-value", ["longtail train"]),
+        (["train", "cifar100-l"], "unknown-name", ["'cifar100-l'", "'cifar100-lt'"]),
+        (["train", "digits-lt", "--method", "pacco"], "unknown-name", ["'pacco'", "'paco'"]),
+        (["train", "digits-lt", "--setting", "papr"], "unknown-name", ["'papr'"]),
+        (["train", "digits-lt", "--strategy", "4"], "invalid-value", ["--strategy", "4", "rand/sim"]),
+        (["train", "digits-lt", "--epochs", "1"], "unknown-name", ["--epochs", "--train.epochs?"]),
+        (["train", "digits-lt", "--batch-size=7"], "unknown-name", ["--batch-size", "--train.batch_size?"]),
+        (["train", "no/such/folder"], "missing-file", ["no/such/folder"]),
+        (["figure"], "invalid-value", ["longtail figure"]),
+        (["train", "digits-lt", "--method.alhpa", "1"], "unknown-name", ["--method.alhpa", "--method.alpha?"]),
+        (["train", "digits-lt", "--method.alpha", "x"], "invalid-value", ["--method.alpha", "'x'"]),
+        (["train", "digits-lt", "--method.alpha", "2"], "invalid-value", ["--method.alpha 2.0", "0.01"]),
+        (["train", "digits-lt", "--imbalance", "0.01"], "invalid-value", ["0.01", "--data.imbalance 100"]),
+        (["train", "digits-lt", "--imbalance", "many"], "invalid-value", ["--imbalance", "'many'"]),
+        (["train", "digits-lt", "--train.epochs", "0"], "invalid-value", ["--train.epochs 0", "1"]),
+        (["train", "digits-lt", "--train.seeds", "1", "1"], "invalid-value", ["--train.seeds", "distinct"]),
+        (["train", "digits-lt", "--model.name", "resnet8_cifr"], "unknown-name", ["'resnet8_cifr'", "'resnet8_cifar'"]),
+        (["train", "digits-lt", "--data.val_fraction", "0.5"], "invalid-value", ["0.5", "fifth"]),
+        (["train", "digits-lt", "--optim.lr", "-1"], "invalid-value", ["--optim.lr -1", "0"]),
+        (["train", "digits-lt", "--optim.lr", "x"], "invalid-value", ["--optim.lr x"]),
+        (["train", "digits-lt", "--train.epochs", "many"], "invalid-value", ["--train.epochs many"]),
+        (["train", "digits-lt", "--method.rebalance", "False"], "invalid-value", ["False", "switch"]),
+        (["train", "digits-lt", "--data.name", "x"], "invalid-value", ["'x'", "'digits'"]),
+        (["train", "digits-lt", "--out"], "invalid-value", ["--out"]),
+        (["table", "nowhere"], "missing-file", ["nowhere"]),
+        (["table"], "invalid-value", ["longtail table"]),
+        (["eval", "nowhere"], "missing-file", ["nowhere"]),
+        (["recipes", "--all"], "unknown-name", ["--all"]),
+        (["reproduce"], "invalid-value", ["cifar100-lt"]),
+        (["reproduce", "cifar100-l"], "unknown-name", ["'cifar100-l'", "'cifar100-lt'"]),
+        (["reproduce", "cifar100-lt", "--methods", "pacco"], "unknown-name", ["'pacco'", "'paco'"]),
+        (["reproduce", "cifar100", "--methods", "balanced-softmax"], "unknown-name", ["paco-no-rebalance"]),
+        (["reproduce", "cifar100-lt", "--methods"], "invalid-value", ["--methods", "paco"]),
+        (["reproduce", "cifar100-lt", "--imbalance", "20"], "invalid-value", ["--imbalance 20", "100", "50", "10"]),
+        (["reproduce", "cifar100-lt", "--imbalance"], "invalid-value", ["--imbalance", "100", "50", "10"]),
+        (["reproduce", "cifar100-lt", "--seeds"], "invalid-value", ["--seeds"]),
+        (["reproduce", "cifar100-lt", "--seeds", "1", "1"], "invalid-value", ["--seeds 1 1"]),
+        (["reproduce", "cifar100-lt", "--epochs", "0"], "invalid-value", ["--epochs 0"]),
+        (["reproduce", "cifar100-lt", "--minutes", "-1"], "invalid-value", ["--minutes -1", "0"]),
     ],
 )
-def test_bad_arguments_are_one_line(args, words, capsys, tmp_path, monkeypatch):
+def test_bad_arguments_are_one_line(args, kind, values, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    says(capsys, args, *words)
+    fails(capsys, args, kind, *values)
     assert not list(tmp_path.iterdir())
 
 
@@ -92,43 +83,42 @@ def test_bad_folders_are_one_line(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     train = lambda name: ["train", str(tmp_path / name), *FAST, "--out", "out"]  # noqa: E731
     (tmp_path / "empty").mkdir()
-    says(capsys, train("empty"), "empty")
-    says(capsys, train(images(tmp_path / "single", classes=["cat"]).name), "single")
+    fails(capsys, train("empty"), "missing-file", "empty")
+    fails(capsys, train(images(tmp_path / "single", classes=["cat"]).name), "too-few-data", "single", "'cat'")
     (images(tmp_path / "broken") / "train" / "cat" / "0.jpg").write_bytes(b"\xff\xd8 no image")
-    says(capsys, train("broken"), "0.jpg")
+    fails(capsys, train("broken"), "bad-image", "0.jpg")
     images(images(tmp_path / "strange"), "val", classes=["cat", "dgo"])
-    says(capsys, train("strange"), "'dgo'", "did you mean 'dog'")
+    fails(capsys, train("strange"), "bad-labels", "'dgo'", "'dog'")
     assert not (tmp_path / "out").exists()
 
 
 def test_bad_archives_are_one_line(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     train = ["train", "cifar100-lt", "--data.root", str(tmp_path), "--data.no_download", *FAST, "--out", "out"]
-    says(capsys, train, "cifar-100-python", "--data.root")
+    fails(capsys, train, "missing-file", "cifar-100-python", "--data.root")
     folder = tmp_path / "cifar-100-python"
     folder.mkdir()
     for name in ("train", "test", "meta"):
         (folder / name).write_bytes(pickle.dumps({"data": 1})[:5])
-    says(capsys, train, "cifar-100-python")
+    fails(capsys, train, "damaged-file", "cifar-100-python")
     assert not (tmp_path / "out").exists()
 
 
 def test_no_cuda_and_a_used_folder_are_one_line(capsys, tmp_path):
     train = ["train", "digits-lt", "--method", "ce", *FAST, "--out", str(tmp_path / "x")]
     assert main(train) == 0
-    capsys.readouterr()
-    says(capsys, train, "already holds a finished run", "--out")
-    says(capsys, [*train, "--resume", "--optim.lr", "0.3"], "optim.lr was 0.1, now 0.3")
+    fails(capsys, train, "exists", "--out")
+    fails(capsys, [*train, "--resume", "--optim.lr", "0.3"], "mismatch", "optim.lr", "0.1", "0.3")
     import torch
 
     if not torch.cuda.is_available():
-        says(capsys, [*train, "--train.device", "cuda", "--out", str(tmp_path / "y")], "no CUDA device")
+        fails(capsys, [*train, "--train.device", "cuda", "--out", str(tmp_path / "y")], "conflict", "CUDA")
         assert not (tmp_path / "y").exists()
 
 
 def test_a_read_only_place_is_one_line(capsys, tmp_path):
     (tmp_path / "file").write_text("")
-    says(capsys, ["train", "digits-lt", *FAST, "--out", str(tmp_path / "file" / "x")], "choose another --out")
+    fails(capsys, ["train", "digits-lt", *FAST, "--out", str(tmp_path / "file" / "x")], "not-writable", "--out")
 
 
 def test_train_eval_and_table(capsys, tmp_path):
@@ -148,7 +138,7 @@ def test_train_eval_and_table(capsys, tmp_path):
         ]
         assert main(args) == 0
     shown = capsys.readouterr().out
-    assert "PaCo" in shown and "shifted test priors" in shown
+    assert "PaCo" in shown and "Cross-entropy" in shown
     before = json.loads((tmp_path / "paco/seed0/metrics.json").read_text())
     assert main(["eval", str(tmp_path / "paco")]) == 0
     after = json.loads((tmp_path / "paco/seed0/metrics.json").read_text())
@@ -165,7 +155,8 @@ def test_train_eval_and_table(capsys, tmp_path):
     paco = next(row for row in rows if row["method"] == "PaCo")["metrics"]["top1"]
     assert paco["values"] == values and paco["mean"] == pytest.approx(np.mean(values))
     assert paco["std"] == pytest.approx(np.std(values, ddof=1))
-    assert "| Cross-entropy | 2 |" in (tmp_path / "table.md").read_text()
+    (line,) = [line for line in (tmp_path / "table.md").read_text().splitlines() if "Cross-entropy" in line]
+    assert "2" in [cell.strip() for cell in line.split("|")]
 
 
 def test_a_folder_of_images_trains_with_a_class_of_one_image(capsys, tmp_path):
@@ -176,7 +167,7 @@ def test_a_folder_of_images_trains_with_a_class_of_one_image(capsys, tmp_path):
     args = ["train", str(root), *flags, *FAST[:-1], "plain", "--out", str(tmp_path / "out")]
     assert main(args) == 0
     shown = capsys.readouterr().out
-    assert "class axolotl has 1 image" in shown
+    assert "axolotl" in shown
     metrics = json.loads((tmp_path / "out/seed0/metrics.json").read_text())
     assert metrics["counts"][0] == 1 and metrics["per_class"][0] is None and metrics["class_names"][0] == "axolotl"
 
@@ -234,7 +225,7 @@ def test_an_error_names_the_page_that_helps(capsys, tmp_path):
         f"predict {tmp_path} nothing": "use",
     }.items():
         assert main(args.split()) == 2
-        assert capsys.readouterr().err.endswith(f"(more: longtail docs {page})\n"), args
+        assert capsys.readouterr().err.endswith(f" {page})\n"), args
         assert manual.pages()[page].exists()
 
 
@@ -245,10 +236,10 @@ def test_every_page_that_helps_is_there():
 def test_the_pages_can_be_read_in_the_terminal(capsys):
     assert main(["docs"]) == 0
     listed = capsys.readouterr().out
-    assert "  data       Your own images\n" in listed and len(listed.splitlines()) == len(manual.pages())
+    assert [line.split()[0] for line in listed.splitlines()] == list(manual.pages())
     assert main(["docs", "data"]) == 0
     assert capsys.readouterr().out == manual.pages()["data"].read_text()
-    assert "unknown page 'dta': did you mean 'data'?" in (main(["docs", "dta"]) and capsys.readouterr().err)
+    fails(capsys, ["docs", "dta"], "unknown-name", "'dta'", "'data'")
 
 
 def test_on_a_terminal_a_page_is_laid_out(capsys, monkeypatch):
@@ -260,9 +251,8 @@ def test_on_a_terminal_a_page_is_laid_out(capsys, monkeypatch):
 
 def test_a_run_that_cannot_be_written_to_is_not_measured_again(capsys, tmp_path, monkeypatch):
     assert main(["train", "digits-lt", "--method", "ce", *FAST, "--out", str(tmp_path)]) == 0
-    capsys.readouterr()
     monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)
-    says(capsys, ["eval", str(tmp_path)], "copy the run to where")
+    fails(capsys, ["eval", str(tmp_path)], "not-writable", str(tmp_path))
 
 
 def test_a_lack_of_memory_is_one_line(capsys, tmp_path, monkeypatch):
@@ -270,4 +260,6 @@ def test_a_lack_of_memory_is_one_line(capsys, tmp_path, monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr("longtail.engine.train.load", none)
-    says(capsys, ["train", "digits-lt", *FAST, "--out", str(tmp_path / "x")], "--data.load stream", code=1)
+    assert main(["train", "digits-lt", *FAST, "--out", str(tmp_path / "x")]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "--data.load stream" in error

@@ -19,7 +19,7 @@ from longtail.config import (
     from_dict,
     to_dict,
 )
-from longtail.errors import UserError
+from tests.raises import raises
 
 EVERY = [(r, m) for r in recipes.RECIPES for m in recipes.METHODS]
 
@@ -31,48 +31,53 @@ def test_json_round_trip(recipe, method):
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "kind", "values"),
     [
-        ({"data": {"imbalance": "x"}}, "--data.imbalance 'x': it must be float"),
-        ({"data": {"imbalance": True}}, "--data.imbalance True: it must be float"),
-        ({"data": {"nam": "cifar10"}}, "did you mean 'data.name'"),
-        ({"data": {"name": "cifar11"}}, "'cifar10' or 'cifar100'"),
-        ({"optim": {"milestones": [1, "a"]}}, "--optim.milestones 'a': it must be float"),
-        ({"optim": {"milestones": [5, 3]}}, "rising shares or epochs"),
-        (
-            {"method": {"name": "cdt"}},
-            "by the method 'cdt', which is not imported here: from Python .* has been imported",
-        ),
-        ({"method": {"name": "paco", "linear_epochs": 3}}, "method.linear_epochs"),
-        ({"train": []}, "train. must be an object"),
-        ({"views": {"query": {"crop_scale": [0.5]}}}, r"--views\.\*\.crop_scale"),
-        ({"train": {"seeds": [-1]}}, "--train.seeds"),
+        ({"data": {"imbalance": "x"}}, "invalid-value", ["--data.imbalance 'x'", "float"]),
+        ({"data": {"imbalance": True}}, "invalid-value", ["--data.imbalance True", "float"]),
+        ({"data": {"nam": "cifar10"}}, "unknown-name", ["data.nam", "'data.name'"]),
+        ({"data": {"name": "cifar11"}}, "invalid-value", ["'cifar10'", "'cifar100'"]),
+        ({"optim": {"milestones": [1, "a"]}}, "invalid-value", ["--optim.milestones 'a'", "float"]),
+        ({"optim": {"milestones": [5, 3]}}, "invalid-value", ["--optim.milestones"]),
+        ({"method": {"name": "cdt"}}, "unknown-name", ["'cdt'"]),
+        ({"method": {"name": "paco", "linear_epochs": 3}}, "unknown-name", ["method.linear_epochs"]),
+        ({"train": []}, "invalid-value", ["train.", "[]"]),
+        ({"views": {"query": {"crop_scale": [0.5]}}}, "invalid-value", ["--views.*.crop_scale"]),
+        ({"train": {"seeds": [-1]}}, "invalid-value", ["--train.seeds"]),
     ],
 )
-def test_bad_json_names_the_place(change, says):
-    with pytest.raises(UserError, match=says):
+def test_bad_json_names_the_place(change, kind, values):
+    with raises(kind, *values):
         from_dict(Config, change)
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "kind", "values"),
     [
-        (lambda: DataConfig(imbalance=0.5), "--data.imbalance 0.5: it must be at least 1"),
-        (lambda: DataConfig(image_size=0), "between 4 and 7168 pixels"),
-        (lambda: OptimConfig(momentum=1.0), r"in \[0, 1\)"),
-        (lambda: OptimConfig(nesterov=True, momentum=0.0), "add --optim.momentum"),
-        (lambda: TrainConfig(batch_size=0), "--train.batch_size 0"),
-        (lambda: PaCo(alpha=1.0), "try 0.01 to 0.05"),
-        (lambda: PaCo(tau=0.0), "above 0"),
-        (lambda: Config(optim=OptimConfig(schedule="step", milestones=(300,))), "300 is never reached, .* such as 0.8"),
-        (lambda: Config(method=PaCo(), train=TrainConfig(batch_size=1)), "needs two images: try 2"),
-        (lambda: SupCon(linear_epochs=0), "at least 1"),
-        (lambda: ModelConfig(ghost=1), "--model.ghost 1: it must be at least 2 images"),
-        (lambda: Config(model=ModelConfig(norm="sync"), method=PaCo(key_norm="shuffled")), "nothing to mix: use"),
+        (lambda: DataConfig(imbalance=0.5), "invalid-value", ["--data.imbalance 0.5", "1"]),
+        (lambda: DataConfig(image_size=0), "invalid-value", ["--data.image_size 0", "4", "7168"]),
+        (lambda: OptimConfig(momentum=1.0), "invalid-value", ["--optim.momentum 1", "[0, 1)"]),
+        (lambda: OptimConfig(nesterov=True, momentum=0.0), "invalid-value", ["--optim.nesterov", "--optim.momentum"]),
+        (lambda: TrainConfig(batch_size=0), "invalid-value", ["--train.batch_size 0"]),
+        (lambda: PaCo(alpha=1.0), "invalid-value", ["--method.alpha 1", "0.05"]),
+        (lambda: PaCo(tau=0.0), "invalid-value", ["--method.tau 0", "0"]),
+        (
+            lambda: Config(optim=OptimConfig(schedule="step", milestones=(300,))),
+            "conflict",
+            ["--optim.milestones 300", "0.8"],
+        ),
+        (lambda: Config(method=PaCo(), train=TrainConfig(batch_size=1)), "conflict", ["--train.batch_size 1"]),
+        (lambda: SupCon(linear_epochs=0), "invalid-value", ["--method.linear_epochs 0"]),
+        (lambda: ModelConfig(ghost=1), "invalid-value", ["--model.ghost 1", "2"]),
+        (
+            lambda: Config(model=ModelConfig(norm="sync"), method=PaCo(key_norm="shuffled")),
+            "conflict",
+            ["--model.norm sync", "--method.key_norm"],
+        ),
     ],
 )
-def test_bad_values_say_what_to_do(make, says):
-    with pytest.raises(UserError, match=says):
+def test_bad_values_say_what_to_do(make, kind, values):
+    with raises(kind, *values):
         make()
 
 

@@ -51,7 +51,7 @@ def compare(
     refused = check(configs, where, images)
     for name, error in refused.items():
         if ALL not in methods or len(refused) == len(configs):
-            raise UserError(f"{name}: {error}")
+            raise UserError(f"{name}: {error}", kind=error.kind)
         print(f"{name} is left out: {error}", file=sys.stderr, flush=True)
     configs = {name: config for name, config in configs.items() if name not in refused}
     failures, began, todo = {}, time.monotonic(), [n for n, c in configs.items() if unfinished(c, where / n)]

@@ -130,7 +130,7 @@ def refuse_broken(broken_N: BoolArray) -> None:
     """Whose logits are not finite: argmax would take a NaN for the largest, and a diverged run would pass for a poor one."""
     if broken_N.any():
         which = f"{broken_N.sum()} of {len(broken_N)} images"
-        raise UserError(f"the logits of {which} are not finite: the run diverged, lower --optim.lr")
+        raise UserError(f"the logits of {which} are not finite: the run diverged, lower --optim.lr", kind="non-finite")
 
 
 def _confusion(y_N: IntArray, guess_N: IntArray, classes: int) -> IntArray:

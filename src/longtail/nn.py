@@ -116,7 +116,9 @@ class PaCoLoss(nn.Module):
         for name, shape in wanted.items():
             if tuple(found[name].shape) != shape:
                 hint = ": the key network is made of network and G, nn.Sequential(net, criterion.G)" * (name == "keys")
-                raise UserError(f"{name} of shape {tuple(found[name].shape)}: it must be {shape}{hint}")
+                raise UserError(
+                    f"{name} of shape {tuple(found[name].shape)}: it must be {shape}{hint}", kind="mismatch"
+                )
 
 
 def checked_counts(class_counts: Sequence[int] | Tensor) -> Tensor:
@@ -137,4 +139,6 @@ def chosen_alpha(config: cfg.PaCo, counts_C: Tensor, batch: int | None) -> float
 def check_centres(centres: nn.Linear, width: int, classes: int) -> None:
     if (centres.in_features, centres.out_features) != (width, classes):
         has = f"{centres.in_features} features and {centres.out_features} classes"
-        raise UserError(f"centres has {has}: for a width of {width} and {classes} counts it must have as many")
+        raise UserError(
+            f"centres has {has}: for a width of {width} and {classes} counts it must have as many", kind="mismatch"
+        )

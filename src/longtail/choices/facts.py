@@ -57,7 +57,9 @@ def headers(pool: Pool) -> tuple[int, bool]:
     some = np.unique(np.linspace(0, len(pool.labels) - 1, LOOKED_AT).round().astype(np.int64))
     seen = [header for index in some.tolist() if (header := header_of(pool, index))]
     if not seen:
-        raise UserError(f"none of the {len(some)} images looked at can be read: try `longtail data inspect`")
+        raise UserError(
+            f"none of the {len(some)} images looked at can be read: try `longtail data inspect`", kind="bad-image"
+        )
     return round(float(np.median([side for side, _ in seen]))), all(mode in GREY for _, mode in seen)
 
 

@@ -126,7 +126,10 @@ def dispatch(args: list[str]) -> int:
         raise unknown("command", args[0], VERBS)
     check_working_directory()
     if read_world().size > 1 and args[0] != "train":
-        raise UserError(f"torchrun is for `longtail train`: run `longtail {args[0]}` without it, or unset WORLD_SIZE")
+        raise UserError(
+            f"torchrun is for `longtail train`: run `longtail {args[0]}` without it, or unset WORLD_SIZE",
+            kind="unsupported",
+        )
     return VERBS[args[0]][1](args[1:]) or 0
 
 
@@ -135,7 +138,9 @@ def check_working_directory() -> None:
     try:
         os.getcwd()
     except OSError as error:
-        raise UserError(f"the working directory cannot be used ({why(error)}): change to another one") from error
+        raise UserError(
+            f"the working directory cannot be used ({why(error)}): change to another one", kind="missing-file"
+        ) from error
 
 
 def overview() -> str:

@@ -28,11 +28,11 @@ def train_arguments(args: list[str]) -> tuple[str, Train, Config]:
     config = chosen_recipe(name, args[1:])
     given = parse(Train, "train", args, Train(recipe=name, **sections_of(config, *EVERY)))
     if given.again:
-        raise UserError(f"--from {given.again}: it comes first, instead of {name}")
+        raise UserError(f"--from {given.again}: it comes first, instead of {name}", kind="conflict")
     if recipes.is_own(name) and given.setting is None:
         if (Path(name) / runs.CONFIG).exists() or any(Path(name).glob(f"seed*/{runs.CONFIG}")):
             again = f"longtail train --from {shlex.quote(name)}"
-            raise UserError(f"{name} is a run, not a folder of images: `{again}` trains it anew")
+            raise UserError(f"{name} is a run, not a folder of images: `{again}` trains it anew", kind="conflict")
         config = chosen_for(name, args, given)
         given = parse(Train, "train", args, Train(recipe=name, **sections_of(config, *EVERY)))
     return name, given, replace(config, **sections_of(given, *EVERY))
@@ -46,14 +46,15 @@ def stored_arguments(args: list[str]) -> tuple[str, Train, Config]:
         )
     check_path(args[1])
     if not os.path.exists(args[1]):
-        raise UserError(f"--from {args[1]} does not exist: name a run folder or a {runs.CONFIG}")
+        raise UserError(f"--from {args[1]} does not exist: name a run folder or a {runs.CONFIG}", kind="missing-file")
     config, name = runs.stored_config(Path(args[1])), f"{Path(args[1]).resolve().stem}-again"
     given = parse(Train, "train", [name, *args[2:]], Train(recipe=name, **sections_of(config, *EVERY)))
     for flag in ("method_name", "imbalance", "setting", "network", "augment", "strategy"):
         if getattr(given, flag) is not None:
             flag = flag.removesuffix("_name")
             raise UserError(
-                f"--{flag} chooses a recipe, and --from has one: use flags of sections, such as --method.alpha"
+                f"--{flag} chooses a recipe, and --from has one: use flags of sections, such as --method.alpha",
+                kind="conflict",
             )
     given = replace(given, out=given.out or Path("runs") / name, optim=warmed_up(config, args[2:], given))
     return name, given, replace(config, **sections_of(given, *EVERY))

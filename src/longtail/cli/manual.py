@@ -71,7 +71,11 @@ def show(name: str | None) -> None:
         print(*(f"  {stem:10} {title(page)}" for stem, page in found.items()), sep="\n")
         return
     if name not in found:
-        raise unknown("page", name, found) if found else UserError("the pages were not installed with this package")
+        raise (
+            unknown("page", name, found)
+            if found
+            else UserError("the pages were not installed with this package", kind="missing-file")
+        )
     text = found[name].read_text(encoding="utf-8")
     if not sys.stdout.isatty():
         print(text, end="")

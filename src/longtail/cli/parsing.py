@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import tyro
 
-from longtail.errors import UserError, why
+from longtail.errors import Kind, UserError, why
 
 T = TypeVar("T")
 
@@ -41,7 +41,9 @@ def check_path(path: str | Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         os.stat(path)
     except PermissionError as error:
-        raise UserError(f"cannot open {path} ({why(error)}): change its permissions, or name another path") from error
+        raise UserError(
+            f"cannot open {path} ({why(error)}): change its permissions, or name another path", kind="unreadable-file"
+        ) from error
     except UnicodeEncodeError as error:
         raise UserError(f"{str(path)!r} cannot be the name of a file ({error.reason}): name another path") from error
     except ValueError as error:
@@ -67,7 +69,7 @@ def not_both(args: list[str], *pairs: tuple[str, str]) -> None:
     given = {arg.split("=")[0] for arg in args}
     for short, long in pairs:
         if {short, long} <= given:
-            raise UserError(f"{short} and {long} say the same thing: give one of them")
+            raise UserError(f"{short} and {long} say the same thing: give one of them", kind="conflict")
 
 
 def scanned(args: list[str], **kinds: Callable[[str], Any]) -> dict[str, Any]:
@@ -92,7 +94,8 @@ def parse(kind: type[T], verb: str, args: list[str], default: T | None = None) -
         if stop.code in (None, 0):  # --help
             raise
         said = in_one_line(errors.getvalue(), without_section(args, default or kind))
-        raise UserError(f"{said} (longtail {verb} --help lists the flags)") from None
+        wrong: Kind = "unknown-name" if said.startswith("Unrecognized") else "invalid-value"
+        raise UserError(f"{said} (longtail {verb} --help lists the flags)", kind=wrong) from None
     for path in paths_of(found):
         check_path(path)
     return found

@@ -74,7 +74,7 @@ def run_predict(args: list[str]) -> int:
     if not given.images:
         raise UserError("name images, as in `longtail predict runs/x photographs/`")
     if STANDARD in (str(given.csv), str(given.json)) and is_output_closed():
-        raise RunError("standard output is closed: name a file for --csv or --json")
+        raise RunError("standard output is closed: name a file for --csv or --json", kind="not-writable")
     check_writable(**{flag: file for flag, file in (("csv", given.csv), ("json", given.json)) if str(file) != STANDARD})
 
     from longtail.inference.predict import predict

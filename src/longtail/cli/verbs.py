@@ -203,7 +203,9 @@ def check_writable(**outputs: Path | None) -> None:
     """Before the work is done whose result goes there."""
     for flag, file in outputs.items():
         if file and (os.path.isdir(file) or not os.access(file.absolute().parent, os.W_OK)):
-            raise UserError(f"--{flag} {file}: name a file in a folder that is there and can be written")
+            raise UserError(
+                f"--{flag} {file}: name a file in a folder that is there and can be written", kind="not-writable"
+            )
 
 
 @contextlib.contextmanager
@@ -212,7 +214,7 @@ def writing(file: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"cannot write {file} ({why(error)}): name another file") from error
+        raise UserError(f"cannot write {file} ({why(error)}): name another file", kind="not-writable") from error
 
 
 def run_theory(args: list[str]) -> None:

@@ -72,14 +72,15 @@ class Config(Section):
         late = [m for m in self.optim.milestones if m >= max(self.train.epochs, 1)]
         if self.optim.schedule == "step" and late:
             advice = f"training ends at epoch {self.train.epochs}: give shares of it, such as 0.8 0.9"
-            raise UserError(f"--optim.milestones {late[0]:g} is never reached, {advice}")
+            raise UserError(f"--optim.milestones {late[0]:g} is never reached, {advice}", kind="conflict")
         if self.train.batch_size == 1 and getattr(self.method, "projection_norm", False):
             raise UserError(
-                "--train.batch_size 1: batch norm in G needs two images: try 2, or --method.no_projection_norm"
+                "--train.batch_size 1: batch norm in G needs two images: try 2, or --method.no_projection_norm",
+                kind="conflict",
             )
         if self.model.norm == "sync" and getattr(self.method, "key_norm", "") == "shuffled":
             advice = "there is nothing to mix: use --method.key_norm batch, or --model.norm batch"
-            raise UserError(f"--model.norm sync has one batch of all processes, so that {advice}")
+            raise UserError(f"--model.norm sync has one batch of all processes, so that {advice}", kind="conflict")
 
     @classmethod
     def chosen_by(cls, tree: dict[str, Any]) -> type[Section]:

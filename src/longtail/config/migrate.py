@@ -21,7 +21,8 @@ def take_version(tree: dict[str, Any], newest: int, what: str) -> int:
         raise UserError(f"the version of {what} is {version!r}: it must be a whole number from 1")
     if version > newest:
         raise UserError(
-            f"{what} has version {version}, and this longtail knows versions up to {newest}: update longtail"
+            f"{what} has version {version}, and this longtail knows versions up to {newest}: update longtail",
+            kind="unsupported",
         )
     return version
 

@@ -33,10 +33,13 @@ def advise_input(error: BadFile | ValueError, folders: Iterable[Path]) -> RunErr
     """Of a file that went bad under a run (without it, or with another in its place, it would be another run), and of a single
     image a step, of which batch norm has nothing to average; None where there is no more to say."""
     if isinstance(error, BadFile) and any((folder / runs.CHECKPOINT).exists() for folder in folders):
-        return Alone(f"{error.found}: put this very file back and --resume, or begin anew without it in another --out")
+        return Alone(
+            f"{error.found}: put this very file back and --resume, or begin anew without it in another --out",
+            kind="bad-image",
+        )
     if "more than 1 value per channel" in str(error):
         needs = "batch norm needs two images in each process at least"
-        return RunError(f"{needs}: raise --train.batch_size, or train in fewer processes")
+        return RunError(f"{needs}: raise --train.batch_size, or train in fewer processes", kind="conflict")
     return None
 
 

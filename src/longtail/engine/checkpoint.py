@@ -12,7 +12,7 @@ from torch import Tensor
 
 from longtail import files
 from longtail.config.migrate import CHECKPOINT_VERSION, migrate_checkpoint
-from longtail.errors import RunError, UserError, why
+from longtail.errors import RunError, UserError, full_disk, why
 from longtail.torch_pickle import STRUCTURE_LIMIT, check_checkpoint
 
 SAFETENSORS_HEADER = 128 * 2**20
@@ -28,7 +28,10 @@ def save(path: Path, state: dict[str, Any]) -> None:
             torch.save({"version": CHECKPOINT_VERSION} | state, file)
     except (OSError, RuntimeError, RunError) as error:  # torch reports a full disk as a RuntimeError
         before = "the previous checkpoint is whole" if path.is_file() else "there is none from before"
-        raise RunError(f"cannot save {path} ({why(error)}): {before}; free some space and --resume") from error
+        raise RunError(
+            f"cannot save {path} ({why(error)}): {before}; free some space and --resume",
+            kind="disk-full" if full_disk(error) else "not-writable",
+        ) from error
 
 
 def load(path: Path, device: torch.device, expected: dict[str, Tensor] | None = None) -> dict[str, Any]:
@@ -58,7 +61,10 @@ def load(path: Path, device: torch.device, expected: dict[str, Tensor] | None = 
         return state
     except Exception as error:  # a damaged file fails in many ways
         reason = f"cannot read the checkpoint {path} ({describe(error)})"
-        raise UserError(f"{reason}: delete its run folder to start that seed anew") from error
+        raise UserError(
+            f"{reason}: delete its run folder to start that seed anew",
+            kind="unsafe-file" if isinstance(error, files.RefusedFile) else "damaged-file",
+        ) from error
 
 
 def size_limit(expected: dict[str, Tensor] | None) -> int:
@@ -138,7 +144,10 @@ def load_weights(path: Path, expected: dict[str, Tensor], device: torch.device) 
         return found
     except (OSError, safetensors.SafetensorError, RuntimeError, ValueError, TypeError) as error:
         reason = describe(error)
-        raise UserError(f"{path} does not hold the network of its configuration ({reason}): train it again") from error
+        raise UserError(
+            f"{path} does not hold the network of its configuration ({reason}): train it again",
+            kind="unsafe-file" if isinstance(error, files.RefusedFile) else "damaged-file",
+        ) from error
 
 
 def describe(error: Exception) -> str:

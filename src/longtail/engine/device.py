@@ -30,7 +30,7 @@ def choose_device(name: str, flag: str = "--train.device") -> torch.device:
     for variable, most in QUEUES.items():
         os.environ.setdefault(variable, most)
     if name == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"{flag} cuda: torch sees no CUDA device here; use {flag} cpu, or auto")
+        raise UserError(f"{flag} cuda: torch sees no CUDA device here; use {flag} cpu, or auto", kind="conflict")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
@@ -70,11 +70,19 @@ def matmul_switches() -> tuple[str, str] | None:
 def check_step(train: TrainConfig, device: torch.device) -> None:
     """Whether steps can be made here the way that is asked for. What processes tell one another is not captured."""
     if train.step == "captured" and train.processes > 1:
-        raise UserError("--train.step captured: steps of several processes are not captured: use auto")
+        raise UserError(
+            "--train.step captured: steps of several processes are not captured: use auto", kind="unsupported"
+        )
     if train.step == "fused" and not uses_kernels(train, device):
-        raise UserError("--train.step fused: our kernels want bf16 and a CUDA GPU of capability 8 or more: use auto")
+        raise UserError(
+            "--train.step fused: our kernels want bf16 and a CUDA GPU of capability 8 or more: use auto",
+            kind="conflict",
+        )
     if train.step == "compiled" and not can_compile(device):
-        raise UserError("--train.step compiled: torch.compile finds no C++ compiler here: install g++, or use auto")
+        raise UserError(
+            "--train.step compiled: torch.compile finds no C++ compiler here: install g++, or use auto",
+            kind="missing-package",
+        )
 
 
 def uses_kernels(train: TrainConfig, device: torch.device) -> bool:

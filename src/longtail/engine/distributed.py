@@ -48,7 +48,9 @@ def start(device: torch.device) -> torch.device:
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             advice = "see --rdzv-endpoint of torchrun, and $GLOO_SOCKET_IFNAME"
-            raise RunError(f"the processes do not find one another ({reason}): {advice}") from error
+            raise RunError(
+                f"the processes do not find one another ({reason}): {advice}", kind="peer-failure"
+            ) from error
         atexit.register(leave)
     return device
 
@@ -58,7 +60,8 @@ def own_gpu(rank: int, processes: int) -> torch.device:
     there = torch.cuda.device_count()
     if processes > there:
         raise UserError(
-            f"{processes} processes share {there} GPUs: torchrun --nproc-per-node {there}, or --train.device cpu"
+            f"{processes} processes share {there} GPUs: torchrun --nproc-per-node {there}, or --train.device cpu",
+            kind="conflict",
         )
     torch.cuda.set_device(rank)
     return torch.device("cuda", rank)
@@ -82,7 +85,8 @@ def counted(config: Config) -> Config:
     world, asked = place()[1], config.train.processes
     if asked not in (1, world):
         raise UserError(
-            f"--train.processes {asked}: start them with torchrun --nproc-per-node {asked} -m longtail train"
+            f"--train.processes {asked}: start them with torchrun --nproc-per-node {asked} -m longtail train",
+            kind="conflict",
         )
     return replace(config, train=replace(config.train, processes=world))
 
@@ -118,7 +122,11 @@ def by_first(work: Callable[..., T], *args: Any) -> T:
         try:
             found[0] = work(*args)
         except Exception as error:
-            found[1] = error if isinstance(error, UserError) else RunError(f"the first process failed: {error!r}")
+            found[1] = (
+                error
+                if isinstance(error, UserError)
+                else RunError(f"the first process failed: {error!r}", kind="peer-failure")
+            )
             dist.broadcast_object_list(found)
             raise
     dist.broadcast_object_list(found)
@@ -154,7 +162,7 @@ def check_same(value: object, otherwise: str) -> None:
     values = gather_objects(value)
     for rank, found in enumerate(values):
         if found != values[0]:
-            raise RunError(f"rank {rank} has {otherwise}")
+            raise RunError(f"rank {rank} has {otherwise}", kind="mismatch")
 
 
 def check_same_settings(config: Config, out: Path | str, resume: bool) -> None:
@@ -175,7 +183,7 @@ def check_same_settings(config: Config, out: Path | str, resume: bool) -> None:
     for rank, settings in enumerate(every):
         for field, (first, other) in differences(every[0], settings).items():
             values = f"{field} is {first!r} on rank 0 and {other!r} on rank {rank}"
-            raise UserError(f"{values}: start all ranks with the same arguments")
+            raise UserError(f"{values}: start all ranks with the same arguments", kind="mismatch")
 
 
 @contextlib.contextmanager
@@ -186,7 +194,9 @@ def report_lost_peer() -> Iterator[None]:
     except RuntimeError as error:
         if not is_lost(error):
             raise
-        raise RunError("another process has ended, and with it the run: --resume continues") from error
+        raise RunError(
+            "another process has ended, and with it the run: --resume continues", kind="peer-failure"
+        ) from error
 
 
 def of_each(x: Tensor) -> Tensor:

@@ -224,13 +224,19 @@ def evaluate(run: Path | str, data_root: Path | None = None, device: str = "auto
     results = {}
     for record in runs.finished([run]):
         if not os.access(record.folder, os.W_OK):
-            raise UserError(f"cannot write to {record.folder}: copy the run to where its new figures can be written")
+            raise UserError(
+                f"cannot write to {record.folder}: copy the run to where its new figures can be written",
+                kind="not-writable",
+            )
         try:
             with room_for(record.folder):
                 results[record.folder] = evaluate_one(record, data_root, device)
         except OSError as error:
             where = record.folder if error.filename is None else error.filename
-            raise RunError(f"cannot evaluate {record.folder}: {where}: {why(error)}: check the disk") from error
+            raise RunError(
+                f"cannot evaluate {record.folder}: {where}: {why(error)}: check the disk",
+                kind="unsafe-file" if isinstance(error, files.RefusedFile) else "not-writable",
+            ) from error
     return results
 
 
@@ -240,7 +246,10 @@ def evaluate_one(record: runs.Run, data_root: Path | None, device_name: str) -> 
     data = load(replace(config.data, root=data_root or config.data.root, download=fetch))
     stored = record.environment["data"]["checksum"]
     if data.checksum != stored:
-        raise UserError(f"{record.folder} was trained on other images (checksum {stored}): name them with --data-root")
+        raise UserError(
+            f"{record.folder} was trained on other images (checksum {stored}): name them with --data-root",
+            kind="mismatch",
+        )
     method = stored_network(record.folder / runs.MODEL, config, data.train.counts, device)
     views = Views(config.views, config.data.image_size)
     seen = look(method, data, views, device, config.train.batch_size)
@@ -259,7 +268,9 @@ def stored_network(path: Path, config: Config, counts: Any, device: torch.device
         method = place(methods.make(config, counts, stored=True), config, device)
     except (RuntimeError, MemoryError, ValueError, TypeError, AssertionError, ArithmeticError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"the network of {path} cannot be made ({reason}): check its configuration") from error
+        raise UserError(
+            f"the network of {path} cannot be made ({reason}): check its configuration", kind="conflict"
+        ) from error
     method.enter(method.stages[-1])
     method.net.load_state_dict(checkpoint.load_weights(path, method.net.state_dict(), device))
     return method

@@ -29,7 +29,7 @@ def holds_a_run(folder: Path) -> bool:
         begun = any(os.path.lexists(folder / name) for name in others) or (log.exists() and log.stat().st_size > 0)
         return begun and os.path.lexists(folder / runs.CONFIG)
     except OSError as error:
-        raise UserError(f"--out {folder}: {error.strerror}, choose another") from error
+        raise UserError(f"--out {folder}: {error.strerror}, choose another", kind="unreadable-file") from error
 
 
 def check_folder(folder: Path, config: Config, resume: bool, top: Path | None = None) -> None:
@@ -44,14 +44,17 @@ def check_folder(folder: Path, config: Config, resume: bool, top: Path | None = 
     if not resume:
         done = (folder / runs.METRICS).exists()
         what = "a finished run: use it" if done else "a run: continue it with --resume"
-        raise UserError(f"{folder} already holds {what}, or choose another --out")
+        raise UserError(f"{folder} already holds {what}, or choose another --out", kind="exists")
     there, here = runs.load_config(folder).identity(), config.identity()
     found = differences(there, here)
     if found:
         field = "train.epochs" if "train.epochs" in found else next(iter(found))  # others follow from it
         was, now = found[field]
         changed = f"{field} was {was}, now {now}"
-        raise UserError(f"{folder} was started with another configuration ({changed}): use its flags, or another --out")
+        raise UserError(
+            f"{folder} was started with another configuration ({changed}): use its flags, or another --out",
+            kind="mismatch",
+        )
 
 
 def check_links(folder: Path, top: Path) -> None:
@@ -60,7 +63,7 @@ def check_links(folder: Path, top: Path) -> None:
         files.check_inside(folder, top)
     except files.RefusedFile as error:
         advice = f"remove the link, or name the folder above {os.path.realpath(folder)} as --out"
-        raise UserError(f"{folder} leads out of {top} by a symbolic link: {advice}") from error
+        raise UserError(f"{folder} leads out of {top} by a symbolic link: {advice}", kind="unsafe-file") from error
 
 
 def check_images(folder: Path, data: DataSet) -> None:
@@ -68,7 +71,7 @@ def check_images(folder: Path, data: DataSet) -> None:
     if not holds_a_run(folder) or not os.path.lexists(folder / runs.ENVIRONMENT):
         return
     if runs.read_begun(folder).environment["data"]["checksum"] != data.checksum:
-        raise UserError(f"{folder} was trained on other images: use its --data.root, or another --out")
+        raise UserError(f"{folder} was trained on other images: use its --data.root, or another --out", kind="mismatch")
 
 
 def check_folders(folders: Iterable[Path], config: Config, resume: bool) -> None:
@@ -104,12 +107,17 @@ def locked(folder: Path) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             file = files.open_lock(folder / runs.LOCK)
     except OSError as error:
-        raise UserError(f"cannot write to {folder} ({error.strerror}): choose another --out") from error
+        raise UserError(
+            f"cannot write to {folder} ({error.strerror}): choose another --out",
+            kind="unsafe-file" if isinstance(error, files.RefusedFile) else "not-writable",
+        ) from error
     with file:
         try:
             take(file)
         except OSError as error:
-            raise UserError(f"another process trains in {folder}: wait for it, or choose another --out") from error
+            raise UserError(
+                f"another process trains in {folder}: wait for it, or choose another --out", kind="exists"
+            ) from error
         yield
 
 
@@ -155,4 +163,7 @@ def start_folder(run: Run) -> None:
             (run.folder / runs.SKIPPED).unlink(missing_ok=True)
         files.write_json(path, now)
     except OSError as error:
-        raise UserError(f"cannot write to {run.folder} ({error.strerror}): choose another --out") from error
+        raise UserError(
+            f"cannot write to {run.folder} ({error.strerror}): choose another --out",
+            kind="unsafe-file" if isinstance(error, files.RefusedFile) else "not-writable",
+        ) from error

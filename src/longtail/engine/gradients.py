@@ -91,4 +91,7 @@ def stored_rows(path: Path, classes: int) -> list[Row]:
             raise ValueError(f"norms is {norms_EC.dtype} {norms_EC.shape}")
         return list(norms_EC.astype(np.float32))
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"cannot read {path} ({why(error)}): delete it, and its epochs so far are given up") from error
+        raise UserError(
+            f"cannot read {path} ({why(error)}): delete it, and its epochs so far are given up",
+            kind="unsafe-file" if isinstance(error, files.RefusedFile) else "damaged-file",
+        ) from error

@@ -32,7 +32,9 @@ def check(log: LogConfig) -> None:
     for name in log.to:
         found = importlib.util.find_spec(name)
         if found is None or found.origin is None:  # or a folder of that name lies here, as both leave one
-            raise UserError(f"--log.to {name}: it is not installed, try `pip install longtail[log]`")
+            raise UserError(
+                f"--log.to {name}: it is not installed, try `pip install longtail[log]`", kind="missing-package"
+            )
 
 
 def scalars(row: Row, group: str) -> dict[str, float]:
@@ -87,7 +89,7 @@ class WandB:
         if os.path.lexists(self.path):
             known = runs.read_json(self.path)
             if wrong := fault(known, {"id": lambda value: bool(WANDB_ID.fullmatch(str(value))), "epochs": count}):
-                raise UserError(f"{self.path}: {wrong}: remove it to start another run there")
+                raise UserError(f"{self.path}: {wrong}: remove it to start another run there", kind="damaged-file")
         self.id, self.seen = known["id"], known["epochs"]
         files.check_inside(folder / "wandb", folder)
         out = folder.absolute().parent.name

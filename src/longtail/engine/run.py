@@ -63,7 +63,10 @@ class Run:
         )
         self.accumulate = config.train.accumulate
         if self.accumulate > self.loader.batches:
-            raise UserError(f"--train.accumulate {self.accumulate}: an epoch has only {self.loader.batches} batches")
+            raise UserError(
+                f"--train.accumulate {self.accumulate}: an epoch has only {self.loader.batches} batches",
+                kind="conflict",
+            )
         low = device.type == "cuda" and precision(config.train, device) == "bf16"
         self.batches = Batches(
             self.loader,
@@ -251,7 +254,9 @@ class Run:
             except UserError:
                 raise
             except Exception as error:  # values of other kinds fail in many ways
-                raise UserError(f"{path} is no checkpoint of this run: delete its run folder to start anew") from error
+                raise UserError(
+                    f"{path} is no checkpoint of this run: delete its run folder to start anew", kind="damaged-file"
+                ) from error
         distributed.by_first(self._cut, self.epochs_before() + self.step // self.steps_per_epoch)
         return found
 
@@ -262,9 +267,15 @@ class Run:
 
     def _restore(self, state: dict[str, Any], path: Path) -> None:
         if state["checksum"] != self.data.checksum:
-            raise UserError(f"{path} was trained on other images (checksum {state['checksum']}): use its --data.root")
+            raise UserError(
+                f"{path} was trained on other images (checksum {state['checksum']}): use its --data.root",
+                kind="mismatch",
+            )
         if state["precision"] != precision(self.config.train, self.device):
-            raise UserError(f"{path} was trained in {state['precision']}: add --train.precision {state['precision']}")
+            raise UserError(
+                f"{path} was trained in {state['precision']}: add --train.precision {state['precision']}",
+                kind="mismatch",
+            )
         if wrong := fault(state, {"stage": count, "step": count, "seconds": amount, "epoch_seconds": amount}):
             raise ValueError(wrong)
         self.enter(state["stage"])

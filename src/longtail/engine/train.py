@@ -37,7 +37,7 @@ from longtail.engine.log import Log
 from longtail.engine.meter import NonFinite
 from longtail.engine.run import Run
 from longtail.engine.signals import StopSignals
-from longtail.errors import Alone, BadFile, Interrupted, NoRoom, RunError, UserError, why
+from longtail.errors import Alone, BadFile, Interrupted, NoRoom, RunError, UserError, full_disk, why
 from longtail.files import RefusedFile
 from longtail.models.beside import Beside
 from longtail.progress import columns, wrapped
@@ -212,10 +212,12 @@ def train_seeds(config: Config, folders: dict[int, Path], data: DataSet, device:
     try:
         make_and_train(made, config, folders, data, device, take)
     except NonFinite as error:
-        raise RunError(advise_finite(error.run, error) if error.run else str(error)) from error
+        raise RunError(advise_finite(error.run, error) if error.run else str(error), kind="non-finite") from error
     except RuntimeError as error:
         if distributed.is_lost(error):
-            raise RunError("another process has ended, and with it the run: --resume continues") from error
+            raise RunError(
+                "another process has ended, and with it the run: --resume continues", kind="peer-failure"
+            ) from error
         if not out_of_memory(error):
             raise
         exhausted = True  # handled below: in here the traceback still holds the memory
@@ -226,18 +228,26 @@ def train_seeds(config: Config, folders: dict[int, Path], data: DataSet, device:
     except BrokenPipeError:  # who reads what is printed has gone away
         raise
     except RefusedFile as error:
-        raise UserError(f"cannot use {error.filename} ({why(error)}): remove it, then --resume") from error
+        raise UserError(
+            f"cannot use {error.filename} ({why(error)}): remove it, then --resume", kind="unsafe-file"
+        ) from error
     except (OSError, SafetensorError, NoRoom) as error:
         parent = next(iter(folders.values())).parent
-        raise RunError(f"cannot write to {parent} ({why(error)}): free some space and --resume") from error
+        raise RunError(
+            f"cannot write to {parent} ({why(error)}): free some space and --resume",
+            kind="disk-full" if full_disk(error) else "not-writable",
+        ) from error
     if exhausted and distributed.several():
-        raise Alone(advise_several(config.train))
+        raise Alone(advise_several(config.train), kind="out-of-memory")
     if exhausted and len(folders) > 1:
-        raise RunError(f"out of memory with {len(folders)} seeds side by side: --resume with --train.together 1")
+        raise RunError(
+            f"out of memory with {len(folders)} seeds side by side: --resume with --train.together 1",
+            kind="out-of-memory",
+        )
     if exhausted:
         advice = advise_batch(made[0], advance) if made else advise_smaller(config.train, data.train, device)
         made.clear()  # or whoever keeps the error would keep the run, and its memory
-        raise RunError(advice)
+        raise RunError(advice, kind="out-of-memory")
 
 
 def make_and_train(
@@ -274,7 +284,7 @@ def check_seeds(folders: dict[int, Path]) -> None:
             stored = runs.read_begun(folder).seed
             if stored != seed:
                 fix = f"rename it to {folder.with_name(f'seed{stored}')}, or choose another --out"
-                raise UserError(f"{folder} holds the run of seed {stored}, not of seed {seed}: {fix}")
+                raise UserError(f"{folder} holds the run of seed {stored}, not of seed {seed}: {fix}", kind="mismatch")
 
 
 def earlier_threads(folder: Path) -> set[int]:

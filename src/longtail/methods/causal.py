@@ -59,7 +59,9 @@ class CausalNorm(CrossEntropy, settings=cfg.CausalNorm):
     def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
         assert isinstance(config.method, cfg.CausalNorm)
         if width % config.method.heads:
-            raise UserError(f"--method.heads {config.method.heads}: it must divide the features' width, {width}")
+            raise UserError(
+                f"--method.heads {config.method.heads}: it must divide the features' width, {width}", kind="conflict"
+            )
         return CausalHead(width, classes, config.method)
 
     def prior(self) -> Tensor:

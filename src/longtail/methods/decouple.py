@@ -49,7 +49,9 @@ class TauNorm(CrossEntropy, settings=cfg.TauNorm):
     def check(self, validated: bool) -> None:
         if self.config.power is None and not validated:
             advice = "hold images out with --data.val_fraction 0.2 (classes of five give one), or give --method.power"
-            raise UserError(f"tau-norm chooses its power on a validation split, which is empty: {advice}")
+            raise UserError(
+                f"tau-norm chooses its power on a validation split, which is empty: {advice}", kind="too-few-data"
+            )
 
     def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
         return self.first_stage(config), Stage("normalise", 0, config.optim)

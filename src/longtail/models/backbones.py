@@ -235,7 +235,10 @@ def make_body(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
     try:
         return weights.pretrained(name, **options) if pretrained else timm.create_model(name, num_classes=0, **options)
     except (OSError, RuntimeError, AssertionError, ValueError, ArithmeticError) as error:
-        raise UserError(f"cannot make {name!r} (pretrained={pretrained}): {str(error).splitlines()[0]}") from error
+        raise UserError(
+            f"cannot make {name!r} (pretrained={pretrained}): {str(error).splitlines()[0]}",
+            kind="download-failed" if isinstance(error, OSError) else "conflict",
+        ) from error
 
 
 def wrap(body: nn.Module, name: str, image_size: int) -> Trunk:
@@ -245,5 +248,7 @@ def wrap(body: nn.Module, name: str, image_size: int) -> Trunk:
             width = body.eval()(torch.zeros(1, 3, image_size, image_size)).shape[-1]
     except (RuntimeError, AssertionError, ValueError, ArithmeticError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"{name!r} takes no images of {image_size} pixels ({reason}): set --data.image_size") from error
+        raise UserError(
+            f"{name!r} takes no images of {image_size} pixels ({reason}): set --data.image_size", kind="conflict"
+        ) from error
     return Trunk(body.train(), width)

@@ -37,7 +37,9 @@ def layer_scales(body: nn.Module, decay: float) -> Iterator[tuple[Tensor, float]
     """The factor of each parameter's rate, by timm's order of layers; the last one's is 1."""
     if decay < 1 and not hasattr(body, "group_matcher"):
         advice = "it needs a whole network of timm, not one that the method takes apart"
-        raise UserError(f"--optim.layer_decay {decay}: the layers of this network have no order: {advice}")
+        raise UserError(
+            f"--optim.layer_decay {decay}: the layers of this network have no order: {advice}", kind="unsupported"
+        )
     for group in param_groups_layer_decay(body, layer_decay=decay):
         yield from ((p, group["lr_scale"]) for p in group["params"])
 

@@ -21,7 +21,8 @@ def stages_of(body: nn.Module, name: str) -> list[nn.Sequential]:
     if isinstance(body, ResNet):
         return [body.get_submodule(f"layer{i}") for i in range(1, 5)]  # type: ignore[misc]
     raise UserError(
-        f"this method takes a ResNet apart, which {name} is not: try --model.name resnet32_cifar or resnet50"
+        f"this method takes a ResNet apart, which {name} is not: try --model.name resnet32_cifar or resnet50",
+        kind="unsupported",
     )
 
 

@@ -54,7 +54,9 @@ def pretrained(name: str, **options: Any) -> nn.Module:
         case "cache":  # without asking the hub whether they are its newest
             options["pretrained_cfg_overlay"] = {"file": _cached(name)}
         case None:
-            raise UserError(f"no pretrained weights for {name} can be had here: {_advice(name)}")
+            raise UserError(
+                f"no pretrained weights for {name} can be had here: {_advice(name)}", kind="download-failed"
+            )
     return timm.create_model(name, pretrained=True, num_classes=0, **options)
 
 

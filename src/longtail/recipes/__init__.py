@@ -139,7 +139,9 @@ def _where(path: Path) -> dict[str, Any]:
     try:
         there = [f for f in path.iterdir() if not f.name.startswith(".")]
     except OSError as error:
-        raise UserError(f"cannot list {path} ({error.strerror}): check its permissions") from error
+        raise UserError(
+            f"cannot list {path} ({error.strerror}): check its permissions", kind="unreadable-file"
+        ) from error
     shards = any(f.suffix.lower() == ".parquet" for f in there) and not any(f.is_dir() for f in there)
     return {"name": "shards" if shards else "folder", "root": path}
 
@@ -194,7 +196,7 @@ def make(name: str | Path, **choices: Any) -> Config:
     recipe = RECIPES.get(str(name))
     for choice, instead in (("network", "--model.name"), ("augment", "--views.query and --views.key")):
         if choice in given and not (recipe and recipe.networks):
-            raise UserError(f"{name} has no choice of --{choice}: it is set by {instead}")
+            raise UserError(f"{name} has no choice of --{choice}: it is set by {instead}", kind="unsupported")
     if recipe:
         return recipe.build(**given)
     if is_own(name):
@@ -202,8 +204,11 @@ def make(name: str | Path, **choices: Any) -> Config:
     lists = " ".join(LISTS)
     if len(Path(name).parts) > 1:
         advice = "check the path, or name a recipe (`longtail recipes` lists them)"
-        raise UserError(f"{name} is no folder of images, and no list of them ({lists}): {advice}")
-    raise UserError(f"no {name} is here, images or a list of them ({lists}): {unknown('recipe', name, RECIPES)}")
+        raise UserError(f"{name} is no folder of images, and no list of them ({lists}): {advice}", kind="missing-file")
+    raise UserError(
+        f"no {name} is here, images or a list of them ({lists}): {unknown('recipe', name, RECIPES)}",
+        kind="unknown-name",
+    )
 
 
 def one_budget(name: str | Path, method: str = "ce", imbalance: float | None = None) -> Config:

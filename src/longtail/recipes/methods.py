@@ -171,4 +171,4 @@ def entry(name: str) -> Entry:
 
 def only(recipe: str, kind: str, given: str, known: tuple[str, ...], further: str = "") -> None:
     if given not in known:
-        raise UserError(f"{recipe} has no {kind} {given!r}: choose {' or '.join(known)}{further}")
+        raise UserError(f"{recipe} has no {kind} {given!r}: choose {' or '.join(known)}{further}", kind="unknown-name")

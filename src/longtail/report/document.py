@@ -42,7 +42,7 @@ def report(paths: Iterable[Path | str] | Path | str, out: Path | str = "report.h
         found = without_failures(found)
         whole = page(found)
     if found.size == 0:
-        raise UserError(found.bad[0])
+        raise UserError(found.bad[0], kind="damaged-file")
     for why_not in found.bad:
         print(f"left out: {visible(why_not[:1000])}", file=sys.stderr)
     return write(whole, out)
@@ -51,7 +51,7 @@ def report(paths: Iterable[Path | str] | Path | str, out: Path | str = "report.h
 def check_out(out: Path) -> None:
     """Before the work is done whose result goes there."""
     if os.path.isdir(out):
-        raise UserError(f"-o {out} is a folder: name the file, as in {out / 'report.html'}")
+        raise UserError(f"-o {out} is a folder: name the file, as in {out / 'report.html'}", kind="exists")
     if out.suffix.lower() not in ("", ".html", ".htm"):
         html = out.with_suffix(".html")
         raise UserError(f"-o {out}: the page is HTML, name it as in -o {html}; a browser can print it to other formats")
@@ -124,7 +124,7 @@ def write(whole: Element, out: Path) -> Path:
         with files.replace_output(out) as fresh:
             fresh.write_bytes(text(whole).encode())
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot write {out} ({why(error)}): choose another -o") from error
+        raise UserError(f"cannot write {out} ({why(error)}): choose another -o", kind="not-writable") from error
     return out
 
 

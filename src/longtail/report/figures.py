@@ -30,11 +30,14 @@ def figure(name: str, sources: Iterable[Path | str] | Path | str = (), out: Path
     if from_runs and not paths:
         raise UserError(f"name the runs, as in `longtail figure {name} runs -o {out}`")
     if paths and not from_runs:
-        raise UserError(f"{paths[0]}: the figure {name} is drawn without runs, as in `longtail figure {name} -o {out}`")
+        raise UserError(
+            f"{paths[0]}: the figure {name} is drawn without runs, as in `longtail figure {name} -o {out}`",
+            kind="conflict",
+        )
     try:
         draw(paths, out)
     except OSError as error:
-        raise UserError(f"cannot write {out} ({error.strerror}): choose another -o") from error
+        raise UserError(f"cannot write {out} ({error.strerror}): choose another -o", kind="not-writable") from error
     return out
 
 
@@ -44,7 +47,7 @@ def check_out(name: str, out: Path, flag: str = "-o") -> None:
     if out.suffix.lower() not in formats or os.path.isdir(out):
         raise UserError(f"{flag} {out}: name a file that ends in {' or '.join(formats)}, as in {flag} {name}.svg")
     if not os.path.isdir(out.absolute().parent):
-        raise UserError(f"{flag} {out}: the folder {out.parent} does not exist")
+        raise UserError(f"{flag} {out}: the folder {out.parent} does not exist", kind="missing-file")
 
 
 def gradient(paths: Paths, out: Path) -> None:
@@ -52,7 +55,9 @@ def gradient(paths: Paths, out: Path) -> None:
 
     for path in paths:
         if not make_pulls(make_rows(runs.finished(path))):
-            raise UserError(f"no run below {path} has {runs.GRADIENTS}: train with --log.gradients")
+            raise UserError(
+                f"no run below {path} has {runs.GRADIENTS}: train with --log.gradients", kind="missing-file"
+            )
     plots.gradient_norms(make_pulls(make_rows(runs.finished(paths))), out)
 
 
@@ -61,12 +66,14 @@ def latency(paths: Paths, out: Path) -> None:
 
     if any(path.suffix == ".json" for path in paths):
         if len(paths) > 1:
-            raise UserError(f"{paths[0]}: name one results file, or run folders")
+            raise UserError(f"{paths[0]}: name one results file, or run folders", kind="conflict")
         panels: Mapping[str, Sequence[Dot]] = dots_of_results(paths[0])
     else:
         panels = make_dots(make_rows(runs.finished(paths)))
     if not any(dot.values["latency_b64"] for dots in panels.values() for dot in dots):
-        raise UserError(f"{paths[0]}: no run has latency_b64 in {runs.METRICS}: `longtail eval` measures it")
+        raise UserError(
+            f"{paths[0]}: no run has latency_b64 in {runs.METRICS}: `longtail eval` measures it", kind="missing-file"
+        )
     plots.against_latency(panels, out)
 
 
@@ -78,7 +85,9 @@ def dots_of_results(path: Path) -> dict[str, list[Dot]]:
         tree |= {"rows": cells.make_rows(tree)}
         return cells.make_dots(tree, cells.lengths(tree)[0])
     except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise UserError(f"{path} holds no results of `longtail reproduce`: name its JSON, or run folders") from error
+        raise UserError(
+            f"{path} holds no results of `longtail reproduce`: name its JSON, or run folders", kind="damaged-file"
+        ) from error
 
 
 def extra(_: Paths, out: Path) -> None:

@@ -53,7 +53,9 @@ def read(path: Path, table: dict[str, Any]) -> dict[str, Any]:
         _check_kinds(tree, {"command": str, "updated": str})
         return tree | {"runs": [_checked(record, table) for record in tree["runs"]]}
     except (OSError, ValueError, RecursionError, UserError) as error:
-        raise UserError(f"cannot use {path} ({error}): restore it, or move it away to start anew") from error
+        raise UserError(
+            f"cannot use {path} ({error}): restore it, or move it away to start anew", kind="damaged-file"
+        ) from error
 
 
 def _checked(record: Any, table: dict[str, Any]) -> dict[str, Any]:
@@ -117,7 +119,9 @@ def write(path: Path, tree: dict[str, Any]) -> dict[str, Any]:
         draw(tree, path.parent)
         files.write_text(path.with_suffix(".md"), to_markdown(tree))
     except OSError as error:
-        raise UserError(f"cannot write to {path.parent} ({error.strerror}): choose another --results") from error
+        raise UserError(
+            f"cannot write to {path.parent} ({error.strerror}): choose another --results", kind="not-writable"
+        ) from error
     return tree
 
 

@@ -54,7 +54,9 @@ def serve(folders: list[Path], port: int) -> "Server":
     try:
         return Server(Board(folders), port)
     except OSError as error:
-        raise UserError(f"--port {port}: {error.strerror}; choose another, or --port 0 for any free one") from error
+        raise UserError(
+            f"--port {port}: {error.strerror}; choose another, or --port 0 for any free one", kind="not-writable"
+        ) from error
 
 
 class Server(socketserver.ThreadingTCPServer):

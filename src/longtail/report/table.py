@@ -290,4 +290,6 @@ def write_table(rows: Sequence[Row], out: Path) -> None:
         files.write_text(out / "table.md", to_markdown(rows))
         files.write_json(out / "table.json", [row.to_dict() for row in rows])
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot write the table to {out} ({why(error)}): choose another --out") from error
+        raise UserError(
+            f"cannot write the table to {out} ({why(error)}): choose another --out", kind="not-writable"
+        ) from error

@@ -1,6 +1,7 @@
 """What a comparison comes to, in the words of its page, for a terminal; and whether PaCo was worth it."""
 
 from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
 
 from longtail.report.chapter import make_chapters
 from longtail.report.html import Element
@@ -8,7 +9,7 @@ from longtail.report.paired import doubt, holds
 from longtail.report.parts import NBSP, Inline
 from longtail.report.table import Row
 from longtail.report.tested import Tested, whole
-from longtail.report.ties import ENOUGH, compare_seeds
+from longtail.report.ties import ENOUGH, Verdict, compare_seeds
 from longtail.report.words import contest, summary
 
 OURS = "PaCo"
@@ -26,29 +27,55 @@ def verdict(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def worth(rows: Sequence[Row], base: Tested, ask: str = "Is PaCo worth it?") -> list[str]:
-    """PaCo against the best of the others; nothing, where it was not among the methods. `base` is what the figures rest on."""
-    metric, where = base.metric, base.where
+class Judgment(NamedTuple):
+    """PaCo compared with the best of the other methods."""
+
+    kind: Literal["yes", "likely", "tied", "likely-not", "no", "too-few-seeds", "too-few-images"]
+    other: str
+    """Label of the best of the other methods."""
+    found: Verdict
+
+
+def judge(rows: Sequence[Row], base: Tested) -> Judgment | None:
+    """Compare PaCo with the best of the others; None if it was not among the methods, or was the only one."""
+    metric = base.metric
     scored = [row for row in rows if row.values(metric)]
     ours = [row for row in scored if row.label.startswith(OURS)]
     others = [row for row in scored if row not in ours]
     if not ours or not others:
-        return []
+        return None
     best, mine = contest(others, metric).best, contest(ours, metric).best
     found = compare_seeds(mine.by_seed(metric), best.by_seed(metric))
+    if found.outcome is None:
+        return Judgment("too-few-seeds", best.label, found)
+    if base.too_few:
+        return Judgment("too-few-images", best.label, found)
+    if found.outcome == "tied":
+        return Judgment("tied", best.label, found)
+    if holds(mine, best, found, base):
+        return Judgment("yes" if found.outcome == "ahead" else "no", best.label, found)
+    return Judgment("likely" if found.outcome == "ahead" else "likely-not", best.label, found)
+
+
+def worth(rows: Sequence[Row], base: Tested, ask: str = "Is PaCo worth it?") -> list[str]:
+    """PaCo against the best of the others; nothing, where it was not among the methods. `base` is what the figures rest on."""
+    judgment = judge(rows, base)
+    if judgment is None:
+        return []
+    (kind, other, found), where = judgment, base.where
     if found.difference is None or found.half_width is None:
         return [f"{ask} No verdict: it takes {ENOUGH} common seeds, and there are {len(found.seeds)}."]
-    if base.too_few:
+    if kind == "too-few-images":
         return [f"{ask} No verdict: {base.size}, too few to decide."]
     lead = f"{abs(found.difference):.1f} ± {found.half_width:.1f} points"
-    sure = holds(mine, best, found, base)
-    yes, no, but = ("Yes", "No", "") if sure else ("Likely", "Likely not", f"; {doubt(base)}")
     said = {
-        "ahead": f"{yes}: {where} it is {lead} ahead of the best of the others, {best.label}{but}.",
-        "tied": f"Not shown: {where} it is tied with {best.label} ({lead} apart), which is simpler.",
-        "behind": f"{no}: {where} it is {lead} behind {best.label}{but}.",
+        "yes": f"Yes: {where} it is {lead} ahead of the best of the others, {other}.",
+        "likely": f"Likely: {where} it is {lead} ahead of the best of the others, {other}; {doubt(base)}.",
+        "tied": f"Not shown: {where} it is tied with {other} ({lead} apart), which is simpler.",
+        "likely-not": f"Likely not: {where} it is {lead} behind {other}; {doubt(base)}.",
+        "no": f"No: {where} it is {lead} behind {other}.",
     }
-    return [f"{ask} {said[found.outcome or 'tied']}"]
+    return [f"{ask} {said[kind]}"]
 
 
 def plain(parts: Iterable[Inline]) -> Iterable[str]:

@@ -1,7 +1,7 @@
 """What the figures say, in plain words: who is best, by how much, and whether to believe it."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from longtail.config import Contrast, differences
 from longtail.report import reading
@@ -53,17 +53,18 @@ def summary(chapter: Chapter) -> list[Element]:
     return paragraphs
 
 
-def cautions(chapter: Chapter) -> Iterator[str]:
+def cautions(chapter: Chapter) -> "Iterator[Ground]":
     """Test images that are too few for a verdict, and rarer classes that have none at all."""
     if chapter.tested.too_few:
-        yield f"{_size(chapter)}, {_too_few(chapter)}."
+        yield Ground("test-images", False, f"{_size(chapter)}, {_too_few(chapter)}.")
     for group, classes in chapter.unseen.items():
         rarest = f"{plural(classes, 'class')} of {GROUPS[group]} training images"
-        yield f"Of the rarest ({rarest}) nothing is known, as there are no test images of them."
+        says = f"Of the rarest ({rarest}) nothing is known, as there are no test images of them."
+        yield Ground("untested-classes", False, says)
 
 
-def _caution(says: str) -> Element:
-    return el("p", el("strong", "Caution: "), says, class_="caution")
+def _caution(ground: "Ground") -> Element:
+    return el("p", el("strong", "Caution: "), ground.says, class_="caution", data_kind=ground.kind)
 
 
 def _too_few(chapter: Chapter) -> str:
@@ -113,31 +114,74 @@ def _lead(verdict: Verdict) -> str:
     return points(verdict.difference or 0, verdict.half_width)
 
 
+GroundKind = Literal[
+    "chance",  # among many methods, the best one was also lucky
+    "data-notes",  # a note of the data set, for example about duplicates
+    "left-out",  # methods outside the comparison: on other images, or of another length
+    "second-stage",  # additional epochs of some methods
+    "seeds",  # the number of seeds
+    "short-stage",  # a second stage of very few epochs
+    "skipped-images",  # images that could not be read
+    "test-images",  # the number of test images, and the uncertainty that follows from it
+    "training",  # whether the methods differ in more than the method
+    "uncommitted",  # runs of a source tree with uncommitted changes
+    "unequal-runs",  # runs that differ in commit, device or precision
+    "untested-classes",  # classes without test images
+    "validation",  # whether validation images were held out
+]
+
+
 class Ground(NamedTuple):
     """One reason to believe the figures, or to doubt them."""
 
+    kind: GroundKind
     sound: bool
     says: str
 
 
 def trust(chapter: Chapter) -> Element:
     items = [
-        el("li", el("strong", "Good: " if g.sound else "Caution: "), g.says, class_="good" if g.sound else "caution")
+        el(
+            "li",
+            el("strong", "Good: " if g.sound else "Caution: "),
+            g.says,
+            class_="good" if g.sound else "caution",
+            data_kind=g.kind,
+        )
         for g in grounds(chapter)
     ]
     return el("div", el("h3", "Can it be believed?"), conclusion(chapter), el("ul", *items, class_="trust"))
 
 
-def conclusion(chapter: Chapter) -> Element | None:
-    """What stands of the leads on rare classes (where there are none, over all), and what is open, in a sentence or two."""
+class Claims(NamedTuple):
+    """Labels of the methods that the best one is compared with, by what can be said of its lead."""
+
+    best: str
+    clear: list[str]
+    """Behind by more than other test images could change."""
+    narrow: list[str]
+    """Behind by less than that, or the number of test images is not known."""
+    undecided: list[str]
+
+
+def sort_claims(chapter: Chapter) -> Claims | None:
+    """Return what holds of the leads on rare classes, or over all where there are none; None if nothing can be compared."""
     base = chapter.tested
     if len(chapter.peers) == 1 or base.too_few:
         return None
     found = contest(chapter.peers, base.metric)
     leads = {row.label: holds(found.best, row, verdict, base) for row, verdict in found.of("ahead")}
     clear, narrow = ([label for label, sure in leads.items() if sure is wanted] for wanted in (True, False))
-    open_ = [row.label for row, _ in found.of("tied", None, "behind")]
-    best, says = name(found.best.label), list[Inline]()
+    return Claims(found.best.label, clear, narrow, [row.label for row, _ in found.of("tied", None, "behind")])
+
+
+def conclusion(chapter: Chapter) -> Element | None:
+    """What stands of the leads on rare classes (where there are none, over all), and what is open, in a sentence or two."""
+    claims = sort_claims(chapter)
+    if claims is None:
+        return None
+    base, (_, clear, narrow, open_) = chapter.tested, claims
+    best, says = name(claims.best), list[Inline]()
     if clear:
         beyond = f" {base.where}, and by more than other test images would change. "
         says += ["Yes, that ", best, " is better than ", *_names(clear), beyond]
@@ -157,23 +201,29 @@ def grounds(chapter: Chapter) -> Iterator[Ground]:
     fewest = min(len(row.runs) for row in rows)
     if fewest < ENOUGH:
         yield Ground(
-            False, f"Only {plural(fewest, 'seed')} where {ENOUGH} are needed to tell a method's worth from luck."
+            "seeds",
+            False,
+            f"Only {plural(fewest, 'seed')} where {ENOUGH} are needed to tell a method's worth from luck.",
         )
     else:
         every = "or more of every method" if len(rows) > 1 else "of the method"
-        yield Ground(True, f"{plural(fewest, 'seed')} {every}; all that can be read are counted.")
+        yield Ground("seeds", True, f"{plural(fewest, 'seed')} {every}; all that can be read are counted.")
     if len(rows) > 1:
         yield budget(rows)
         yield from second_stages(rows)
     if outside := [row.label for row in chapter.rows if row not in rows]:
         yield Ground(
-            False, f"On other images, or of another length, and so outside the comparison: {', '.join(outside)}."
+            "left-out",
+            False,
+            f"On other images, or of another length, and so outside the comparison: {', '.join(outside)}.",
         )
     yield held_out(rows)
     yield test_noise(chapter)
     if len(rows) >= CROWD:
         yield Ground(
-            False, f"Of {len(rows)} methods the best has had luck too: its lead over the next is likely smaller."
+            "chance",
+            False,
+            f"Of {len(rows)} methods the best has had luck too: its lead over the next is likely smaller.",
         )
     yield from provenance(rows)
 
@@ -185,10 +235,10 @@ def budget(rows: Sequence[Row]) -> Ground:
         {f for tree in trees for f in differences(trees[0], tree)} - {"views.key"}
     )  # not all have two views
     if fields:
-        return Ground(False, f"The methods differ in more than the method: {', '.join(fields)}.")
+        return Ground("training", False, f"The methods differ in more than the method: {', '.join(fields)}.")
     epochs = rows[0].runs[0].config.train.epochs
     says = f"All methods had the same images, augmentation, network and optimiser for {plural(epochs, 'epoch')}."
-    return Ground(True, says + _views(rows))
+    return Ground("training", True, says + _views(rows))
 
 
 def _views(rows: Sequence[Row]) -> str:
@@ -202,9 +252,9 @@ def second_stages(rows: Sequence[Row]) -> Iterator[Ground]:
     more = {row.label: row.runs[0].config.method.second_epochs for row in rows}
     extra = [f"{label} {plural(epochs, 'epoch')}" for label, epochs in more.items() if epochs]
     if extra:
-        yield Ground(False, f"Beyond these epochs some had a second stage: {', '.join(extra)}.")
+        yield Ground("second-stage", False, f"Beyond these epochs some had a second stage: {', '.join(extra)}.")
     if hasty := [label for label, epochs in more.items() if 0 < epochs < SHORT]:
-        yield Ground(False, f"A second stage this short tells little of a method: {', '.join(hasty)}.")
+        yield Ground("short-stage", False, f"A second stage this short tells little of a method: {', '.join(hasty)}.")
 
 
 def held_out(rows: Sequence[Row]) -> Ground:
@@ -212,9 +262,11 @@ def held_out(rows: Sequence[Row]) -> Ground:
     if 0 in shares:
         who = "No validation images were held out" + ("" if len(shares) == 1 else " for some methods")
         return Ground(
-            False, f"{who}: whatever is chosen by these figures (a method, a setting) is chosen on the test set."
+            "validation",
+            False,
+            f"{who}: whatever is chosen by these figures (a method, a setting) is chosen on the test set.",
         )
-    return Ground(True, "Validation images were held out: settings could be chosen without the test set.")
+    return Ground("validation", True, "Validation images were held out: settings could be chosen without the test set.")
 
 
 def test_noise(chapter: Chapter) -> Ground:
@@ -222,14 +274,16 @@ def test_noise(chapter: Chapter) -> Ground:
     base, best = chapter.tested, contest(chapter.peers, chapter.tested.metric).best
     if base.images is None:
         return Ground(
-            False, "The runs do not tell how many test images there are: what others would change is not known."
+            "test-images",
+            False,
+            "The runs do not tell how many test images there are: what others would change is not known.",
         )
     half = figure_noise(best, base)
     moved = f"another such set would move a figure by ±{NBSP}{max(half, 0.1):.1f} points or so"
     if base.too_few:
-        return Ground(False, f"{_size(chapter)}, {_too_few(chapter)}: {moved}.")
+        return Ground("test-images", False, f"{_size(chapter)}, {_too_few(chapter)}: {moved}.")
     alike = ", mostly that of all methods in one direction" if len(chapter.peers) > 1 else ""
-    return Ground(half < 2 and base.images >= SOUND, f"{_size(chapter)}: {moved}{alike}.")
+    return Ground("test-images", half < 2 and base.images >= SOUND, f"{_size(chapter)}: {moved}{alike}.")
 
 
 def provenance(rows: Sequence[Row]) -> Iterator[Ground]:
@@ -238,10 +292,14 @@ def provenance(rows: Sequence[Row]) -> Iterator[Ground]:
     for key in ("commit", "device", "precision"):
         values = sorted({str(run.environment.get(key)) for run in runs})
         if len(values) > 1:
-            yield Ground(False, f"The runs differ in {key}: {', '.join(values)}.")
+            yield Ground("unequal-runs", False, f"The runs differ in {key}: {', '.join(values)}.")
     if any(str(run.environment.get("commit")).endswith("-dirty") for run in runs):
-        yield Ground(False, "Some runs come from a source tree with changes that no commit has.")
+        yield Ground("uncommitted", False, "Some runs come from a source tree with changes that no commit has.")
     if lost := max(map(reading.skipped, runs)):
-        yield Ground(False, f"{plural(lost, 'image')} could not be read and {'was' if lost == 1 else 'were'} left out.")
+        yield Ground(
+            "skipped-images",
+            False,
+            f"{plural(lost, 'image')} could not be read and {'was' if lost == 1 else 'were'} left out.",
+        )
     for note in dict.fromkeys(note for run in runs for note in run.environment["data"].get("notes", [])):
-        yield Ground(False, f"On the data: {note}")
+        yield Ground("data-notes", False, f"On the data: {note}")

@@ -42,7 +42,8 @@ def reproduce(
     check_epochs(epochs)
     if epochs is not None and table.mixed:
         raise UserError(
-            f"--epochs {epochs}: {name} has each method in its authors' setting, whose length is part of it"
+            f"--epochs {epochs}: {name} has each method in its authors' setting, whose length is part of it",
+            kind="unsupported",
         )
     chosen = choose_cells(table, methods, imbalance)
     command = command_line(name, table, wanted, methods, imbalance, epochs)
@@ -124,7 +125,9 @@ def open_folder(results: Path) -> Path:
             results.mkdir(parents=True, exist_ok=True)
             files.check_writable(results)
     except OSError as error:
-        raise UserError(f"cannot write to {results} ({error.strerror}): choose another --results") from error
+        raise UserError(
+            f"cannot write to {results} ({error.strerror}): choose another --results", kind="not-writable"
+        ) from error
     return results
 
 

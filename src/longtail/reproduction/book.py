@@ -54,7 +54,7 @@ class Book:
             stored = record["data"]["checksum"]
             if record["imbalance"] == cell.imbalance and stored != data.checksum:
                 other = f"at imbalance {cell.imbalance:g} {self.path} has runs on other images (checksum {stored})"
-                raise UserError(f"{other}: name them with --data_root, or choose another --results")
+                raise UserError(f"{other}: name them with --data_root, or choose another --results", kind="mismatch")
 
     def estimate(self, cell: Cell, data: DataSet, seeds: Sequence[int], again: bool) -> float | None:
         """Seconds that a cell will likely take, by the runs done on this machine, of this method where there are some."""
@@ -77,7 +77,7 @@ class Book:
     def write(self) -> dict[str, Any]:
         """A call that found nothing to do leaves the file as it is, but for what follows from the runs."""
         if not self.tree["runs"]:
-            raise UserError("no cell was begun: give more --minutes")
+            raise UserError("no cell was begun: give more --minutes", kind="unfinished-run")
         self.tree = results.write(self.path, self.tree | self.head)
         return self.tree
 

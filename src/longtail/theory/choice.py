@@ -26,7 +26,7 @@ from longtail import files, recipes
 from longtail.config import DataConfig, PaCo, TrainConfig
 from longtail.config.section import require
 from longtail.data.imbalance import PROFILES
-from longtail.errors import UserError
+from longtail.errors import Kind, UserError
 from longtail.theory import remarks
 
 OPTIMUM = 0.71  # P_sup in the paper's example, Fig. 4
@@ -168,5 +168,6 @@ def read_counts(path: Path) -> list[int]:
             found = found["counts"] if "counts" in found else found["data"]["counts"]
         return [int(n) for n in found]
     except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
+        kind: Kind = "missing-file" if isinstance(error, FileNotFoundError) else "bad-list"
         advice = "give a file of numbers, or what `longtail data inspect DATA --json FILE` writes"
-        raise UserError(f"--counts {path}: no class counts found there ({error!r}): {advice}") from error
+        raise UserError(f"--counts {path}: no class counts found there ({error!r}): {advice}", kind=kind) from error

@@ -88,7 +88,10 @@ def crop(x: Tensor, size_N2: Tensor | None, view: ViewConfig, size: int, rng: to
 def _pad_crop(x: Tensor, size: int, rng: torch.Generator) -> Tensor:
     if x.shape[2:] != (size, size):
         given, wanted = f"{x.shape[2]}x{x.shape[3]}", f"{size}x{size}"
-        raise UserError(f"crop 'pad' keeps the size, got {given} for {wanted}: try --views.query.crop resized, key too")
+        raise UserError(
+            f"crop 'pad' keeps the size, got {given} for {wanted}: try --views.query.crop resized, key too",
+            kind="conflict",
+        )
     pad = size // 8
     top_N, left_N = whole((2, len(x)), 2 * pad + 1, rng)
     return ops.padded_crop(x, top_N, left_N, pad)

@@ -39,7 +39,9 @@ class MethodConfig(Section):
         name = tree.pop("name", None)
         if not isinstance(name, str) or name not in METHODS:
             advice = "from Python (longtail.table, say) it works once the file that defines it has been imported"
-            raise UserError(f"made by the method {str(name)!r}, which is not imported here: {advice}")
+            raise UserError(
+                f"made by the method {str(name)!r}, which is not imported here: {advice}", kind="unknown-name"
+            )
         return METHODS[name]
 
     def tag(self) -> dict[str, Any]:
