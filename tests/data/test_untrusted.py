@@ -18,7 +18,6 @@ from longtail.data import decode, pool, shards
 from longtail.data.decode import BadImage, look, read_file
 from longtail.data.inspection import inspect
 from longtail.data.packing import shard
-from longtail.errors import UserError
 from longtail.image_formats import IMAGE_FORMATS, OPTIONAL_FORMATS, supported_formats
 from longtail.inference.snippets import PREPARED
 from tests.data.guard import run_guarded
@@ -143,7 +142,7 @@ def inaturalist(root: Path, change) -> Path:
 )
 def test_json_with_characters_that_cannot_be_stored(tmp_path, change, bad):
     train = inaturalist(tmp_path, change(bad))
-    with pytest.raises(UserError, match=r"list\.json"):
+    with raises("bad-list", "list.json"):
         inspect(DataConfig(name="list", train_list=train))
 
 
@@ -157,7 +156,7 @@ def test_json_with_names_of_bytes_that_are_not_utf_8(tmp_path):
 
 def test_output_of_find_print0(tmp_path):
     (tmp_path / "list.txt").write_bytes(b"\0".join(file.encode() for file in write_images(tmp_path)) + b"\0")
-    with pytest.raises(UserError, match=r"list\.txt"):
+    with raises("bad-list", "list.txt"):
         inspect(DataConfig(name="list", train_list=tmp_path / "list.txt"))
 
 
@@ -215,7 +214,7 @@ def test_access_that_fails_by_chance(tmp_path, monkeypatch):
         return stat(path, *args, **options)
 
     monkeypatch.setattr(os, "stat", broken)
-    with pytest.raises(UserError, match="dog"):
+    with raises("unreadable-file", "dog"):
         inspect(DataConfig(name="folder", root=tmp_path), quick=True)
 
 
@@ -401,7 +400,7 @@ def test_row_group_that_decompresses_to_gigabytes(tmp_path, monkeypatch):
     assert (root / "train.parquet").stat().st_size < 2**20
     assert inspect(DataConfig(name="shards", root=root), quick=True).counts == [8, 8]
     monkeypatch.setattr(shards, "LARGEST_COLUMN", 2**24)
-    with pytest.raises(UserError, match="16,777,216"):
+    with raises("unsafe-file", "16,777,216"):
         inspect(DataConfig(name="shards", root=root), quick=True)
 
 

