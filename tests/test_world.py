@@ -105,6 +105,7 @@ def test_training_needs_more_than_the_number_of_processes(tmp_path, monkeypatch)
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_a_real_process_ends_at_once(tmp_path):
     environment = os.environ | {"WORLD_SIZE": "2"}
     command = [sys.executable, "-m", "longtail", "train", "digits-lt", "--train.device", "cpu", "--out", "run"]

@@ -16,7 +16,7 @@ from longtail.data import load
 from longtail.data.decode import BadImage
 from longtail.data.inspection import inspect
 from longtail.data.packing import shard
-from longtail.data.shards import GROUP_BYTES, OPEN_FILES, Rows, Shard, Writer
+from longtail.data.shards import GROUP_BYTES, OPEN_FILES, Rows, Shard
 from longtail.data.sources import open_data
 from longtail.errors import Kind
 from tests.raises import raises
@@ -61,9 +61,10 @@ def test_shards_are_the_folder(folder, tmp_path, monkeypatch):
     assert groups > 5 and sorted(p.name for p in tmp_path.iterdir()) == ["images", "out"]
 
 
-def test_bytes_are_those_of_the_files_in_any_order_and_from_many_threads(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("longtail.data.shards.GROUP_BYTES", 30_000)
+def test_bytes_are_those_of_the_files_in_any_order_and_from_many_threads(folder, tmp_path):
     shard(of(folder), tmp_path / "out")
+    for path in (tmp_path / "out").iterdir():
+        pq.write_table(pq.read_table(path), path, row_group_size=3)
     pool = open_data(config(tmp_path / "out")).train
     order = np.random.default_rng(0).permutation(len(pool.labels))
     for index in order:
@@ -276,17 +277,20 @@ def test_all_files_of_a_kind_are_used(tmp_path):
     assert len(data.notes) == 1 and "train test" in data.notes[0] and "other*" in data.notes[0]
 
 
-def ten_shards(folder, tmp_path, monkeypatch):
-    """As they are packed: 47 images of 12 kB, five to a file."""
-    monkeypatch.setattr("longtail.data.shards.GROUP_BYTES", 50_000)
-    monkeypatch.setattr("longtail.data.packing.Writer", lambda *args: Writer(*args[:-1], file_bytes=50_000))
+def ten_shards(folder, tmp_path):
+    """Pack the 47 training images and write them again, five to a file."""
     shard(of(folder), tmp_path / "out")
+    (whole,) = (tmp_path / "out").glob("train-*")
+    table = pq.read_table(whole)
+    whole.unlink()
+    for i in range(10):
+        pq.write_table(table.slice(5 * i, 5), tmp_path / f"out/train-{i:05d}-of-00010.parquet")
     return tmp_path / "out"
 
 
 @pytest.mark.parametrize("number", [0, 3, 9])
-def test_a_shard_that_is_missing_is_noticed(folder, tmp_path, monkeypatch, number):
-    out = ten_shards(folder, tmp_path, monkeypatch)
+def test_a_shard_that_is_missing_is_noticed(folder, tmp_path, number):
+    out = ten_shards(folder, tmp_path)
     assert len(load(config(out)).train.labels) == 47
     (out / f"train-{number:05d}-of-00010.parquet").unlink()
     gone = f"(train-{number:05d}-of-00010.parquet)"
@@ -307,8 +311,8 @@ def test_a_missing_file_of_the_evaluation_set_is_noticed_but_not_one_of_a_set_th
     refuses(tmp_path, "missing-file", " 8 ", f"({gone})")
 
 
-def test_shards_that_were_written_before_names_had_a_total(folder, tmp_path, monkeypatch):
-    out = ten_shards(folder, tmp_path, monkeypatch)
+def test_shards_that_were_written_before_names_had_a_total(folder, tmp_path):
+    out = ten_shards(folder, tmp_path)
     for path in out.iterdir():
         path.rename(out / f"{path.name.split('-of-')[0]}.parquet")
     assert len(load(config(out)).train.labels) == 47

@@ -60,6 +60,7 @@ def test_a_closed_standard_error_does_not_move_errors_to_standard_output():
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
 
 
+@pytest.mark.long  # a test below does the same in this process
 def test_paths_cannot_come_from_a_closed_standard_input(work):
     done = redirected("<&-", "predict", str(work / "run"), "-")
     assert done.returncode == 2 and "standard input" in done.stderr and done.stderr.count("\n") == 1
@@ -71,7 +72,7 @@ def test_predictions_need_an_open_standard_output(flag, work):
     assert done.returncode == 1 and "standard output" in done.stderr and done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("streams", ["<&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("streams", [pytest.param("<&-", marks=pytest.mark.long), "<&- >&- 2>&-"])
 def test_files_hold_nothing_that_was_meant_for_a_closed_stream(streams, work, tmp_path):
     """The first file that a process opens would otherwise get the number of the closed stream."""
     args = ["predict", str(work / "run"), str(work / "pets"), "--device", "cpu", "--json", "said.json"]
@@ -83,6 +84,7 @@ def test_files_hold_nothing_that_was_meant_for_a_closed_stream(streams, work, tm
 
 def test_training_is_done_where_nobody_listens(tmp_path):
     args = ["train", "digits-lt", "--method", "ce", "--train.epochs", "1", "--train.device", "cpu", "--out", "run"]
+    args += ["--model.name", "resnet8_cifar", "--data.image_size", "8", "--train.batch_size", "128"]
     done = redirected(">&- 2>&- <&-", *args, "--log.progress", "bar", cwd=tmp_path)
     assert done.returncode == 1 and (tmp_path / "run/seed0" / runs.METRICS).exists()
     assert len((tmp_path / "run/seed0" / runs.LOG).read_text().splitlines()) == 1
