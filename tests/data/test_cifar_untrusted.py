@@ -15,9 +15,9 @@ import pytest
 from longtail.config import DataConfig
 from longtail.data import archive, array_pickle, cifar
 from longtail.data.inspection import inspect
-from longtail.errors import UserError
 from tests.data.guard import run_guarded
 from tests.data.test_sources import cifar100_entries, write
+from tests.raises import raises
 
 ARCHIVE = "cifar-100-python.tar.gz"
 
@@ -83,7 +83,7 @@ def test_dtype_that_grows_after_its_array_was_made():
     items = NDARRAY + tupled(tupled(integer(10)), b"h\x00") + b"Rq\x01"
     grown = b"h\x00" + dtype_state(size=100_000) + b"b"
     over = NDARRAY + tupled(tupled(integer(1_000_000)), dtype("u1"), b"h\x01") + b"R"
-    with pytest.raises(UserError, match="damaged"):
+    with raises("damaged-file", "train"):
         unpickle(table(over, before=small + b"0" + items + b"0" + grown + b"0"))
 
 
@@ -183,7 +183,7 @@ def test_class_names_that_cannot_be_stored(tmp_path, bad):
     entries["meta"]["fine_label_names"][3] = bad
     root = write(tmp_path, "cifar-100-python", {k: v for k, v in entries.items() if k != "meta"})
     (root / "cifar-100-python/meta").write_bytes(pickle.dumps(entries["meta"], 0))  # escapes what UTF-8 has not
-    with pytest.raises(UserError, match="cifar-100-python/meta"):
+    with raises("bad-list", "cifar-100-python/meta"):
         inspect(DataConfig(root=root), quick=True)
 
 
@@ -278,7 +278,7 @@ def test_sparse_maps(tmp_path):
     outcome_of(compressed(tmp_path, bytes(first), block * 200_000))
     first[482], first[483:495] = 0, b"00000001000\0"
     first[148:156] = b"%06o\0 " % (sum(first[:148]) + 256 + sum(first[156:512]))
-    assert "has no cifar-100-python/" in outcome_of(compressed(tmp_path, bytes(first), 2**20))
+    assert "cifar-100-python/" in outcome_of(compressed(tmp_path, bytes(first), 2**20))
 
 
 def test_member_of_negative_size(tmp_path):
@@ -303,11 +303,11 @@ def test_files_of_a_folder_are_regular_and_not_too_large(tmp_path, monkeypatch):
     (folder / "train").symlink_to(elsewhere)
     assert len(cifar.open_cifar("cifar100", root, False, 32).train.labels) == 600
     monkeypatch.setattr(cifar, "LARGEST", 100_000)
-    with pytest.raises(UserError, match="100,000 allowed"):
+    with raises("unsafe-file", "100,000"):
         cifar.open_cifar("cifar100", root, False, 32)
     monkeypatch.undo()
     monkeypatch.setattr(archive, "TOTAL", 1_900_000)  # each of them would do, but not all
-    with pytest.raises(UserError, match="test"):
+    with raises("unsafe-file", "test"):
         cifar.open_cifar("cifar100", root, False, 32)
     monkeypatch.undo()
     (folder / "train").unlink()

@@ -12,8 +12,9 @@ from longtail.cli.inspected import findings
 from longtail.config import DataConfig
 from longtail.data import load
 from longtail.data.inspection import inspect
-from longtail.errors import UserError
 from tests.data.files import bad_files, good_files
+from tests.expected_text import check_text
+from tests.raises import fails, raises
 
 
 @pytest.fixture
@@ -55,15 +56,14 @@ def test_bad_images_are_all_found_and_any_of_them_stops_a_training(folder):
         (folder / "train/cat" / name).rename(folder / name)
     for name in wanted:  # each of them alone
         (folder / name).rename(folder / "train/cat" / name)
-        with pytest.raises(UserError, match=rf"cat/{name} \(.*: replace or remove it, or leave such images out"):
+        with raises("bad-image", f"cat/{name} ("):
             load(of(folder))
         assert [s.id for s in load(of(folder, on_error="skip")).skipped] == [f"train/cat/{name}"]
         (folder / "train/cat" / name).rename(folder / name)
 
 
-def test_counts_need_no_image(folder, monkeypatch):
+def test_counts_need_no_image(folder):
     bad_files(folder / "train/cat")
-    monkeypatch.setattr("longtail.data.inspection.look", None)
     found = inspect(of(folder), quick=True)
     assert (found.counts, found.test_counts, found.imbalance) == ([12, 3], [2, 2], 4)
     assert found.shot_groups == {"many": 0, "medium": 0, "few": 2} and found.read == 0
@@ -82,24 +82,30 @@ def test_the_same_file_twice(folder):
     assert found.leaked == [[f"train: {one}", f"test: {two}"] for one, two in pairs.items()]
 
 
+def summary(capsys, folder) -> str:
+    """Return what a command has printed about the images, without sizes of files and bars; settings follow below it."""
+    found, *_ = capsys.readouterr().out.replace(folder.name, "images").split("\n\n")
+    return "\n".join(line.rstrip(" █") for line in found.split("\n") if not line.startswith("width"))
+
+
 def test_the_verb(folder, capsys):
     assert main(["data", "inspect", str(folder), "--quick"]) == 0
-    printed = capsys.readouterr().out
-    assert "6 training images of 2 classes, 4 to evaluate on" in printed and "█" in printed and "read" not in printed
+    check_text("test_inspection/quick", summary(capsys, folder))
     assert main(["data", "inspect", str(folder)]) == 0
-    assert "every image can be read, and no two files are the same" in capsys.readouterr().out
+    check_text("test_inspection/good", summary(capsys, folder))
     (folder / "train/cat/[bold]bad.png").write_bytes(b"")
     assert main(["data", "inspect", str(folder), "--json", str(folder / "found.json")]) == 1
-    printed = capsys.readouterr().out
-    assert "cannot be read: 1\n  train/cat/[bold]bad.png (the file is empty)" in printed
-    assert json.loads((folder / "found.json").read_text())["unreadable"][0]["why"] == "the file is empty"
+    check_text("test_inspection/bad", summary(capsys, folder))
+    (bad,) = json.loads((folder / "found.json").read_text())["unreadable"]
+    assert bad["id"] == "train/cat/[bold]bad.png" and bad["why"]
 
 
 def test_nothing_is_overlooked_in_silence(folder):
     (folder / "train/cat/x.xcf").write_bytes(b"x")
     (folder / "train/cat/notes").write_bytes(b"x")
     found = inspect(of(folder))
-    assert found.notes == ("files left alone, as they do not end as images do: 2 (.xcf, no ending)",)
+    assert len(found.notes) == 1
+    check_text("test_inspection/other_files", found.notes[0])
 
 
 def test_what_is_skipped_is_part_of_the_checksum(folder):
@@ -121,10 +127,10 @@ def test_a_split_that_cannot_be_read_at_all(tmp_path):
     held = load(of(tmp_path, val_fraction=0.2)).val.ids
     for i in held:
         (tmp_path / i).write_bytes(b"")
-    with pytest.raises(UserError, match="no image of the validation split can be read"):
+    with raises("bad-image", "validation"):
         load(of(tmp_path, val_fraction=0.2, on_error="skip"))
     (tmp_path / "val/cat/0.png").write_bytes(b"")
-    with pytest.raises(UserError, match="no image of the evaluation set can be read"):
+    with raises("bad-image", "evaluation"):
         load(of(tmp_path, on_error="skip"))
 
 
@@ -132,20 +138,20 @@ def test_places_that_cannot_be_written_are_told_before_anything_is_read(folder, 
     for place in ("nowhere/x.json", "."):
         assert main(["data", "inspect", str(folder), "--json", place]) == 2
         out, err = capsys.readouterr()
-        assert not out and "name a file in a folder that is there" in err
-    assert main(["data", "inspect", "x" * 300]) == 2 and "unknown recipe" in capsys.readouterr().err
-    assert main(["data", "inspect", str(folder), "--data.test_list", "x.txt"]) == 2
-    assert "--data.test_list goes with a list" in capsys.readouterr().err
+        assert not out and f"--json {place}" in err and err.count("\n") == 1
+    fails(capsys, ["data", "inspect", "x" * 300], "unknown-name", "x" * 300)
+    fails(capsys, ["data", "inspect", str(folder), "--data.test_list", "x.txt"], "conflict", "--data.test_list")
 
 
 def test_the_verb_shard_and_mistakes(folder, capsys, tmp_path_factory):
     out = tmp_path_factory.mktemp("out") / "shards"
     assert main(["data", "shard", str(folder), "--out", str(out)]) == 0
-    assert f"10 images written to {out}" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "10 images" in printed and str(out) in printed
     assert main(["data", "inspect", str(out), "--quick"]) == 0
     assert main(["data", "shard", str(folder)]) == 2 and "--out DIR" in capsys.readouterr().err
-    assert main(["data", "look"]) == 2 and "data inspect, data shard" in capsys.readouterr().err
-    assert main(["data"]) == 0 and "data inspect DATA" in capsys.readouterr().out
+    fails(capsys, ["data", "look"], "unknown-name", "data inspect", "data shard")
+    assert main(["data"]) == 0 and "data inspect" in capsys.readouterr().out
 
 
 def test_a_training_lists_what_it_left_out(folder, tmp_path_factory):
@@ -156,9 +162,9 @@ def test_a_training_lists_what_it_left_out(folder, tmp_path_factory):
     more = ["--data.on_error", "skip", "--train.device", "cpu"]
     assert main(["train", str(folder), *flags.split(), "--out", str(out / "b"), *more]) == 0
     lines = [json.loads(line) for line in (out / "b/seed0/skipped.jsonl").read_text().splitlines()]
-    assert len(lines) == 9 and {"id": "train/cat/empty.jpg", "why": "the file is empty"} in lines
+    assert len(lines) == 9 and [line["why"] for line in lines if line["id"] == "train/cat/empty.jpg"] != [""]
     environment = json.loads((out / "b/seed0/environment.json").read_text())
-    assert environment["data"]["counts"] == [3, 3] and "9 images cannot be read" in environment["data"]["notes"][-1]
+    assert environment["data"]["counts"] == [3, 3] and "9 images" in environment["data"]["notes"][-1]
 
 
 def test_the_verbs_have_twins(folder, tmp_path_factory):
@@ -176,4 +182,4 @@ def test_a_jpeg_that_has_lost_its_data_is_found(folder):
     Image.new("RGB", (9, 9), (200, 10, 10)).save(folder / "train/cat/red.png")
     found = inspect(of(folder))
     assert found.blank == ["train: train/cat/lost.jpg", "train: train/cat/red.png"] and not found.unreadable
-    assert any("grey at their end" in title and items == found.blank for title, items in findings(found))
+    assert any(items == found.blank for _, items in findings(found))

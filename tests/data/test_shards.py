@@ -16,9 +16,10 @@ from longtail.data import load
 from longtail.data.decode import BadImage
 from longtail.data.inspection import inspect
 from longtail.data.packing import shard
-from longtail.data.shards import GROUP_BYTES, OPEN_FILES, Rows, Shard, Writer
+from longtail.data.shards import GROUP_BYTES, OPEN_FILES, Rows, Shard
 from longtail.data.sources import open_data
-from longtail.errors import UserError
+from longtail.errors import Kind
+from tests.raises import raises
 
 
 @pytest.fixture
@@ -42,11 +43,11 @@ def of(folder, **options) -> DataConfig:
     return DataConfig(name="folder", root=folder, image_size=8, **options)
 
 
-def refusal(root, **options) -> str:
-    with pytest.raises(UserError) as caught:
-        load(config(root, **options))
+def refuses(root, kind: Kind, *values: object) -> None:
+    """Check that loading these shards ends in an error of this kind, whose only line contains the values."""
+    with raises(kind, *values) as caught:
+        load(config(root))
     assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_shards_are_the_folder(folder, tmp_path, monkeypatch):
@@ -60,9 +61,10 @@ def test_shards_are_the_folder(folder, tmp_path, monkeypatch):
     assert groups > 5 and sorted(p.name for p in tmp_path.iterdir()) == ["images", "out"]
 
 
-def test_bytes_are_those_of_the_files_in_any_order_and_from_many_threads(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("longtail.data.shards.GROUP_BYTES", 30_000)
+def test_bytes_are_those_of_the_files_in_any_order_and_from_many_threads(folder, tmp_path):
     shard(of(folder), tmp_path / "out")
+    for path in (tmp_path / "out").iterdir():
+        pq.write_table(pq.read_table(path), path, row_group_size=3)
     pool = open_data(config(tmp_path / "out")).train
     order = np.random.default_rng(0).permutation(len(pool.labels))
     for index in order:
@@ -99,7 +101,7 @@ def test_what_datasets_writes_is_read(tmp_path):
     pq.write_table(table, tmp_path / "train-00000-of-00001.parquet")
     pq.write_table(table.slice(0, 2), tmp_path / "validation-00000-of-00001.parquet")
     pq.write_table(table.slice(0, 1), tmp_path / "test-00000-of-00001.parquet")
-    assert "no column 'image' (img, fine_label): name its two" in refusal(tmp_path)
+    refuses(tmp_path, "bad-list", "'image'", "img, fine_label", "--data.columns")
     data = load(config(tmp_path, columns=("img", "fine_label")))
     assert data.train.class_names == ("a", "b") and data.train.labels.tolist() == [1, 0, 1, 1, 1, 0]
     assert data.test.labels.tolist() == [1, 0] and data.train.ids[2] == "train-00000-of-00001.parquet:2"
@@ -111,7 +113,7 @@ def test_shards_without_an_evaluation_set_give_a_fifth(folder, tmp_path):
     for path in (tmp_path / "out").glob("test-*"):
         path.unlink()
     data = load(config(tmp_path / "out"))
-    assert data.notes[0].startswith("no evaluation shards: 9 of 47 images") and data.train.counts.tolist() == [32, 6]
+    assert "9 of" in data.notes[0] and "47" in data.notes[0] and data.train.counts.tolist() == [32, 6]
 
 
 def test_features_are_what_datasets_looks_for(folder, tmp_path):
@@ -127,30 +129,30 @@ def write_rows(path, images, labels):
 
 
 def test_damaged_shards(folder, tmp_path):
-    assert "is not a folder" in refusal(tmp_path / "none")
-    assert "has no parquet file" in refusal(folder)
+    refuses(tmp_path / "none", "missing-file", "--data.root", tmp_path / "none")
+    refuses(folder, "missing-file", folder)
     bad = tmp_path / "bad"
     bad.mkdir()
     (bad / "train-0.parquet").write_bytes(b"PAR1 no")
-    assert "cannot read the shard" in refusal(bad)
+    refuses(bad, "damaged-file", bad / "train-0.parquet")
     write_rows(bad / "train-0.parquet", [b"x"] * 5, [0, 1, None, 0, 0])
-    assert "row 2: the label is missing" in refusal(bad)
+    refuses(bad, "bad-labels", bad / "train-0.parquet", "row 2")
     write_rows(bad / "train-0.parquet", [b"x"] * 5, [0.5] * 5)
-    assert "must be whole numbers, or names" in refusal(bad)
+    refuses(bad, "bad-labels", bad / "train-0.parquet")
     write_rows(bad / "train-0.parquet", [b"x"] * 5, [0, 10**9, 0, 0, 0])
-    assert "number them from 0" in refusal(bad)
+    refuses(bad, "bad-labels", bad, 10**9)
     write_rows(bad / "train-0.parquet", [b"x"] * 10, [0, 2] * 5)
-    assert "no training image of 1 of its 3 classes (1)" in refusal(bad)
+    refuses(bad, "too-few-data", "3 classes", "(1)")
     write_rows(bad / "train-0.parquet", [b"x"] * 10, [0] * 10)
-    assert "has a single class" in refusal(bad)
+    refuses(bad, "too-few-data", "'0'")
     write_rows(bad / "train-0.parquet", [b"x"] * 5, [0, -1, 0, 0, 0])
-    assert "labels from -1 to 0" in refusal(bad)
+    refuses(bad, "bad-labels", bad, "-1")
     write_rows(bad / "train-0.parquet", [], pa.array([], pa.int64()))
-    assert "have no row" in refusal(bad)
+    refuses(bad, "bad-list", bad)
     write_rows(bad / "train-0.parquet", [b"x"] * 10, [0] * 5 + [1] * 5)
-    assert "cannot read the image train-0.parquet:0 (it is no image" in refusal(bad)
+    refuses(bad, "bad-image", "train-0.parquet:0 (")
     write_rows(bad / "train-0.parquet", [None] * 10, [0] * 5 + [1] * 5)
-    with pytest.raises(BadImage, match="the row holds no bytes"):
+    with pytest.raises(BadImage):
         Rows([Shard(bad / "train-0.parquet", "image", "label")])(3)
 
 
@@ -191,23 +193,23 @@ except BadImage as error:
 
 def test_a_bad_image_is_not_packed_unseen(folder, tmp_path):
     (folder / "train/cat/03.png").write_bytes(b"")
-    with pytest.raises(UserError, match=r"cannot read the image train/cat/03.png \(the file is empty\)"):
+    with raises("bad-image", "train/cat/03.png ("):
         shard(of(folder), tmp_path / "out")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["images"]  # nothing half-written stays
     written, skipped, _ = shard(of(folder, on_error="skip"), tmp_path / "out")
     assert written == 56 and [s.id for s in skipped] == ["train/cat/03.png"]
-    with pytest.raises(UserError, match="is there already"):
+    with raises("exists", tmp_path / "out", "--out"):
         shard(of(folder), tmp_path / "out")
-    with pytest.raises(UserError, match="at least 1"):
+    with raises("invalid-value", "--megabytes 0"):
         shard(of(folder), tmp_path / "other", megabytes=0)
-    with pytest.raises(UserError, match="lies in the image folder"):
+    with raises("conflict", folder / "shards", "--out"):
         shard(of(folder), folder / "shards")
     for i in range(7):
         (folder / f"train/dog/{i:02}.png").write_bytes(b"")
-    with pytest.raises(UserError, match="no image of class 'dog' can be read"):
+    with raises("bad-image", "class 'dog'"):
         shard(of(folder, on_error="skip"), tmp_path / "none")
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot write to"):
+    with raises("not-writable", tmp_path / "file/out", "--out"):
         shard(of(folder), tmp_path / "file/out")
 
 
@@ -240,9 +242,9 @@ def test_each_file_has_its_own_names(tmp_path, other):
 def test_labels_of_two_kinds_are_refused(tmp_path):
     with_names(tmp_path / "train-0.parquet", [0, 1, 2, 0], ["cat", "dog", "eel"])
     write_rows(tmp_path / "test-0.parquet", [b"x"] * 3, [0, 1, 2])
-    assert "has a label 0, none of the 3 classes" in refusal(tmp_path)
+    refuses(tmp_path, "bad-labels", tmp_path / "test-0.parquet", "label 0", "3 classes")
     write_rows(tmp_path / "train-1.parquet", [b"x"] * 3, [0, 1, 2])
-    assert "labels of another kind" in refusal(tmp_path)
+    refuses(tmp_path, "bad-labels", tmp_path / "train-1.parquet", tmp_path / "train-0.parquet")
 
 
 def test_names_of_files_say_what_they_are_for(tmp_path):
@@ -254,7 +256,9 @@ def test_names_of_files_say_what_they_are_for(tmp_path):
     with_names(tmp_path / "validation-0.parquet", [0, 1], ["cat", "dog", "eel"])
     data = load(config(tmp_path))
     assert (len(data.train.labels), len(data.test.labels)) == (3, 2)
-    assert data.notes[0] == "train validation are used, data* test* is left alone"
+    assert [
+        word for word in data.notes[0].replace(",", "").split() if word in ("train", "validation", "data*", "test*")
+    ] == [*("train", "validation", "data*", "test*")]
 
 
 @pytest.mark.parametrize("name", ["testset", "testA", "Test_2", "valset", "VALUES", "validated", "testing1"])
@@ -270,48 +274,51 @@ def test_all_files_of_a_kind_are_used(tmp_path):
         with_names(tmp_path / f"{name}.parquet", labels, ["cat", "dog", "eel"])
     data = load(config(tmp_path))
     assert data.train.labels.tolist() == [0, 1, 2] and data.test.labels.tolist() == [0, 1, 2, 1]
-    assert data.notes == ("train test are used, other* is left alone",)
+    assert len(data.notes) == 1 and "train test" in data.notes[0] and "other*" in data.notes[0]
 
 
-def ten_shards(folder, tmp_path, monkeypatch):
-    """As they are packed: 47 images of 12 kB, five to a file."""
-    monkeypatch.setattr("longtail.data.shards.GROUP_BYTES", 50_000)
-    monkeypatch.setattr("longtail.data.packing.Writer", lambda *args: Writer(*args[:-1], file_bytes=50_000))
+def ten_shards(folder, tmp_path):
+    """Pack the 47 training images and write them again, five to a file."""
     shard(of(folder), tmp_path / "out")
+    (whole,) = (tmp_path / "out").glob("train-*")
+    table = pq.read_table(whole)
+    whole.unlink()
+    for i in range(10):
+        pq.write_table(table.slice(5 * i, 5), tmp_path / f"out/train-{i:05d}-of-00010.parquet")
     return tmp_path / "out"
 
 
 @pytest.mark.parametrize("number", [0, 3, 9])
-def test_a_shard_that_is_missing_is_noticed(folder, tmp_path, monkeypatch, number):
-    out = ten_shards(folder, tmp_path, monkeypatch)
+def test_a_shard_that_is_missing_is_noticed(folder, tmp_path, number):
+    out = ten_shards(folder, tmp_path)
     assert len(load(config(out)).train.labels) == 47
     (out / f"train-{number:05d}-of-00010.parquet").unlink()
-    words = f"shards are missing in {out}, 1 in all (train-{number:05d}-of-00010.parquet): put back what is missing"
-    assert words in refusal(out)
-    with pytest.raises(UserError, match="shards are missing"):
+    gone = f"(train-{number:05d}-of-00010.parquet)"
+    refuses(out, "missing-file", out, gone)
+    with raises("missing-file", out, gone):
         inspect(config(out), quick=True)
 
 
 def test_a_missing_file_of_the_evaluation_set_is_noticed_but_not_one_of_a_set_that_is_left_alone(tmp_path):
     for name in ("train-00000-of-00001", "validation-00001-of-00002", "test-00000-of-00009-0f3a"):
         with_names(tmp_path / f"{name}.parquet", [0, 1, 2], ["cat", "dog", "eel"])
-    assert "1 in all (validation-00000-of-00002.parquet)" in refusal(tmp_path)
+    refuses(tmp_path, "missing-file", "(validation-00000-of-00002.parquet)")
     with_names(tmp_path / "validation-00000-of-00002.parquet", [0], ["cat", "dog", "eel"])
     assert len(load(config(tmp_path)).test.labels) == 4
     for path in tmp_path.glob("validation-*"):
         path.unlink()
     gone = "test-00001-of-00009.parquet, test-00002-of-00009.parquet, test-00003-of-00009.parquet, …"
-    assert f"8 in all ({gone})" in refusal(tmp_path)
+    refuses(tmp_path, "missing-file", " 8 ", f"({gone})")
 
 
-def test_shards_that_were_written_before_names_had_a_total(folder, tmp_path, monkeypatch):
-    out = ten_shards(folder, tmp_path, monkeypatch)
+def test_shards_that_were_written_before_names_had_a_total(folder, tmp_path):
+    out = ten_shards(folder, tmp_path)
     for path in out.iterdir():
         path.rename(out / f"{path.name.split('-of-')[0]}.parquet")
     assert len(load(config(out)).train.labels) == 47
     (out / "train-00000.parquet").unlink()
     (out / "train-00003.parquet").unlink()
-    assert "2 in all (train-00000.parquet, train-00003.parquet)" in refusal(out)
+    refuses(out, "missing-file", " 2 ", "(train-00000.parquet, train-00003.parquet)")
 
 
 def test_numbers_of_other_kinds_have_no_gaps(tmp_path):

@@ -29,10 +29,11 @@ from longtail.data.sources import load
 from longtail.data.stream import AHEAD, Reader
 from longtail.engine import examples
 from longtail.engine.capture import own_stream
-from longtail.errors import Alone, RunError, UserError
+from longtail.errors import Alone, RunError
 from longtail.views import Views
 from tests.data.files import bad_files
 from tests.emulator import ORDERS, emulate
+from tests.raises import raises
 
 PHOTO = Image.fromarray(load_sample_images().images[0])  # 640 x 427
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -215,21 +216,21 @@ def test_the_first_bad_image_is_named_and_ends_it():
     reading = Reader(bad, CPU).batches(np.arange(50).reshape(5, 10))
     for _ in range(2):
         next(reading)
-    with pytest.raises(Alone, match=r"cannot read the image number 37 \(it is no image of a known format\)"):
+    with raises("bad-image", "number 37", error=Alone):
         list(reading)  # whichever process meets it says so
 
 
 def test_what_was_under_way_is_given_up_at_the_first_bad_image():
     asked = []
     bad = replace(numbered(50), encoded=lambda i: asked.append(i) or time.sleep(0.02) or b"none", workers=1)
-    with pytest.raises(UserError, match="number 0"):
+    with raises("bad-image", "number 0"):
         next(Reader(bad, CPU).batches([np.arange(1000)] * 9))
     assert len(asked) < 50
 
 
 def test_a_test_image_that_is_gone_when_pictures_are_made_is_named():
     gone = replace(source(), images=replace(numbered(43), encoded=lambda i: b""))
-    with pytest.raises(UserError, match=r"cannot read the image number 3 \(the file is empty\)"):
+    with raises("bad-image", "number 3 ("):
         examples.picture(gone, 3)
 
 
@@ -282,7 +283,7 @@ def test_an_image_that_the_device_refuses_is_named_by_the_cpu():
     bad = replace(good, encoded=lambda i: spoilt if i == 9 else good.encoded(i))
     reading = Reader(bad, CPU, Decoded(1)).batches(np.arange(24).reshape(3, 8))
     next(reading)
-    with pytest.raises(Alone, match="cannot read the image photo 9"):
+    with raises("bad-image", "photo 9", error=Alone):
         next(reading)
 
 
@@ -316,8 +317,8 @@ def test_few_threads_read_at_a_time_where_the_device_decodes(workers, most, monk
 
 def test_what_is_no_file_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    for place, why in {"pipe": "regular file", "": "regular file", "gone": "there is no such file"}.items():
-        with pytest.raises(BadImage, match=why):
+    for place in ("pipe", "", "gone"):
+        with pytest.raises(BadImage):
             read_file(tmp_path / place)
     (tmp_path / "file").write_bytes(bytes(range(256)) * 999)
     assert read_file(str(tmp_path / "file")) == bytes(range(256)) * 999
@@ -353,7 +354,7 @@ def test_the_kernel_compiles(tmp_path, monkeypatch):
 
 def test_where_images_are_decoded():
     assert nvjpeg.decoder_for(CPU, "auto") is None and nvjpeg.decoder_for(CPU, "cpu") is None
-    with pytest.raises(UserError, match="needs a CUDA device"):
+    with raises("conflict", "--data.decode gpu"):
         nvjpeg.decoder_for(CPU, "gpu")
 
 
@@ -481,8 +482,8 @@ def test_canvases_that_memory_would_not_hold_are_refused_beforehand(monkeypatch)
     monkeypatch.setattr(stream, "memory", lambda: need)
     loader.in_parts(2, 8)
     monkeypatch.setattr(stream, "memory", lambda: need - 1)
-    fix = r"lower --data\.resolution, --train\.batch_size or --train\.accumulate"
-    with pytest.raises(UserError, match=rf"10 images read ahead at 12x12 pixels take .* GiB.*: {fix}"):
+    flags = ("--data.resolution", "--train.batch_size", "--train.accumulate")
+    with raises("out-of-memory", "10 images", "12x12", "GiB", *flags):
         loader.in_parts(2, 8)
 
 
@@ -583,7 +584,7 @@ def test_what_auto_loads(folder, monkeypatch):
     assert not isinstance(load(DataConfig(name="digits", image_size=128)).train.images, OnDisk)  # no files
     monkeypatch.setattr("longtail.data.pool.MEMORY_LIMIT", 50 * 3 * 32 * 32)
     assert not streamed(image_size=32) and streamed(image_size=33)
-    with pytest.raises(UserError, match=r"add --data\.load stream"):
+    with raises("out-of-memory", "--data.load stream"):
         load(replace(config(folder).data, load="resident", image_size=33))
 
 
@@ -598,15 +599,15 @@ def test_streamed_digits_are_the_resident_ones():
 
 def test_what_is_said_of_a_stream(folder):
     lines = load(config(folder, image_size=224).data).describe()
-    assert "read when needed, up to 512 pixels" in lines[0]
-    assert "up to 300 pixels" in load(config(folder, resolution=300).data).describe()[0]
-    with pytest.raises(UserError, match=r"data\.resolution"):
+    assert "512 pixels" in lines[0]
+    assert "300 pixels" in load(config(folder, resolution=300).data).describe()[0]
+    with raises("invalid-value", "data.resolution"):
         config(folder, resolution=31)
 
 
 def test_bad_images_stop_a_streamed_training_or_are_left_out(folder, tmp_path):
     wanted = bad_files(folder / "train/china")
-    with pytest.raises(UserError, match=r"cannot read the image .*train/china/(.*) \(.*on_error skip"):
+    with raises("bad-image", "train/china/", "on_error skip"):
         longtail.train(config(folder), tmp_path / "run")
     (run,) = longtail.train(config(folder, on_error="skip"), tmp_path / "skipped")
     listed = [json.loads(line)["id"] for line in (run / "skipped.jsonl").read_text().splitlines()]
@@ -628,12 +629,11 @@ def test_a_lack_of_memory_names_the_resolution(owner, work, folder, tmp_path, mo
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(owner, work, no_memory)
-    what = r"8 at a time at 73x73 pixels, do not fit in the memory of cpu: try a smaller --data\.resolution"
-    with pytest.raises(RunError, match=what):
+    with raises("out-of-memory", "73x73", "--data.resolution", error=RunError):
         longtail.train(config(folder), tmp_path / "run")
 
 
 def test_one_image_that_cannot_be_read_is_one(folder):
     (folder / "train/china/3.jpg").write_bytes(b"")
     data = load(config(folder, on_error="skip").data)
-    assert data.notes[-1] == "warning: one image cannot be read and is left out: train/china/3.jpg (the file is empty)"
+    assert data.notes[-1].startswith("warning") and "train/china/3.jpg" in data.notes[-1]

@@ -18,11 +18,11 @@ from longtail.data import decode, pool, shards
 from longtail.data.decode import BadImage, look, read_file
 from longtail.data.inspection import inspect
 from longtail.data.packing import shard
-from longtail.errors import UserError
 from longtail.image_formats import IMAGE_FORMATS, OPTIONAL_FORMATS, supported_formats
 from longtail.inference.snippets import PREPARED
 from tests.data.guard import run_guarded
 from tests.data.test_sources import fill
+from tests.raises import raises
 
 # Formats
 
@@ -96,12 +96,12 @@ def test_image_files_of_gigabytes(tmp_path):
     with open(tmp_path / "huge.jpg", "wb") as file:
         file.truncate(decode.LARGEST_IMAGE + 1)
     outcome = run_guarded(lambda: read_file(tmp_path / "huge.jpg"), memory=2**26)
-    assert outcome.kind == "traceback" and "BadImage: it has 536,870,913 bytes" in outcome.text
+    assert outcome.kind == "traceback" and "BadImage: " in outcome.text and "536,870,913 bytes" in outcome.text
 
 
 @pytest.mark.parametrize("path", ["a\0b.jpg", "a\ud800.jpg", Path("a\0b.jpg")])
 def test_paths_that_no_file_can_have(path):
-    with pytest.raises(BadImage, match=r"its path has a (NUL byte|character)"):
+    with pytest.raises(BadImage, match=r"\bpath\b"):
         read_file(path)
 
 
@@ -142,7 +142,7 @@ def inaturalist(root: Path, change) -> Path:
 )
 def test_json_with_characters_that_cannot_be_stored(tmp_path, change, bad):
     train = inaturalist(tmp_path, change(bad))
-    with pytest.raises(UserError, match=r"list\.json"):
+    with raises("bad-list", "list.json"):
         inspect(DataConfig(name="list", train_list=train))
 
 
@@ -156,7 +156,7 @@ def test_json_with_names_of_bytes_that_are_not_utf_8(tmp_path):
 
 def test_output_of_find_print0(tmp_path):
     (tmp_path / "list.txt").write_bytes(b"\0".join(file.encode() for file in write_images(tmp_path)) + b"\0")
-    with pytest.raises(UserError, match=r"list\.txt"):
+    with raises("bad-list", "list.txt"):
         inspect(DataConfig(name="list", train_list=tmp_path / "list.txt"))
 
 
@@ -214,7 +214,7 @@ def test_access_that_fails_by_chance(tmp_path, monkeypatch):
         return stat(path, *args, **options)
 
     monkeypatch.setattr(os, "stat", broken)
-    with pytest.raises(UserError, match="dog"):
+    with raises("unreadable-file", "dog"):
         inspect(DataConfig(name="folder", root=tmp_path), quick=True)
 
 
@@ -385,7 +385,7 @@ def test_many_shards_of_many_rows(tmp_path, monkeypatch):
     root = write_shard(tmp_path / "shards", ROWS, LABELS)
     for i in range(2):
         write_shard(root, ROWS, LABELS, f"train-{i}.parquet")
-    with pytest.raises(UserError, match="more than 50 rows"):
+    with raises("unsafe-file", "50 rows"):
         inspect(DataConfig(name="shards", root=root))
 
 
@@ -400,7 +400,7 @@ def test_row_group_that_decompresses_to_gigabytes(tmp_path, monkeypatch):
     assert (root / "train.parquet").stat().st_size < 2**20
     assert inspect(DataConfig(name="shards", root=root), quick=True).counts == [8, 8]
     monkeypatch.setattr(shards, "LARGEST_COLUMN", 2**24)
-    with pytest.raises(UserError, match="16,777,216"):
+    with raises("unsafe-file", "16,777,216"):
         inspect(DataConfig(name="shards", root=root), quick=True)
 
 

@@ -12,10 +12,10 @@ from PIL import Image
 import longtail
 from longtail import runs
 from longtail.data.sources import load as load_data
-from longtail.errors import UserError
 from longtail.inference.loading import likely_side
 from tests.conftest import tiny
 from tests.inference.made import finished_run, folder_config, photographs
+from tests.raises import raises
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_every_form_of_an_image_is_the_same_image(digits):
 
 
 @pytest.mark.parametrize(
-    ("form", "words"),
+    ("form", "value"),
     [
         (np.zeros((8, 8, 2), np.uint8), "shape"),
         (torch.zeros(8, 8, 3), "tensors"),
@@ -80,13 +80,13 @@ def test_every_form_of_an_image_is_the_same_image(digits):
         (np.full((8, 8, 3), 2.0), "0 to 1"),
         (np.full((8, 8), np.nan), "0 to 1"),
         (np.zeros((0, 8, 3), np.uint8), "shape"),
-        (7, "int is no kind of image"),
+        (7, "int"),
         ("nowhere.jpg", "nowhere.jpg"),
-        ("", "regular file"),
+        ("", "directory"),
     ],
 )
-def test_what_is_no_image_is_said(digits, form, words):
-    with pytest.raises(UserError, match=words):
+def test_what_is_no_image_is_said(digits, form, value):
+    with raises("bad-image", value):
         longtail.load(digits)(form)
 
 
@@ -133,33 +133,33 @@ def test_which_run_is_meant(digits, tmp_path, capsys):
     tree = json.loads((tmp_path / "x/seed1/config.json").read_text())
     tree["optim"]["lr"] = 0.7
     (tmp_path / "x/seed1/config.json").write_text(json.dumps(tree))
-    with pytest.raises(UserError, match="2 runs that differ"):
+    with raises("mismatch", tmp_path / "x", "2 runs"):
         longtail.load(tmp_path / "x")
 
 
 def test_what_cannot_be_loaded_is_said(digits, tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="does not exist"):
+    with raises("missing-file", tmp_path / "nowhere"):
         longtail.load(tmp_path / "nowhere")
     (tmp_path / "x.txt").write_text("x")
-    with pytest.raises(UserError, match="name a run folder"):
+    with raises("missing-file", tmp_path / "x.txt"):
         longtail.load(tmp_path / "x.txt")
     (tmp_path / "x.safetensors").write_text("no")
-    with pytest.raises(UserError, match="safetensors"):
+    with raises("damaged-file", tmp_path / "x.safetensors"):
         longtail.load(tmp_path / "x.safetensors")
-    for file, content, words in (
-        ("model.safetensors", "broken", "does not hold the network"),
-        ("calibration.json", '{"temperature": -1}', "temperature is -1"),
-        ("metrics.json", None, "no finished run"),
+    for file, content, kind, value in (
+        ("model.safetensors", "broken", "damaged-file", "model.safetensors"),
+        ("calibration.json", '{"temperature": -1}', "damaged-file", "-1"),
+        ("metrics.json", None, "unfinished-run", tmp_path / "metrics.json"),
     ):
         shutil.copytree(digits, tmp_path / file)
         if content is None:
             (tmp_path / file / file).unlink()
         else:
             (tmp_path / file / file).write_text(content)
-        with pytest.raises(UserError, match=words):
+        with raises(kind, value):
             longtail.load(tmp_path / file)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match="no CUDA"):
+    with raises("conflict", "CUDA"):
         longtail.load(digits, device="cuda")
 
 

@@ -13,10 +13,11 @@ import pytest
 import longtail
 from longtail.cli import main
 from longtail.cli.used import as_table
-from longtail.errors import UserError, visible
-from longtail.inference.model import Guess
+from longtail.errors import visible
+from longtail.inference.model import UNCALIBRATED, Guess
 from longtail.inference.predict import Predicted, find_images, predictions
 from tests.inference.made import finished_run, folder_config, photographs
+from tests.raises import raises
 
 HOSTILE = ("=1+1", 'a,"b"', "Ähre \N{RIGHT-TO-LEFT OVERRIDE}x", "[red]dog")
 
@@ -65,14 +66,13 @@ def test_which_images_are_meant(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
     assert find_images(["-"]) == [four[0], odd, *four[2:]]
     (tmp_path / "empty").mkdir()
-    for asked, words in (
-        (["nowhere.jpg"], "there is no nowhere"),
-        ([str(tmp_path / "empty")], "no image"),
-        ([], "no image"),
-    ):
-        with pytest.raises(UserError, match=words):
-            find_images(asked)
-    with pytest.raises(UserError, match=r"there is no .*\*"):
+    with raises("missing-file", "nowhere.jpg"):
+        find_images(["nowhere.jpg"])
+    with raises("missing-file", tmp_path / "empty"):
+        find_images([str(tmp_path / "empty")])
+    with raises("invalid-value"):
+        find_images([])
+    with raises("missing-file", root / "*.bmp"):
         find_images([str(root / "*.bmp")])
 
 
@@ -98,7 +98,7 @@ def test_csv_and_json_say_the_same_and_names_are_text(made, tmp_path, monkeypatc
         assert not any(cell.startswith(("=", "+", "@", "\t")) for cell in row.values())
     assert {guess["class"] for tree in trees for guess in tree["predictions"]} >= {HOSTILE[0], HOSTILE[1]}
     out = capsys.readouterr()
-    assert "not calibrated" in out.err and "all classes alike" in out.err and "\x1b" not in out.out + out.err
+    assert UNCALIBRATED in out.err and "--prior" in out.err and "\x1b" not in out.out + out.err
     assert sorted(os.listdir()) == sorted([*images, "out.csv", "out.json"])
 
 
@@ -134,10 +134,10 @@ def test_bad_images_are_named_and_never_predicted(made, tmp_path, monkeypatch, c
     images = [good[0], "empty.png", "broken.jpg", "pipe.png", good[1]]
     assert main(["predict", str(folder), *images, "--csv", "out.csv"]) == 2
     error = capsys.readouterr().err
-    assert "empty.png (the file is empty)" in error and "--on-error skip" in error and not Path("out.csv").exists()
+    assert "empty.png (" in error and "--on-error skip" in error and not Path("out.csv").exists()
     assert main(["predict", str(folder), *images, "--on-error", "skip", "--csv", "out.csv", "--json", "out.json"]) == 0
     error = capsys.readouterr().err
-    assert "3 of 5" in error and "pipe.png (it is a FIFO" in error and "broken.jpg" in error
+    assert all(words in error for words in ("3 of", "pipe.png (", "FIFO", "empty.png (", "broken.jpg ("))
     rows = sheet("out.csv")
     assert [bool(row["error"]) for row in rows] == [False, True, True, True, False] and rows[1]["class_1"] == ""
     trees = [json.loads(line) for line in Path("out.json").read_text().splitlines()]
@@ -151,7 +151,7 @@ def test_bad_images_are_named_and_never_predicted(made, tmp_path, monkeypatch, c
         == 0
     )
     out = capsys.readouterr()
-    assert "written to x" in out.err and "2 more" in out.err and len(out.out.splitlines()) == 24
+    assert "to x" in out.err and "2 more" in out.err and len(out.out.splitlines()) == 24
 
 
 def test_nothing_is_left_half_written(made, tmp_path, monkeypatch):
@@ -182,11 +182,11 @@ def test_the_prior_moves_probabilities(made, tmp_path):
     ("args", "words"),
     [
         (["predict"], ["run"]),
-        (["predict", "RUN"], ["name images"]),
-        (["predict", "nowhere", "IMAGE"], ["nowhere", "does not exist"]),
+        (["predict", "RUN"], ["images"]),
+        (["predict", "nowhere", "IMAGE"], ["nowhere"]),
         (["predict", "RUN", "IMAGE", "--top", "0"], ["--top 0"]),
-        (["predict", "RUN", "IMAGE", "--prior", "unifrm"], ["unifrm", "did you mean 'uniform'?"]),
-        (["predict", "RUN", "IMAGE", "--json", "a.jpg"], ["a.jpg", "name another file"]),
+        (["predict", "RUN", "IMAGE", "--prior", "unifrm"], ["unifrm", "'uniform'"]),
+        (["predict", "RUN", "IMAGE", "--json", "a.jpg"], ["a.jpg"]),
         (["predict", "RUN", "IMAGE", "--csv", "no/where.csv"], ["--csv no/where.csv"]),
         (["predict", "RUN", "nothing\x1b[31m.jpg"], [r"nothing\x1b[31m.jpg"]),
     ],

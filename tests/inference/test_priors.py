@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from longtail.errors import UserError
 from longtail.inference.priors import make_prior, named
+from tests.expected_text import check_text
+from tests.raises import raises
 
 NAMES, COUNTS = ("cat", "dog, wild", "Ähre"), np.array([6, 3, 1])
 
@@ -14,7 +15,7 @@ NAMES, COUNTS = ("cat", "dog, wild", "Ähre"), np.array([6, 3, 1])
 def test_the_two_that_need_no_file():
     np.testing.assert_allclose(make_prior("uniform", NAMES, COUNTS).shares_C, [1 / 3] * 3)
     np.testing.assert_allclose(make_prior("train", NAMES, COUNTS).shares_C, [0.6, 0.3, 0.1])
-    with pytest.raises(UserError, match="not known here"):
+    with raises("invalid-value"):
         make_prior("train", NAMES, None)
 
 
@@ -37,51 +38,51 @@ GOOD = {"cat": 1, "dog, wild": 1, "Ähre": 1}
 
 
 @pytest.mark.parametrize(
-    ("tree", "words"),
+    ("tree", "kind", "values"),
     [
-        ({"cat": 1}, "no weight for 2 of 3 classes"),
-        (GOOD | {"dog wild": 1}, "did you mean 'dog, wild'"),
-        (GOOD | {"cat": -1}, "class 'cat': -1 is no weight"),
-        (GOOD | {"cat": "many"}, "'many' is no weight"),
-        (GOOD | {"cat": None}, "None is no weight"),
-        (GOOD | {"cat": True}, "True is no weight"),
-        (GOOD | {"cat": float("nan")}, "nan is no weight"),
-        (GOOD | {"cat": float("inf")}, "inf is no weight"),
-        (dict.fromkeys(GOOD, 0), "all weights are 0"),
-        ([1, 2, 3], "write an object"),
+        ({"cat": 1}, "invalid-value", ["2 of", "3 classes", "Ähre"]),
+        (GOOD | {"dog wild": 1}, "unknown-name", ["'dog wild'", "'dog, wild'"]),
+        (GOOD | {"cat": -1}, "invalid-value", ["class 'cat'", "-1"]),
+        (GOOD | {"cat": "many"}, "invalid-value", ["class 'cat'", "'many'"]),
+        (GOOD | {"cat": None}, "invalid-value", ["class 'cat'", "None"]),
+        (GOOD | {"cat": True}, "invalid-value", ["class 'cat'", "True"]),
+        (GOOD | {"cat": float("nan")}, "invalid-value", ["class 'cat'", "nan"]),
+        (GOOD | {"cat": float("inf")}, "invalid-value", ["class 'cat'", "inf"]),
+        (dict.fromkeys(GOOD, 0), "invalid-value", ["0"]),
+        ([1, 2, 3], "damaged-file", []),
     ],
 )
-def test_what_is_wrong_in_json_is_said(tree, words, tmp_path):
+def test_what_is_wrong_in_json_is_said(tree, kind, values, tmp_path):
     (tmp_path / "a.json").write_text(json.dumps(tree))
-    with pytest.raises(UserError, match=words):
+    with raises(kind, "a.json", *values):
         make_prior(tmp_path / "a.json", NAMES, COUNTS)
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "kind", "values"),
     [
-        ("cat,1\ndog, wild,1\n", "names with commas"),
-        ("cat,1\ncat,2\n", "twice"),
-        ("", "3 of 3 classes"),
-        ("\0", "no line"),
+        ("cat,1\ndog, wild,1\n", "damaged-file", ["dog, wild,1"]),
+        ("cat,1\ncat,2\n", "damaged-file", ["'cat'"]),
+        ("", "invalid-value", ["3 of", "3 classes"]),
+        ("\0", "damaged-file", []),
     ],
 )
-def test_what_is_wrong_in_csv_is_said(text, words, tmp_path):
+def test_what_is_wrong_in_csv_is_said(text, kind, values, tmp_path):
     (tmp_path / "a.csv").write_text(text)
-    with pytest.raises(UserError, match=words):
+    with raises(kind, "a.csv", *values):
         make_prior(tmp_path / "a.csv", NAMES, COUNTS)
 
 
 def test_files_that_are_none(tmp_path):
     (tmp_path / "a.json").write_text("{")
     (tmp_path / "a.csv").write_bytes(b"\xff\xfe\x00")
-    for path, words in (("a.json", "no JSON"), ("a.csv", "no text"), ("unifrom", "--prior takes uniform")):
-        with pytest.raises(UserError, match=words):
+    for path, kind in (("a.json", "damaged-file"), ("a.csv", "damaged-file"), ("unifrom", "missing-file")):
+        with raises(kind, tmp_path / path):
             make_prior(tmp_path / path, NAMES, COUNTS)
 
 
 def test_in_words():
-    assert named(np.full(3, 1 / 3), COUNTS) == "all classes alike"
-    assert named(COUNTS / 10, COUNTS) == "the frequencies of the training images"
-    assert named(np.array([0.5, 0.3, 0.2]), COUNTS).startswith("frequencies between")
-    assert named(COUNTS / 10, None).startswith("frequencies between")
+    alike, trained = named(np.full(3, 1 / 3), COUNTS), named(COUNTS / 10, COUNTS)
+    between = named(np.array([0.5, 0.3, 0.2]), COUNTS)
+    check_text("test_priors/names", "\n".join([alike, trained, between]))
+    assert len({alike, trained, between}) == 3 and named(COUNTS / 10, None) == between

@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 from unittest import mock
 
 import matplotlib
+import numpy as np
 
 from tests.odd import hostile_bases, hostile_cases
 from tests.odd.hostile_bases import Case, Place
@@ -137,10 +138,10 @@ def wait(pid: int, seconds: float) -> tuple[int | None, float]:
 
 
 def is_computing(pid: int, seconds: float) -> bool:
-    """Return whether a process is running or ready to run, and has not yet had so many seconds of processor time."""
+    """Return whether a process runs, can run or waits for a disk, and has not yet had so many seconds of processor time."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     used = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return fields[0] == "R" and used < seconds
+    return fields[0] in "RD" and used < seconds
 
 
 def kill_group(pid: int) -> None:
@@ -289,16 +290,31 @@ def act(command: str, place: Place) -> int:
 
 @contextlib.contextmanager
 def patched(command: str) -> Any:
-    """Keep a command off the network, off Weights & Biases and, where it would train a strange configuration, off training."""
+    """Keep a command off the network, off Weights & Biases and, where it would train a strange configuration, off training.
+
+    t-SNE is computed in the process of the command, under its limits, because starting a process for it takes seconds.
+    """
+    from longtail.report import embedding
+
     unreachable = mock.Mock(side_effect=OSError(errno.ENETUNREACH, "Network is unreachable"))
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch("socket.socket.connect", unreachable))
         stack.enter_context(mock.patch("socket.getaddrinfo", unreachable))
+        stack.enter_context(mock.patch.object(embedding.WORKER, "embed", embed_here))
         if command.startswith("from"):
             stack.enter_context(mock.patch("longtail.engine.train.train_seeds"))
         if command == "resume-wandb":
             stack.enter_context(mock.patch.dict(sys.modules, {"wandb": stub_wandb()}))
         yield
+
+
+def embed_here(x_NF: np.ndarray) -> np.ndarray | None:
+    """Do in this process what EmbeddingWorker does in another one."""
+    from longtail.report import embedding
+
+    scaled = embedding.standardize(x_NF)
+    found = None if scaled is None else embedding.compute(scaled)
+    return found if found is not None and np.isfinite(found).all() else None
 
 
 def stub_wandb() -> types.ModuleType:

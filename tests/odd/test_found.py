@@ -1,40 +1,44 @@
 """What the drawn cases have found, each by its shortest example."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 import longtail
-from longtail import UserError, files, recipes, runs, shapes, theory
+from longtail import files, recipes, runs, shapes, theory
 from longtail.errors import why
 from longtail.inference.priors import checked
 from tests.odd.harness import ends_well
+from tests.raises import raises
 from tests.report.made import FEW, make_run
 
 LONG = "n" * 300
+TOO_LONG = os.strerror(errno.ENAMETOOLONG)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["eval", LONG], "does not exist"),
-        (["table", LONG], "does not exist"),
+        (["eval", LONG], LONG),
+        (["table", LONG], LONG),
         (["watch", LONG, "--port", "70000"], "--port 70000"),
-        (["report", "ZOO/runs", "-o", LONG], "File name too long"),
-        (["figure", "extra", "-o", f"{LONG}.svg"], "File name too long"),
-        (["train", "digits-lt", "--out", LONG], "File name too long"),
+        (["report", "ZOO/runs", "-o", LONG], TOO_LONG),
+        (["figure", "extra", "-o", f"{LONG}.svg"], TOO_LONG),
+        (["train", "digits-lt", "--out", LONG], TOO_LONG),
         (["data", "inspect", "cifar100", "--data.root", LONG], "CIFAR-100"),
-        (["data", "shard", "ZOO/pets", "--out", LONG], "File name too long"),
-        (["data", "shard", "ZOO/pets", "--out", "ZOO/dangling"], "is there already"),
-        (["theory", "--counts", "ZOO/full"], "it is a device"),
-        (["theory", "--counts", "ZOO/deep.json"], "no class counts"),
-        (["theory", "--counts", "ZOO/huge.json"], "no class counts"),
-        (["theory", "--counts", "9" * 400, "1"], "two classes or more"),
+        (["data", "shard", "ZOO/pets", "--out", LONG], TOO_LONG),
+        (["data", "shard", "ZOO/pets", "--out", "ZOO/dangling"], "--out"),
+        (["theory", "--counts", "ZOO/full"], "device"),
+        (["theory", "--counts", "ZOO/deep.json"], "deep.json"),
+        (["theory", "--counts", "ZOO/huge.json"], "huge.json"),
+        (["theory", "--counts", "9" * 400, "1"], "--counts"),
         (["theory", "--counts", "5", "1", "--queue", "9" * 400], "--queue"),
-        (["predict", "ZOO/network", "ZOO/pets", "--prior", "ZOO/null"], "it is a device"),
+        (["predict", "ZOO/network", "ZOO/pets", "--prior", "ZOO/null"], "device"),
         (["data", "inspect", "digits-lt", "--data.name", "list", "--data.train_list", "ZOO/deep.json"], "iNaturalist"),
-        (["figure", "latency", "ZOO/deep.json"], "cannot read"),
+        (["figure", "latency", "ZOO/deep.json"], "deep.json"),
     ],
 )
 def test_one_line_says_it(words, said, odd):
@@ -52,23 +56,23 @@ def test_a_run_that_does_not_name_its_device_stands_in_the_table(tmp_path):
 
 @pytest.mark.parametrize("call", [longtail.table, longtail.report], ids=["table", "report"])
 def test_a_path_that_cannot_be_is_said(call, odd):
-    with pytest.raises(UserError, match="choose another"):  # the reason is in the words of the Python version
+    with raises("not-writable"):  # the reason is in the words of the Python version
         call(odd.root / "runs", Path("a\0b"))
 
 
 def test_what_is_no_data_is_said():
-    with pytest.raises(UserError, match="shard takes a DataConfig"):
+    with raises("invalid-value", "DataConfig", "NoneType"):
         longtail.shard(None, "out")
 
 
 def test_counts_are_whole_numbers():
-    with pytest.raises(UserError, match="two classes or more"):
+    with raises("invalid-value"):
         theory.table(counts=[1.5, 2])
 
 
 @pytest.mark.parametrize("weights", [{"a": 10**400, "b": 1}, {"a": 1.7e308, "b": 1.7e308}])
 def test_weights_that_no_float_can_hold(weights):
-    with pytest.raises(UserError, match=r"no weight|too large"):
+    with raises("invalid-value", "the prior"):
         checked(weights, ("a", "b"), "the prior")
 
 
@@ -88,9 +92,9 @@ def test_shapes():
     wrong += [("by", {"x": float("nan")}), ("seed", None)]
     for key, value in wrong:
         assert str(shapes.fault(good | {key: value}, shape)).startswith(f"{key} is "), (key, value)
-    assert shapes.fault([], shape) == "it is []" and shapes.fault({"seed": 0}, shape) == "by is None"
+    assert shapes.fault([], shape).endswith(" []") and shapes.fault({"seed": 0}, shape).split()[0] == "by"
 
 
 def test_why():
-    assert why(OSError(28, "No space left on device", "/x")) == "No space left on device"
+    assert why(OSError(28, "no space", "/x")) == os.strerror(28)
     assert why(ValueError("a\nb")) == "a b" and why(ValueError()) == "ValueError"

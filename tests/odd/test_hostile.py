@@ -18,6 +18,7 @@ from longtail.data.lists import open_lists
 from longtail.report.table import make_rows, to_markdown, to_rich
 from tests.odd.harness import STEADY, before_the_work, command, in_folder
 from tests.odd.zoo import Bomb
+from tests.raises import raises
 from tests.report.made import FEW, make_run
 
 SOURCES = sorted(Path(longtail.__file__).parent.rglob("*.py"))
@@ -93,7 +94,7 @@ def test_a_damaged_pickle_is_a_table_or_refused(changes):
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_a_pickle_runs_nothing(protocol, tmp_path):
     content = published({"data": Bomb(tmp_path / "exploded")}, protocol)
-    with pytest.raises(UserError, match="refused"):
+    with raises("unsafe-file", "train"):
         cifar._unpickle(Path("train"), content)
     assert not (tmp_path / "exploded").exists()
     pickle.loads(content)
@@ -145,7 +146,7 @@ def test_an_archive_writes_nowhere(tmp_path):
 def test_an_archive_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(cifar, "LARGEST", 1000)
     archive(tmp_path, large=member("cifar-100-python/train", size=2000))
-    with pytest.raises(UserError, match="2,000 bytes"):
+    with raises("damaged-file", "2,000 bytes"):
         cifar.open_cifar("cifar100", tmp_path, False, 32)
 
 

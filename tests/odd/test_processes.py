@@ -1,5 +1,6 @@
 """Real processes: pipes that close, disks that are full, signals at any moment, two runs in one folder."""
 
+import errno
 import json
 import os
 import random
@@ -44,7 +45,8 @@ def test_a_full_disk_behind_standard_output_is_one_line(args):
     with open("/dev/full", "w") as full:
         found = longtail(*args, stdout=full, stderr=subprocess.PIPE)
     assert found.returncode == 1
-    assert found.stderr == "longtail: cannot write to standard output (No space left on device): free some space\n"
+    assert found.stderr.startswith("longtail: ") and found.stderr.count("\n") == 1
+    assert "standard output" in found.stderr and os.strerror(errno.ENOSPC) in found.stderr
 
 
 def test_streams_may_be_closed():
@@ -151,7 +153,7 @@ def test_two_trainings_in_one_folder(tmp_path):
         process.join(100)
     codes = sorted(process.exitcode for process in both)
     words = "".join((tmp_path / f"said{i}").read_text() for i in range(2))
-    assert codes == [0, 2] and "another process trains in" in words and words.count("\n") == 1, (codes, words)
+    assert codes == [0, 2] and str(tmp_path / "out") in words and words.count("\n") == 1, (codes, words)
     assert len((tmp_path / "out/seed0" / runs.LOG).read_text().splitlines()) == 8
     assert (tmp_path / "out/seed0" / runs.METRICS).exists()
 

@@ -14,13 +14,14 @@ import pytest
 from PIL import Image
 
 import longtail
-from longtail import UserError, runs
+from longtail import runs
 from longtail.cli import VERBS, main, verbs
 from longtail.engine import evaluate
 from longtail.errors import RunError
 from tests.conftest import tiny
 from tests.inference.made import finished_run
 from tests.odd.harness import before_the_work, command
+from tests.raises import raises
 
 LONGTAIL = [sys.executable, "-m", "longtail"]
 
@@ -59,6 +60,7 @@ def test_a_closed_standard_error_does_not_move_errors_to_standard_output():
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
 
 
+@pytest.mark.long  # a test below does the same in this process
 def test_paths_cannot_come_from_a_closed_standard_input(work):
     done = redirected("<&-", "predict", str(work / "run"), "-")
     assert done.returncode == 2 and "standard input" in done.stderr and done.stderr.count("\n") == 1
@@ -67,10 +69,10 @@ def test_paths_cannot_come_from_a_closed_standard_input(work):
 @pytest.mark.parametrize("flag", ["--csv", "--json"])
 def test_predictions_need_an_open_standard_output(flag, work):
     done = redirected(">&-", "predict", str(work / "run"), str(work / "pets"), flag, "-")
-    assert done.returncode == 1 and "standard output is closed" in done.stderr and done.stderr.count("\n") == 1
+    assert done.returncode == 1 and "standard output" in done.stderr and done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("streams", ["<&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("streams", [pytest.param("<&-", marks=pytest.mark.long), "<&- >&- 2>&-"])
 def test_files_hold_nothing_that_was_meant_for_a_closed_stream(streams, work, tmp_path):
     """The first file that a process opens would otherwise get the number of the closed stream."""
     args = ["predict", str(work / "run"), str(work / "pets"), "--device", "cpu", "--json", "said.json"]
@@ -82,6 +84,7 @@ def test_files_hold_nothing_that_was_meant_for_a_closed_stream(streams, work, tm
 
 def test_training_is_done_where_nobody_listens(tmp_path):
     args = ["train", "digits-lt", "--method", "ce", "--train.epochs", "1", "--train.device", "cpu", "--out", "run"]
+    args += ["--model.name", "resnet8_cifar", "--data.image_size", "8", "--train.batch_size", "128"]
     done = redirected(">&- 2>&- <&-", *args, "--log.progress", "bar", cwd=tmp_path)
     assert done.returncode == 1 and (tmp_path / "run/seed0" / runs.METRICS).exists()
     assert len((tmp_path / "run/seed0" / runs.LOG).read_text().splitlines()) == 1
@@ -97,7 +100,7 @@ def test_messages_that_cannot_be_written_are_dropped(work, tmp_path):
 
 def test_help_on_a_full_disk_is_one_line():
     done = redirected(">/dev/full", "train", "--help")
-    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "No space left on device" in done.stderr
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and os.strerror(errno.ENOSPC) in done.stderr
 
 
 # Standard input
@@ -117,7 +120,7 @@ def test_paths_are_separated_by_lines_or_nul(separator, work, tmp_path):
 def test_standard_input_that_never_ends_is_no_list(work, monkeypatch):
     monkeypatch.setattr("longtail.inference.predict.LONGEST_LIST", 100)
     found = command(["predict", str(work / "run"), "-"], typed=b"x" * 101)
-    assert found.code == 2 and "more than 100 bytes" in found.err
+    assert found.code == 2 and "100 bytes" in found.err and "standard input" in found.err
 
 
 # Names that are no text
@@ -327,5 +330,5 @@ def test_eval_that_cannot_write_is_one_line(step, code, work, tmp_path, monkeypa
 
 def test_python_raises_a_user_error_for_a_closed_standard_input(work, monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(UserError, match="standard input"):
+    with raises("unreadable-file", "standard input"):
         longtail.predict(work / "run", "-")

