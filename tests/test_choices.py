@@ -48,7 +48,9 @@ def chosen(found, tmp_path, method=None, **given):
 def reason(lines) -> str:
     """Return why weights are pretrained or not, from the lines that a user sees."""
     (line,) = (line for line in lines if "--model.pretrained" in line)
-    return line.split("pretrained ")[-1].split("from scratch")[-1].strip()
+    return (
+        line.split("--model.pretrained", 1)[1].strip().removeprefix("pretrained").removeprefix("from scratch").strip()
+    )
 
 
 @pytest.fixture(autouse=True)

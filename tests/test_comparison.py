@@ -74,9 +74,9 @@ def test_what_cannot_be_trained_is_known_before_the_first_method_is(tmp_path, ca
         model = replace(config.model, name="mobilenetv3_small_050")
         return replace(quiet(config), model=model, data=replace(config.data, image_size=32))
 
-    with pytest.raises(UserError, match="^bbn: ") as refused:
+    with raises("unsupported", "bbn: "):
         compare("digits-lt", ("ce", "bbn"), tmp_path / "named", epochs=1, change=other)
-    assert refused.value.kind in ("conflict", "unsupported") and not (tmp_path / "named/ce").exists()
+    assert not (tmp_path / "named/ce").exists()
     monkeypatch.setattr(comparison, "train_one", lambda name, *_: UserError(name))
     with pytest.raises(UserError):  # nothing was trained here
         compare("digits-lt", "all", tmp_path / "all", epochs=1, change=other)
