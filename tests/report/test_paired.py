@@ -113,6 +113,16 @@ def page_and_terminal(chapter) -> str:
     return "\n".join([page, *worth(chapter.peers, chapter.tested)])
 
 
+def test_what_is_undecided_is_said_beside_what_is_sure(tmp_path):
+    rare(tmp_path, 60, first(60, 60), first(60, 48))
+    labels = [0] * 10 + [1] * 60
+    answered(tmp_path, "balanced-softmax", [500, 5], labels, np.r_[np.ones(10, bool), first(60, 60)])
+    claims, judgment, chapter = concluded(tmp_path)
+    assert {claims.best, *claims.undecided} == {"PaCo", "Balanced Softmax"} and claims.clear == ["Cross-entropy"]
+    assert claims.narrow == [] and (judgment.kind, judgment.other) == ("tied", "Balanced Softmax")
+    check_text("test_paired/undecided", page_and_terminal(chapter))
+
+
 def test_methods_are_compared_image_by_image(tmp_path):
     """60 against 54 % of 200 images: much where the one has all right that the other has, little where it has others."""
     n, ours, theirs = 200, first(200, 120), first(200, 108)

@@ -25,7 +25,6 @@ from longtail.report.chapter import make_chapters
 from longtail.report.document import report
 from longtail.report.table import make_rows, standing, to_markdown
 from longtail.report.ties import LENGTH, explained
-from tests.expected_text import check_text
 from tests.raises import fails, raises
 from tests.report import browser
 from tests.report.made import PER_CLASS, Page, make_run
@@ -229,22 +228,6 @@ def grounds_with(folder, method, epochs):
 
 def said(element) -> str:
     return unescape(re.sub("<[^>]*>", "", str(element))).replace("\xa0", " ")
-
-
-def test_what_is_to_be_believed_is_said_in_a_sentence(folder, monkeypatch):
-    monkeypatch.setattr(longtail.report.tested, "TOO_FEW", 10)  # these runs have 16 test images of rare classes
-    monkeypatch.setattr(words, "holds", lambda *_: True)
-    check_text("test_report/clear", said(words.conclusion(chapter_of(folder))))
-    assert words.sort_claims(chapter_of(folder)) == words.Claims("PaCo", ["Cross-entropy"], [], [])
-    monkeypatch.setattr(words, "holds", lambda *_: False)
-    check_text("test_report/narrow", said(words.conclusion(chapter_of(folder))))
-    assert words.sort_claims(chapter_of(folder)) == words.Claims("PaCo", [], ["Cross-entropy"], [])
-    for seed in range(3):
-        make_run(folder / f"bs/seed{seed}", recipes.digits_lt("balanced-softmax"), seed, COUNTS, right=SHARES["paco"])
-    check_text("test_report/undecided", said(words.conclusion(chapter_of(folder))))
-    assert words.sort_claims(chapter_of(folder)).undecided == ["Balanced Softmax"]
-    monkeypatch.undo()
-    assert words.conclusion(chapter_of(folder)) is None  # 16 images decide nothing
 
 
 def test_settings_are_those_that_were_stored(folder, tmp_path):
