@@ -344,7 +344,8 @@ def test_an_inspection_says_how_to_pass_over_what_cannot_be_read(tmp_path, capsy
     assert main(["data", "inspect", str(root), "--data.imbalance", "2"]) == 1
     commands = [line.strip() for line in capsys.readouterr().out.splitlines() if "--data.on_error" in line]
     wanted = ["longtail", "train", str(root), "--data.imbalance", "2.0", "--data.on_error", "skip"]
-    assert wanted in [shlex.split(command[command.index("longtail") :]) for command in commands]
+    found = [shlex.split(command[command.index("longtail") :], comments=True) for command in commands]
+    assert wanted in [words[: len(wanted)] for words in found]
 
 
 def test_compare_in_python_makes_the_same_choices(tmp_path):

@@ -20,6 +20,8 @@ from longtail.report.ties import compare_seeds, standings
 from longtail.report.verdict import judge, worth
 from tests.raises import fails, raises
 
+pytestmark = pytest.mark.usefixtures("simple_maps")
+
 
 def quiet(config):
     return replace(config, log=replace(config.log, progress="none"), train=replace(config.train, device="cpu"))

@@ -47,10 +47,11 @@ PYTHON = {named(page): [text for kind, text in blocks(page) if kind == "python"]
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("page", [page for page, found in PYTHON.items() if found])
-def test_python_runs(page, whole, tmp_path, monkeypatch):
+def test_python_runs(page, whole, tmp_path, monkeypatch, request):
     """As it is written in the long suite, and with one epoch of each training otherwise."""
     monkeypatch.chdir(tmp_path)
     if not whole:
+        request.getfixturevalue("simple_maps")
         monkeypatch.setattr(recipes, "digits_lt", lambda **given: recipes.with_epochs(digits_lt(**given), 1))
     for known in (recipes.METHODS, config_methods.METHODS):  # docs/methods.md adds one, which is gone after the test
         monkeypatch.setitem(known, "cdt", None)

@@ -8,11 +8,8 @@ from longtail import quickstart, recipes
 from tests.conftest import tiny
 
 
-def test_a_short_demo_leaves_table_and_plot(tmp_path, monkeypatch, capsys):
+def test_a_short_demo_leaves_table_and_plot(tmp_path, monkeypatch, simple_maps):
     monkeypatch.setattr(quickstart, "demo_config", lambda method, seeds: tiny(method, epochs=1, seeds=seeds))
-    monkeypatch.setattr(
-        "longtail.report.closer.WORKER.embed", lambda x_NF: x_NF[:, :2]
-    )  # t-SNE takes longer than all the rest
     rows = quickstart.demo(tmp_path, seeds=(0,))
     assert [row.label for row in rows] == ["Cross-entropy", "Balanced Softmax", "SupCon", "PaCo"]
     assert all((tmp_path / name).exists() for name in ("table.md", "table.json", "accuracy.png", "report.html"))
