@@ -447,9 +447,9 @@ def large(tmp_path_factory):
 
 
 def test_many_classes_and_runs_make_a_small_page(large, tmp_path):
-    start = time.monotonic()
+    start = time.process_time()  # on a busy machine the clock on the wall says nothing
     path = report(large, tmp_path / "page.html")
-    assert time.monotonic() - start < 30 and path.stat().st_size < 10e6
+    assert time.process_time() - start < 30 and path.stat().st_size < 10e6
     assert len(read(path).tables) > 5
 
 
