@@ -11,7 +11,7 @@ CODE := src tests benchmarks examples tools
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo -n)
 
-.PHONY: demo test test-long test-latest expected-text chromium check format docs metrics lock clean
+.PHONY: demo test test-fast test-long test-latest expected-text chromium check format docs metrics lock clean
 
 demo: $(INSTALLED)
 	$(BIN)/longtail demo
@@ -21,6 +21,12 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n logical --maxprocesses 8
 
 test: $(INSTALLED) check
 	$(PYTEST) -m "not long" --dist loadfile
+
+# Unit tests of losses, methods, metrics, configuration and reports: about a minute on two cores.
+UNIT := tests/losses tests/methods tests/report tests/theory tests/test_config.py tests/test_metrics.py tests/test_recipes.py
+
+test-fast: $(INSTALLED)
+	$(PYTEST) -m "not long" --dist loadfile --ignore tests/methods/test_processes.py $(UNIT)
 
 test-long: $(INSTALLED) chromium
 	$(PYTEST) -m long -rs --dist worksteal

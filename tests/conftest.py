@@ -3,11 +3,13 @@
 import os
 from dataclasses import replace
 
+import pytest
 import torch
 
 from longtail import recipes
 from longtail.config import Config
 from longtail.engine import evaluate
+from longtail.report.embedding import WORKER
 
 evaluate.LATENCY_SECONDS = 0.0  # six passes instead of a hundred after every training
 torch.set_num_threads(1)  # 2 cores, small networks: threads cost more than they give
@@ -21,6 +23,12 @@ def tiny(method: str = "paco", **train) -> Config:
     return replace(
         config, method=chosen, train=replace(config.train, **values), log=replace(config.log, progress="none")
     )
+
+
+@pytest.fixture
+def simple_maps(monkeypatch):
+    """Reports map the first two features: t-SNE takes longer than all the rest, and tests of the report compute it."""
+    monkeypatch.setattr(WORKER, "embed", lambda x_NF: x_NF[:, :2])
 
 
 os.environ["LONGTAIL_TRACEBACK"] = "1"  # unexpected exceptions fail tests instead of becoming one line

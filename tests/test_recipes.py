@@ -6,7 +6,7 @@ import pytest
 from longtail import methods, recipes
 from longtail.data.imbalance import exponential_counts
 from longtail.engine.schedule import learning_rate
-from longtail.errors import UserError
+from tests.raises import raises
 
 
 def test_released_paco_on_cifar():
@@ -77,11 +77,11 @@ def test_strategies_of_the_paper(strategy, query, key):
 
 
 def test_unknown_names():
-    with pytest.raises(UserError, match="did you mean 'digits-lt'"):
+    with raises("unknown-name", "digit-lt", "'digits-lt'"):
         recipes.make("digit-lt")
-    with pytest.raises(UserError, match="did you mean 'paco'"):
+    with raises("unknown-name", "'pacho'", "'paco'"):
         recipes.digits_lt("pacho")
-    with pytest.raises(UserError, match="no setting 'relased'"):
+    with raises("unknown-name", "'relased'"):
         recipes.cifar100_lt(setting="relased")
 
 

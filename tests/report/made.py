@@ -76,8 +76,10 @@ class Page(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
+        self.inside: list[str | None] = []
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.text: dict[str, list[str]] = {}
+        self.classes: dict[str, list[str]] = {}
         self.tables: list[list[list[tuple[str, str | None]]]] = []
         self.feed(text)
         self.close()
@@ -94,16 +96,30 @@ class Page(HTMLParser):
             self.tables[-1][-1].append(("", dict(attrs).get("data-value")))
         if tag not in VOID:
             self.open.append(tag)
+            self.inside.append(dict(attrs).get("class"))
+            if dict(attrs).get("class"):
+                self.classes.setdefault(str(dict(attrs)["class"]), []).append("")
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
+        self.inside.pop()
 
     def handle_data(self, data: str) -> None:
         for tag in self.open[-1:]:
             self.text.setdefault(tag, []).append(data)
+        for kind in {kind for kind in self.inside if kind}:
+            self.classes[kind][-1] += data
         if {"td", "th"} & {*self.open}:
             said, value = self.tables[-1][-1][-1]
             self.tables[-1][-1][-1] = said + data, value
+
+    def kinds(self) -> list[str | None]:
+        """Return the kinds of the grounds to believe the figures or to doubt them."""
+        return [given["data-kind"] for _, given in self.elements if "data-kind" in given]
+
+    def missing(self) -> list[str]:
+        """Return the sentences in the place of what cannot be shown."""
+        return self.classes.get("absent", [])
 
     def words(self) -> str:
         """All that a reader sees."""

@@ -13,6 +13,7 @@ from longtail.engine.folder import locked
 from longtail.report import live, reading, training
 from longtail.report.document import report
 from longtail.report.live import Board
+from longtail.report.table import data_name
 from tests.report.made import FEW, Page, begin_run, log_line, make_run, under_way
 
 HOSTILE = "<script>alert(1)</script>"
@@ -28,29 +29,44 @@ def read(board: Board) -> Page:
     return Page(board.page().decode())
 
 
+def run_name(method: str, seed: int, folder: str = "") -> str:
+    """Return the name of a run under way."""
+    return f"{method}, seed {seed}" + (f" in {folder}" if folder else "")
+
+
+CE, PACO = run_name("Cross-entropy", 0), run_name("PaCo", 1)
+LEFT = "training time left"  # a heading
+
+
+def epochs_of(row) -> tuple[int, int]:
+    """Return the epochs that are done, and those in all."""
+    done, total = re.findall(r"\d+", row["epoch"][0])
+    return int(done), int(total)
+
+
 def test_progress_is_that_of_the_log(tmp_path):
     begin_run(tmp_path / "a/seed0", 3)
     begin_run(tmp_path / "b/seed1", 0, "paco", seed=1)
     found = under_way(read(Board([tmp_path])))
-    assert found.keys() == {"Cross-entropy, seed 0", "PaCo, seed 1"}
-    ce = found["Cross-entropy, seed 0"]
-    assert ce["epoch"][0].strip() == "3 of 8" and ce["loss"][0] == "4.000" and ce["validation, %"][0] == "51.0"
-    assert float(ce["training time left"][1]) == pytest.approx((10 + 11 + 12) / 3 * 5)
-    assert ce["training time left"][0] == "about 0:55" and ce["training, %"][0] == "–"
-    assert found["PaCo, seed 1"]["epoch"][0].strip() == "0 of 8" and found["PaCo, seed 1"]["loss"][0] == "–"
+    assert found.keys() == {CE, PACO}
+    ce, paco = found[CE], found[PACO]
+    assert epochs_of(ce) == (3, 8) and ce["loss"][0] == "4.000" and ce["validation, %"][0] == "51.0"
+    assert float(ce[LEFT][1]) == pytest.approx((10 + 11 + 12) / 3 * 5)
+    assert "0:55" in ce[LEFT][0] and ce["training, %"][0] == "–"
+    assert epochs_of(paco) == (0, 8) and paco["loss"][0] == "–"
 
 
 def test_a_run_is_named_by_its_folder_and_data(tmp_path):
     folder = begin_run(tmp_path / "a/seed0", 1)
     (found,) = under_way(read(Board([tmp_path]))).values()
-    assert found["folder"][0] == str(folder) and found["data"][0] == "digits-lt, imbalance 40"
+    assert found["folder"][0] == str(folder) and found["data"][0] == data_name(runs.read_begun(folder))
 
 
 def test_epochs_are_those_of_all_stages_and_the_latest_run_comes_first(tmp_path):
     for i, (total, expected) in enumerate(((30, 30), (None, 8), (2, 5))):
         run = runs.read_begun(begin_run(tmp_path / f"{i}/seed0", 5, total=total, day=i + 1))
         assert training.look_at(run).epochs == expected
-    assert list(under_way(read(Board([tmp_path])))) == [f"Cross-entropy, seed 0 in {i}/seed0" for i in (2, 1, 0)]
+    assert list(under_way(read(Board([tmp_path])))) == [run_name("Cross-entropy", 0, f"{i}/seed0") for i in (2, 1, 0)]
 
 
 def test_paths_may_be_of_both_kinds(tmp_path, monkeypatch):
@@ -58,7 +74,7 @@ def test_paths_may_be_of_both_kinds(tmp_path, monkeypatch):
         begin_run(tmp_path / place / "seed0", 1)
     monkeypatch.chdir(tmp_path)
     found = under_way(read(Board([Path("here"), tmp_path / "there"])))
-    assert found.keys() == {"Cross-entropy, seed 0 in here/seed0", "Cross-entropy, seed 0 in there/seed0"}
+    assert found.keys() == {run_name("Cross-entropy", 0, f"{place}/seed0") for place in ("here", "there")}
 
 
 def test_a_run_keeps_its_colour(tmp_path):
@@ -67,7 +83,8 @@ def test_a_run_keeps_its_colour(tmp_path):
     begin_run(tmp_path / "b/seed0", 3, "paco", day=2)
     for others in range(2):
         text = str(training.unfinished([runs.read_begun(folder) for folder in runs.find(tmp_path)]))
-        assert re.search(r'<path d="M[^"]*L[^"]*" class="line c1"><title>PaCo, seed 0</title>', text)
+        lines = re.findall(r'<path d="M[^"]*L[^"]*" class="line (c\d)"><title>([^<]*)</title>', text)
+        assert ("c1", run_name("PaCo", 0)) in lines
         beside = re.findall(r'class="line (c\d)"></path><path [^>]*></path></svg> (?:<[^>]*>)?PaCo, seed 0<', text)
         assert len(beside) > 2 and {*beside} == {"c1"}
         begin_run(tmp_path / f"0{others}/seed0", 2, "focal", day=3)
@@ -75,14 +92,16 @@ def test_a_run_keeps_its_colour(tmp_path):
 
 def test_a_run_begins_goes_on_and_ends(tmp_path):
     board = Board([tmp_path / "later"])
-    assert "There is no run yet below" in read(board).words() and "Waiting" in read(board).words()
+    empty = read(board)
+    assert empty.tables == [] and str(tmp_path / "later") in empty.words() and "Waiting" in empty.words()
     for epochs in (0, 1, 2):
         before = board.version()
         begin_run(tmp_path / "later/ce/seed0", epochs)
         assert board.version() != before
         page = read(board)
-        assert under_way(page)["Cross-entropy, seed 0"]["epoch"][0].strip() == f"{epochs} of 8"
-        assert ("Under way: training loss" in page.words()) == (epochs > 0)
+        assert epochs_of(under_way(page)[CE]) == (epochs, 8)
+        curves = [given["download"] for given in page.of("a") if given.get("download")]
+        assert ("training_loss.csv" in curves) == (epochs > 0)
     make_run(tmp_path / "made", recipes.digits_lt("ce"), 0, FEW)
     os.replace(tmp_path / "made", tmp_path / "later/paco")
     page = read(board)
@@ -99,7 +118,7 @@ def test_nothing_is_made_twice(tmp_path, monkeypatch):
     board = Board([tmp_path])
     assert board.page() is board.page()
     log.write_text(log.read_text() + log_line(1))
-    assert "2 of 8" in read(board).words() and calls == [1]  # results are kept while others are trained
+    assert epochs_of(under_way(read(board))[CE]) == (2, 8) and calls == [1]  # results are kept while others are trained
     (made / runs.METRICS).write_text((made / runs.METRICS).read_text() + "\n")
     assert board.page() and calls == [1, 1]
     monkeypatch.setattr(live, "GLANCE", 60.0)
@@ -117,9 +136,9 @@ def test_half_written_files_do_no_harm(tmp_path, file):
         path.write_bytes(whole[:size])
         os.utime(path, ns=(size, size))
         page = read(board)
-        assert "Cross-entropy, seed 0" in under_way(page)
-        assert ("PaCo, seed 1" in under_way(page)) == (file == runs.LOG)
-        assert ("Left out" in page.words()) == (file != runs.LOG)
+        assert CE in under_way(page)
+        assert (PACO in under_way(page)) == (file == runs.LOG)
+        assert (page.missing() != []) == (file != runs.LOG)
 
 
 def test_a_log_is_read_up_to_what_is_just_being_written(tmp_path):
@@ -135,14 +154,15 @@ def test_lines_that_make_no_sense_are_shown_as_nothing(tmp_path, content):
     log = begin_run(tmp_path / "a/seed0", 0, total=None) / runs.LOG
     log.write_text(content + "\n")
     (found,) = under_way(read(Board([tmp_path]))).values()
-    assert found["loss"][0] == found["training time left"][0] == "–"
+    assert found["loss"][0] == found[LEFT][0] == "–"
 
 
 def test_what_is_wrong_with_a_run_is_said_and_later_mended(tmp_path):
     folder = make_run(tmp_path / "a/seed0", recipes.digits_lt("ce"), 0, FEW)
     board, whole = Board([tmp_path]), (folder / runs.ENVIRONMENT).read_text()
     (folder / runs.ENVIRONMENT).write_text(whole.replace('"checksum"', '"another"'))
-    assert "checksum is None" in read(board).words()
+    (missing,) = read(board).missing()
+    assert "checksum" in missing and str(folder) in missing
     (folder / runs.ENVIRONMENT).write_text(whole)
     assert "In short" in read(board).words()
 
@@ -173,20 +193,20 @@ def test_hostile_names_are_text(tmp_path):
 def test_a_report_shows_unfinished_runs_too(tmp_path):
     begin_run(tmp_path / "runs/ce/seed0", 3)
     page = Page(report(tmp_path / "runs", tmp_path / "page.html").read_text())
-    assert list(under_way(page)) == ["Cross-entropy, seed 0"] and "One unfinished run" in page.words()
+    assert list(under_way(page)) == [CE] and "One unfinished" in page.words()
     make_run(tmp_path / "runs/paco/seed0", recipes.digits_lt("paco"), 0, FEW)
     page = Page(report(tmp_path / "runs", tmp_path / "page.html").read_text())
-    assert list(under_way(page)) == ["Cross-entropy, seed 0"] and "In short" in page.words()
+    assert list(under_way(page)) == [CE] and "In short" in page.words()
     assert len(page.of("script")) == 1  # it is not live
-    bars = page.of("progress")
-    assert [bar["aria-label"] for bar in bars] == ["Cross-entropy, seed 0: 3 of 8 epochs"]
+    (bar,) = page.of("progress")
+    assert bar["aria-label"].startswith(CE) and (bar["value"], bar["max"]) == ("3", "8")
 
 
 def test_of_very_many_runs_some_are_drawn(tmp_path):
     for i in range(23):
         begin_run(tmp_path / f"{i}/seed{i}", 2, seed=i, day=i + 1)
     page = read(Board([tmp_path]))
-    assert len(under_way(page)) == 23 and f"Curves of the {training.LOOKS} that began last" in page.words()
+    assert len(under_way(page)) == 23
     drawn = [f"Cross-entropy, seed {i}" in page.text["title"] for i in range(23)]
     assert drawn == [False] * 3 + [True] * training.LOOKS
 
@@ -207,7 +227,7 @@ def test_a_run_whose_process_has_gone_is_called_stopped(tmp_path):
 def left_of(board):
     board._looked = -live.GLANCE  # as if a second had passed
     (row,) = under_way(read(board)).values()
-    return row["training time left"][0]
+    return row[LEFT][0]
 
 
 def test_a_look_at_the_lock_does_not_turn_a_run_away(tmp_path):

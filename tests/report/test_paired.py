@@ -12,10 +12,11 @@ from longtail import recipes, runs
 from longtail.metrics import evaluate_guesses
 from longtail.report import reading, words
 from longtail.report.chapter import make_chapters
-from longtail.report.paired import difference_noise
+from longtail.report.paired import difference_noise, doubt
 from longtail.report.table import make_rows
 from longtail.report.tested import noise, paired_noise
-from longtail.report.verdict import verdict
+from longtail.report.verdict import judge, verdict, worth
+from tests.expected_text import check_text
 from tests.report.made import make_run
 
 SEEDS = (0, 1, 2)
@@ -39,11 +40,20 @@ def first(n, right):
 
 
 def concluded(folder):
-    """What the page says of the leads, what the terminal does, and the chapter."""
+    """Return what is claimed of the best method, the judgment on PaCo, and the chapter; both are said as they are."""
     rows = make_rows(runs.finished(folder))
     (chapter,) = make_chapters(rows)
-    page = unescape(re.sub("<[^>]*>", "", str(words.conclusion(chapter) or "")))
-    return page, verdict(rows)[-1], chapter
+    claims, judgment = words.sort_claims(chapter), judge(chapter.peers, chapter.tested)
+    shown = unescape(re.sub("<[^>]*>", "", str(words.conclusion(chapter) or "")))
+    others = [] if claims is None else [*claims.clear, *claims.narrow, *claims.undecided]
+    assert bool(others) == bool(shown) and all(label in shown for label in others)
+    assert not others or claims.best in shown
+    assert judgment is None or verdict(rows)[-1] == worth(chapter.peers, chapter.tested)[0]
+    return claims, judgment, chapter
+
+
+def claim(sure: bool, best="PaCo", other="Cross-entropy"):
+    return words.Claims(best, [other] if sure else [], [] if sure else [other], [])
 
 
 def rare(folder, n, ours, theirs, **options):
@@ -86,30 +96,46 @@ def test_no_difference_is_not_certain():
 def test_what_a_few_images_decide_is_only_likely(tmp_path):
     """60 of 60 against 57 of 60: three images in one direction are nothing (exact McNemar test: p = 0.25)."""
     for files in (True, False):
-        page, terminal, _ = rare(tmp_path / f"few{files}", 60, first(60, 60), first(60, 57), files=files)
-        assert page.startswith(
-            "Likely, that PaCo is better than Cross-entropy on rare classes: by less than other test"
-        )
-        assert "? Likely: on rare classes it is 5.0" in terminal and "other test images could change" in terminal
-    page, terminal, _ = rare(tmp_path / "more", 60, first(60, 60), first(60, 48))
-    assert page.startswith("Yes, that PaCo is better") and "? Yes: on rare classes it is 20.0" in terminal
-    page, terminal, _ = rare(tmp_path / "behind", 60, first(60, 57), first(60, 60))
-    assert page.startswith("Likely, that Cross-entropy") and "? Likely not: on rare classes it is 5.0" in terminal
+        claims, judgment, chapter = rare(tmp_path / f"few{files}", 60, first(60, 60), first(60, 57), files=files)
+        assert claims == claim(sure=False) and judgment.kind == "likely"
+        assert judgment.found.difference == pytest.approx(5)
+        check_text("test_paired/narrow", page_and_terminal(chapter))
+    claims, judgment, chapter = rare(tmp_path / "more", 60, first(60, 60), first(60, 48))
+    assert claims == claim(sure=True) and judgment.kind == "yes" and judgment.found.difference == pytest.approx(20)
+    check_text("test_paired/clear", page_and_terminal(chapter))
+    claims, judgment, _ = rare(tmp_path / "behind", 60, first(60, 57), first(60, 60))
+    assert claims == claim(sure=False, best="Cross-entropy", other="PaCo") and judgment.kind == "likely-not"
+    assert judgment.found.difference == pytest.approx(-5)
+
+
+def page_and_terminal(chapter) -> str:
+    page = unescape(re.sub("<[^>]*>", "", str(words.conclusion(chapter))))
+    return "\n".join([page, *worth(chapter.peers, chapter.tested)])
+
+
+def test_what_is_undecided_is_said_beside_what_is_sure(tmp_path):
+    rare(tmp_path, 60, first(60, 60), first(60, 48))
+    labels = [0] * 10 + [1] * 60
+    answered(tmp_path, "balanced-softmax", [500, 5], labels, np.r_[np.ones(10, bool), first(60, 60)])
+    claims, judgment, chapter = concluded(tmp_path)
+    assert {claims.best, *claims.undecided} == {"PaCo", "Balanced Softmax"} and claims.clear == ["Cross-entropy"]
+    assert claims.narrow == [] and (judgment.kind, judgment.other) == ("tied", "Balanced Softmax")
+    check_text("test_paired/undecided", page_and_terminal(chapter))
 
 
 def test_methods_are_compared_image_by_image(tmp_path):
     """60 against 54 % of 200 images: much where the one has all right that the other has, little where it has others."""
     n, ours, theirs = 200, first(200, 120), first(200, 108)
-    for name, other, files, word in (
-        ("same", theirs, True, "Yes"),
-        ("others", theirs[::-1], True, "Likely"),
-        ("untold", theirs, False, "Likely"),
+    for name, other, files, sure in (
+        ("same", theirs, True, True),
+        ("others", theirs[::-1], True, False),
+        ("untold", theirs, False, False),
     ):
-        page, terminal, chapter = rare(tmp_path / name, n, ours, other, files=files)
-        assert page.startswith(f"{word}, that") and f"? {word}: " in terminal, name
+        claims, judgment, chapter = rare(tmp_path / name, n, ours, other, files=files)
+        assert claims == claim(sure) and judgment.kind == ("yes" if sure else "likely"), name
         alone = [noise(np.array([share]), np.array([n])) for share in (0.6, 0.54)]
         half = difference_noise(*chapter.peers, SEEDS, chapter.tested)
-        assert half is None if not files else (half < np.hypot(*alone)) == (word == "Yes") and half < sum(alone)
+        assert half is None if not files else (half < np.hypot(*alone)) == sure and half < sum(alone)
 
 
 @pytest.mark.parametrize("spoilt", ["torn", "other labels", "another order", "fewer", "no answers", "none"])
@@ -128,8 +154,8 @@ def test_answers_that_do_not_fit_are_not_compared(tmp_path, spoilt):
         changed = {"other labels": {"labels": stored["labels"][::-1]}, "no answers": {"logits": np.zeros(3)}}
         fewer = {name: array[:-1] for name, array in stored.items()}
         np.savez(file, **(fewer if spoilt == "fewer" else stored | changed[spoilt]))
-    page, terminal, chapter = concluded(tmp_path)
-    assert page.startswith("Likely, that") and "? Likely: " in terminal
+    claims, judgment, chapter = concluded(tmp_path)
+    assert claims == claim(sure=False) and judgment.kind == "likely"
     assert difference_noise(*chapter.peers, SEEDS, chapter.tested) is None
 
 
@@ -139,7 +165,7 @@ def test_the_largest_logits_are_answers_too(tmp_path):
         with np.load(file) as stored:
             labels, guess_N = stored["labels"], stored["logits"].argmax(1)
         np.savez(file, top_classes=np.stack([guess_N, 1 - guess_N], 1), labels=labels)
-    assert concluded(tmp_path)[0].startswith("Yes, that")
+    assert concluded(tmp_path)[0] == claim(sure=True)
 
 
 def test_a_file_is_read_once_and_only_where_it_may_matter(tmp_path, monkeypatch):
@@ -148,50 +174,52 @@ def test_a_file_is_read_once_and_only_where_it_may_matter(tmp_path, monkeypatch)
     rare(tmp_path / "near", 200, first(200, 120), first(200, 108))
     assert sorted(seen) == sorted(path for path in (tmp_path / "near").rglob(reading.PREDICTIONS))
     seen.clear()
-    assert rare(tmp_path / "far", 200, first(200, 180), first(200, 20))[0].startswith("Yes, that") and not seen
+    assert rare(tmp_path / "far", 200, first(200, 180), first(200, 20))[0] == claim(sure=True) and not seen
 
 
 # Where there are no rare classes
 
 
 def test_without_rare_classes_all_test_images_are_judged(tmp_path):
-    page, terminal, chapter = everything(tmp_path / "few", 20, 20, 19)
-    assert page == "" and terminal.endswith("No verdict: all classes together have 20 test images, too few to decide.")
-    ground = words.test_noise(chapter)
-    assert not ground.sound and "All classes together have 20 test images, too few to decide" in ground.says
-    caution = str(words.summary(chapter)[1])
-    assert "Caution: " in caution and "20 test images, too few to decide which method is better" in caution
-    page, terminal, _ = everything(tmp_path / "likely", 60, 60, 57)
-    assert page.startswith("Likely, that PaCo is better than Cross-entropy over all test images: by less")
-    assert "Likely: over all test images it is 5.0" in terminal
-    page, terminal, _ = everything(tmp_path / "sure", 60, 60, 40)
-    assert page.startswith("Yes, that") and "Yes: over all test images" in terminal
+    claims, judgment, chapter = everything(tmp_path / "few", 20, 20, 19)
+    assert claims is None and judgment.kind == "too-few-images"
+    ground, (caution,) = words.test_noise(chapter), words.cautions(chapter)
+    assert (ground.kind, ground.sound) == (caution.kind, caution.sound) == ("test-images", False)
+    assert chapter.tested.images == 20 and "20 test" in ground.says and "20 test" in caution.says
+    assert 'data-kind="test-images"' in str(words.summary(chapter)[1])
+    claims, judgment, chapter = everything(tmp_path / "likely", 60, 60, 57)
+    assert claims == claim(sure=False) and judgment.kind == "likely" and chapter.tested.classes_T is None
+    assert judgment.found.difference == pytest.approx(5)
+    claims, judgment, _ = everything(tmp_path / "sure", 60, 60, 40)
+    assert claims == claim(sure=True) and judgment.kind == "yes"
 
 
 def test_where_classes_have_no_counts_all_test_images_are_judged(tmp_path):
     rare(tmp_path, 9, first(9, 9), first(9, 0))
     change(tmp_path, lambda tree: tree.pop("counts"))
     change(tmp_path, lambda tree: tree["data"].pop("counts"), runs.ENVIRONMENT)
-    page, terminal, chapter = concluded(tmp_path)
-    assert chapter.rare == "few" and page == "" and "all classes together have 19 test images" in terminal
+    claims, judgment, chapter = concluded(tmp_path)
+    assert chapter.rare == "few" and claims is None and judgment.kind == "too-few-images"
+    assert chapter.tested.classes_T is None and chapter.tested.images == 19
     rare_, _, caution, _ = words.summary(chapter)
-    assert "On rare classes (fewer than 20 training images) " in str(rare_) and "caution" in str(caution)
+    assert str(chapter.tested) not in str(rare_) and 'data-kind="test-images"' in str(caution)
 
 
 def test_an_unknown_number_of_test_images_is_a_caution(tmp_path):
     everything(tmp_path, 60, 60, 0, files=False)
     change(tmp_path, lambda tree: tree.pop("confusion"))
-    page, terminal, chapter = concluded(tmp_path)
-    assert page.startswith("Likely, that") and "is not known" in page
-    assert "? Likely: " in terminal and "is not known" in terminal
+    claims, judgment, chapter = concluded(tmp_path)
+    assert claims == claim(sure=False) and judgment.kind == "likely" and chapter.tested.images is None
+    assert doubt(chapter.tested) in page_and_terminal(chapter)
     ground = words.test_noise(chapter)
-    assert not ground.sound and "do not tell how many test images" in ground.says
+    assert (ground.kind, ground.sound) == ("test-images", False)
 
 
 def test_a_method_without_the_figure_is_not_asked_after(tmp_path):
     rare(tmp_path, 60, first(60, 60), first(60, 57))
     change(tmp_path / "paco", lambda tree: tree.update(few=None))
-    assert not any("worth it" in line for line in verdict(make_rows(runs.finished(tmp_path))))
+    _, judgment, chapter = concluded(tmp_path)
+    assert judgment is None and worth(chapter.peers, chapter.tested) == []
 
 
 @pytest.mark.parametrize(("counts", "said"), [([200, 50, 10, 5], "2 classes"), ([200, 60, 50, 5], "one class")])
@@ -201,13 +229,19 @@ def test_rarest_classes_without_test_images_are_named(tmp_path, counts, said):
     for method in ("ce", "paco"):
         answered(tmp_path, method, counts, labels, first(len(labels), 50))
     (chapter,) = make_chapters(make_rows(runs.finished(tmp_path)))
-    found = [line for line in verdict(chapter.rows) if "nothing is known" in line]
-    assert len(found) == 1 and f"Of the rarest ({said} of fewer than 20 training images) nothing is known" in found[0]
+    (caution,) = [caution for caution in words.cautions(chapter) if caution.kind == "untested-classes"]
+    assert not caution.sound and said in caution.says
+    assert sum(caution.says in line for line in verdict(chapter.rows)) == 1
     answered(tmp_path / "all", "ce", counts, [*labels, *range(4)], first(len(labels) + 4, 50))
-    assert not any("nothing is known" in line for line in verdict(make_rows(runs.finished(tmp_path / "all"))))
+    assert "untested-classes" not in kinds_of_cautions(tmp_path / "all")
 
 
 def test_classes_between_without_test_images_are_not_the_rarest(tmp_path):
     for method in ("ce", "paco"):
         answered(tmp_path, method, [200, 50, 5], [0] * 30 + [2] * 60, first(90, 50))
-    assert not any("nothing is known" in line for line in verdict(make_rows(runs.finished(tmp_path))))
+    assert kinds_of_cautions(tmp_path) == []
+
+
+def kinds_of_cautions(folder) -> list[str]:
+    (chapter,) = make_chapters(make_rows(runs.finished(folder)))
+    return [caution.kind for caution in words.cautions(chapter)]

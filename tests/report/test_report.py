@@ -18,12 +18,14 @@ import pytest
 import longtail
 from longtail import recipes, runs
 from longtail.cli import main
-from longtail.errors import UserError
 from longtail.metrics import paired_difference
 from longtail.report import closer, reading, words
+from longtail.report.by_class import NO_COUNTS
 from longtail.report.chapter import make_chapters
 from longtail.report.document import report
 from longtail.report.table import make_rows, standing, to_markdown
+from longtail.report.ties import LENGTH, explained
+from tests.raises import fails, raises
 from tests.report import browser
 from tests.report.made import PER_CLASS, Page, make_run
 
@@ -87,16 +89,22 @@ def test_figures_are_those_of_metrics_json(folder, tmp_path):
 
 
 def test_the_summary_gives_the_difference_on_rare_classes_with_its_interval(folder):
-    (rare, _, overall, _) = words.summary(chapter_of(folder))
+    chapter = chapter_of(folder)
+    rare, _, overall, _ = (said(element) for element in words.summary(chapter))
     ours, theirs = stored(folder, "paco", "few"), stored(folder, "ce", "few")
     mean, half = paired_difference(ours, theirs)
     assert mean > half  # made so
-    says = unescape(re.sub("<[^>]*>", "", str(rare))).replace("\xa0", " ")
-    assert says == (
-        "On rare classes (fewer than 20 training images; mean over 2 classes, 16 test images) PaCo is best with "
-        f"{np.mean(ours):.1f} %, ahead of Cross-entropy by {mean:.1f} ± {half:.1f} points."
-    )
-    assert "Over all test images" in str(overall)
+    best, ((other, verdict),) = words.contest(chapter.peers, "few")
+    assert (best.label, other.label, verdict.outcome) == ("PaCo", "Cross-entropy", "ahead")
+    for value in (
+        str(chapter.tested),
+        f"{np.mean(ours):.1f} %",
+        f"{mean:.1f} ± {half:.1f} points",
+        "PaCo",
+        other.label,
+    ):
+        assert value in rare
+    assert f"{np.mean(stored(folder, 'paco', 'top1')):.1f} %" in overall
 
 
 def test_cost_is_the_mean_in_table_plot_and_data(folder, tmp_path):
@@ -109,49 +117,66 @@ def test_cost_is_the_mean_in_table_plot_and_data(folder, tmp_path):
     (link,) = [a for a in page.of("a") if a.get("download") == "accuracy_against_latency_b64.csv"]
     lines = [line.split(",")[:2] for line in unquote(link["href"]).splitlines()[1:]]
     assert {label: float(x) for label, x in lines} == {"PaCo": 6.0, "Cross-entropy": 4.0}
-    assert any(title.startswith("PaCo: ") and title.endswith(" % at 6.0") for title in page.text["title"])
+    assert any(title.startswith("PaCo: ") and title.endswith(" 6.0") for title in page.text["title"])
 
 
 def test_ties_are_called_ties(folder):
     for seed in range(3):
         make_run(folder / f"bs/seed{seed}", recipes.digits_lt("balanced-softmax"), seed, COUNTS, right=SHARES["paco"])
-    (rare, *_) = words.summary(chapter_of(folder))
+    chapter = chapter_of(folder)
+    (rare, *_) = words.summary(chapter)
     mean, half = paired_difference(*(stored(folder, method, "few") for method in ("paco", "bs")))
-    assert abs(mean) <= half and "but tied with <strong>" in str(rare) and "It is ahead of" in str(rare)
+    found = words.contest(chapter.peers, "few")
+    outcomes = {row.label: verdict.outcome for row, verdict in found.others}
+    assert abs(mean) <= half and outcomes["Cross-entropy"] == "ahead"
+    assert {found.best.label, *outcomes} == {"PaCo", "Balanced Softmax", "Cross-entropy"}
+    assert [*outcomes.values()].count("tied") == 1 and all(label in said(rare) for label in outcomes)
 
 
 def test_two_seeds_get_no_verdict(folder, tmp_path):
     for method in SHARES:
         (folder / method / "seed2" / runs.METRICS).unlink()
     text = report(folder, tmp_path / "page.html").read_text()
-    (rare, *_) = words.summary(chapter_of(folder))
+    chapter = chapter_of(folder)
+    (rare, *_) = words.summary(chapter)
     lead = np.mean([stored_one(folder, "paco", s) - stored_one(folder, "ce", s) for s in range(2)])
-    assert f"by {lead:.1f}" in str(rare) and "That may be luck" in str(rare)
-    assert "Only 2 seeds where 3 are needed" in text and ">best<" not in text
+    (outcome,) = (verdict.outcome for _, verdict in words.contest(chapter.peers, "few").others)
+    assert outcome is None and f"by {lead:.1f}" in str(rare) and "±" not in said(rare)
+    (seeds,) = (ground for ground in words.grounds(chapter) if ground.kind == "seeds")
+    assert not seeds.sound and "2 seeds" in seeds.says and said(seeds.says) in said(text) and ">best<" not in text
 
 
 def stored_one(folder, method, seed):
     return json.loads((folder / f"{method}/seed{seed}/metrics.json").read_text())["few"]
 
 
-def test_grounds_for_doubt_are_named(folder):
+def test_grounds_for_doubt_are_named(folder, tmp_path):
     chapter = chapter_of(folder)
-    says = {g.says: g.sound for g in words.grounds(chapter)}
-    good = [text for text, sound in says.items() if sound]
-    assert any("3 seeds" in text for text in good) and any("same images" in text for text in good)
-    assert any("No validation images" in text for text, sound in says.items() if not sound)
+    found = {ground.kind: ground for ground in words.grounds(chapter)}
+    assert {kind: ground.sound for kind, ground in found.items()} == {
+        "seeds": True,
+        "training": True,
+        "validation": False,
+        "test-images": False,
+    }
+    assert "3 seeds" in found["seeds"].says
     p = np.mean(stored(folder, "paco", "per_class"), axis=0)[4:] / 100
     p = (PER_CLASS * p + 1) / (PER_CLASS + 2)
     half = 196 * np.sqrt((p * (1 - p) / PER_CLASS).sum()) / 2
-    assert any(f"{2 * PER_CLASS} test images" in text and f"{half:.1f} points" in text for text in says)
+    assert f"{2 * PER_CLASS} test" in found["test-images"].says and f"{half:.1f} points" in found["test-images"].says
+    page = read(report(folder, tmp_path / "page.html"))
+    assert {*page.kinds()} == found.keys()
     path = folder / "ce/seed0" / runs.ENVIRONMENT
     tree = json.loads(path.read_text())
     tree["data"]["notes"], tree["commit"] = ["7 images <lost>"], "def-dirty"
     path.write_text(json.dumps(tree))
     (folder / "ce/seed0" / runs.SKIPPED).write_text("{}\n{}\n")
-    says = [g.says for g in words.grounds(chapter_of(folder)) if not g.sound]
-    for part in ("7 images <lost>", "2 images could not be read", "differ in commit: abc, def-dirty", "no commit has"):
-        assert any(part in text for text in says), part
+    after = {ground.kind: ground for ground in words.grounds(chapter_of(folder))}
+    added = {"data-notes": "<lost>", "skipped-images": "2 images", "unequal-runs": "abc, def-dirty", "uncommitted": ""}
+    assert after.keys() == found.keys() | added.keys()
+    for kind, value in added.items():
+        assert not after[kind].sound and value in after[kind].says, kind
+    assert "commit" in after["unequal-runs"].says
 
 
 def test_other_budgets_are_a_caution(folder):
@@ -160,9 +185,8 @@ def test_other_budgets_are_a_caution(folder):
     longer = replace(config, train=replace(config.train, epochs=99))
     make_run(folder / "lr/seed0", faster, 0, COUNTS)
     make_run(folder / "longer/seed0", longer, 0, COUNTS)
-    says = [g.says for g in words.grounds(chapter_of(folder)) if not g.sound]
-    assert any("differ in more than the method: optim.lr" in text for text in says)
-    assert any("outside the comparison" in text and "epochs=99" in text for text in says)
+    found = {ground.kind: ground for ground in words.grounds(chapter_of(folder)) if not ground.sound}
+    assert "optim.lr" in found["training"].says and "epochs=99" in found["left-out"].says
 
 
 def test_only_methods_that_can_be_compared_are_called_best(folder, tmp_path):
@@ -175,23 +199,23 @@ def test_only_methods_that_can_be_compared_are_called_best(folder, tmp_path):
     page = read(report(folder, tmp_path / "page.html"))
     marks = page.text["span"]
     assert marks.count("best") == 2 and marks.count("another length") == 4  # over all, and on rare classes
-    assert "another length: not compared with the others" in page.words()
+    assert explained({LENGTH}) in page.words()
     (chapter,) = make_chapters(rows := make_rows(runs.finished(folder)))
     assert {row.label for row in chapter.peers} == {"PaCo", "Cross-entropy"}
     words_of = dict(zip([row.label for row in rows], standing(rows), strict=True))
     assert words_of["Focal"] == words_of["Balanced Softmax"] == "another length"
-    assert [*words_of.values()].count("best") == 1 and "another length: not compared" in to_markdown(rows)
+    assert [*words_of.values()].count("best") == 1 and explained({LENGTH}) in to_markdown(rows)
 
 
 def test_longer_training_is_not_called_the_same_length(folder):
     """A second stage is said, and one that has hardly begun is too."""
-    good, cautions = grounds_with(folder, "supcon", 20)
-    assert any("optimiser for 40 epochs" in text and "SupCon and PaCo saw two views" in text for text in good)
-    assert not any("length of training" in text for text in (*good, *cautions))
-    assert any("second stage: SupCon 20 epochs" in text for text in cautions)
-    assert not any("this short" in text for text in cautions)
-    _, cautions = grounds_with(folder, "crt", 2)
-    assert any("this short" in text and "cRT" in text for text in cautions)
+    found = grounds_with(folder, "supcon", 20)
+    assert found["training"].sound and "40 epochs" in found["training"].says
+    assert all(label in found["training"].says for label in ("SupCon", "PaCo"))  # two views of each image
+    assert not found["second-stage"].sound and "SupCon 20" in found["second-stage"].says
+    assert "short-stage" not in found
+    found = grounds_with(folder, "crt", 2)
+    assert not found["short-stage"].sound and "cRT" in found["short-stage"].says
 
 
 def grounds_with(folder, method, epochs):
@@ -199,31 +223,11 @@ def grounds_with(folder, method, epochs):
     config = replace(config, method=replace(config.method, linear_epochs=epochs))
     for seed in range(3):
         make_run(folder / f"{method}/seed{seed}", config, seed, COUNTS, right=0.99)
-    found = list(words.grounds(chapter_of(folder)))
-    return [g.says for g in found if g.sound], [g.says for g in found if not g.sound]
+    return {ground.kind: ground for ground in words.grounds(chapter_of(folder))}
 
 
 def said(element) -> str:
-    return unescape(re.sub("<[^>]*>", "", str(element)))
-
-
-def test_what_is_to_be_believed_is_said_in_a_sentence(folder, monkeypatch):
-    monkeypatch.setattr(longtail.report.tested, "TOO_FEW", 10)  # these runs have 16 test images of rare classes
-    monkeypatch.setattr(words, "holds", lambda *_: True)
-    assert said(words.conclusion(chapter_of(folder))) == (
-        "Yes, that PaCo is better than Cross-entropy on rare classes, and by more than other test images would change. "
-    )
-    monkeypatch.setattr(words, "holds", lambda *_: False)
-    assert said(words.conclusion(chapter_of(folder))).startswith(
-        "Likely, that PaCo is better than Cross-entropy on rare classes: by less"
-    )
-    for seed in range(3):
-        make_run(folder / f"bs/seed{seed}", recipes.digits_lt("balanced-softmax"), seed, COUNTS, right=SHARES["paco"])
-    assert said(words.conclusion(chapter_of(folder))).endswith(
-        "Undecided, whether PaCo is better than Balanced Softmax on rare classes."
-    )
-    monkeypatch.undo()
-    assert words.conclusion(chapter_of(folder)) is None  # 16 images decide nothing
+    return unescape(re.sub("<[^>]*>", "", str(element))).replace("\xa0", " ")
 
 
 def test_settings_are_those_that_were_stored(folder, tmp_path):
@@ -234,23 +238,24 @@ def test_settings_are_those_that_were_stored(folder, tmp_path):
     page = read(report(folder, tmp_path / "page.html"))
     (found,) = [t for t in page.tables if t[0][1][0] == "its own settings"]
     own = {line[0][0]: line[1][0] for line in found[1:]}
-    assert any("alpha auto (0.0345)" in text for text in own.values())
+    assert any("(0.0345)" in text for text in own.values())
     assert any("alpha 0.05" in text and "queue 256" in text for text in own.values())
 
 
 def test_without_cross_entropy_the_best_is_the_measure(folder, tmp_path):
     for seed in range(3):
         make_run(folder / f"focal/seed{seed}", recipes.digits_lt("focal"), seed, COUNTS, right=0.2)
-    said = read(report([folder / "paco", folder / "focal"], tmp_path / "page.html")).words()
-    assert "class by class, against PaCo" in said and "no run of cross-entropy" in said
-    assert "no run of cross-entropy" not in read(report(folder, tmp_path / "page.html")).words()
+    for sources, measure in (([folder / "paco", folder / "focal"], "PaCo"), (folder, "Cross-entropy")):
+        page = read(report(sources, tmp_path / "page.html"))
+        titles = [title for title in page.text["title"] if " minus " in title]
+        assert titles and {title.split(" minus ")[1] for title in titles} == {measure}
 
 
 def test_each_data_set_has_a_chapter(folder, tmp_path):
     make_run(folder / "other/seed0", recipes.cifar100_lt("paco", 100), 0, [200, 30, 5])
     page = read(report(folder, tmp_path / "page.html"))
     assert page.text["h2"] == ["In short"]
-    assert {"cifar100-lt, imbalance 100", "digits-lt, imbalance 40"} < {*page.text["bdi"]}
+    assert {row.data for row in make_rows(runs.finished(folder))} < {*page.text["bdi"]}
 
 
 def test_optimum_of_P_sup_is_what_batches_give(folder):
@@ -293,14 +298,14 @@ def test_hostile_names_are_text(tmp_path):
     assert HOSTILE[0] in page.words() and HOSTILE[1] in page.words() and HOSTILE[3][:79] + "…" in page.words()
     assert HOSTILE[3] in {a.get("title") for a in page.of("bdi")}
     assert "<b>ce'\"&" in page.words()
-    assert f"Test image of class {HOSTILE[0]}, taken for {HOSTILE[1]}" in {a["alt"] for a in page.of("img")}
+    assert any(HOSTILE[0] in a["alt"] and a["alt"].endswith(HOSTILE[1]) for a in page.of("img"))
 
 
 @pytest.mark.parametrize("one", [True, False])
 def test_the_page_is_whole_and_asks_for_nothing(folder, tmp_path, one):
     path = report(folder / "paco" if one else folder, tmp_path / "page.html")
     page, text = read(path), path.read_text()
-    assert text.startswith("<!doctype html>\n<html lang=")
+    assert text.splitlines()[0] == "<!doctype html>" and text.splitlines()[1].startswith("<html lang=")
     links = [a[k] for _, a in page.elements for k in ("src", "href", "action", "data") if k in a]
     assert links and all(link.startswith("data:") for link in links)
     assert not re.search(r"https?://|url\(|@import|fetch\(|XMLHttp", "".join(page.text["style"] + page.text["script"]))
@@ -324,9 +329,9 @@ def test_what_is_missing_is_said(folder, tmp_path):
     for key in ("calibration", "confusion", "class_names", "knn_top1", "latency_b64", "peak_memory"):
         del tree[key]
     metrics.write_text(json.dumps(tree))
-    said = read(report(folder / "paco/seed0", tmp_path / "page.html")).words()
-    for what in ("feature map", "training curves", "calibration diagram", "examples of confusions", "examples of rare"):
-        assert f"No {what}" in said
+    missing = read(report(folder / "paco/seed0", tmp_path / "page.html")).missing()
+    for what in ("feature map", "training curves", "calibration diagram", "confusions", "rare classes"):
+        assert sum(what in sentence.split(":")[0] for sentence in missing) == 1, what
     report(folder, tmp_path / "all.html")  # one without, others with
 
 
@@ -334,7 +339,7 @@ def test_without_images_confusions_are_those_of_metrics_json(folder):
     run = runs.read(folder / "ce/seed0")
     (run.folder / "examples/index.json").unlink()
     note, table = closer.confusions(run)
-    assert "No examples of confusions" in said(note)
+    assert "confusions" in said(note) and 'class="absent"' in str(note)
     times = np.array(run.metrics["confusion"])
     np.fill_diagonal(times, 0)
     first = Page(str(table)).tables[0][1]
@@ -350,9 +355,10 @@ def test_a_class_is_shown_as_best_or_as_worst(folder):
 def test_the_first_seed_that_has_features_is_mapped(folder):
     (folder / "ce/seed0/features.npz").unlink()
     (row,) = make_rows(runs.finished(folder / "ce"))
-    assert "No feature map" not in "".join(map(str, closer.look_at(row)))
+    assert Page("".join(map(str, closer.look_at(row)))).missing() == []
     (folder / "ce/seed1/log.jsonl").unlink()
-    assert "No curves of seed 1" in said(closer.training(row))
+    (missing,) = Page(str(closer.training(row))).missing()
+    assert "seed 1" in missing
 
 
 @pytest.mark.parametrize("file", [runs.METRICS, runs.CONFIG, runs.ENVIRONMENT])
@@ -362,12 +368,8 @@ def test_a_run_that_cannot_be_read_is_left_out_by_name(folder, tmp_path, capsys,
     page = read(report(folder, tmp_path / "page.html"))
     assert results(page)["Cross-entropy"]["seeds"] == "2" and results(page)["PaCo"]["seeds"] == "3"
     where = str(folder / "ce/seed1")
-    assert (
-        "Left out" in page.words()
-        and where in page.words()
-        and f"left out: cannot read {where}" in capsys.readouterr().err
-    )
-    with pytest.raises(UserError, match="cannot read"):
+    assert any(where in sentence for sentence in page.missing()) and where in capsys.readouterr().err
+    with raises("damaged-file", where):
         report(folder / "ce/seed1", tmp_path / "alone.html")
 
 
@@ -375,9 +377,9 @@ def test_a_run_that_cannot_be_read_is_left_out_by_name(folder, tmp_path, capsys,
 def test_a_finished_run_that_has_lost_a_file_is_not_passed_over(folder, tmp_path, capsys, file):
     (folder / "ce/seed1" / runs.MODEL).touch()
     (folder / "ce/seed1" / file).unlink()
-    assert "Left out" in read(report(folder, tmp_path / "page.html")).words()
+    assert any(file in sentence for sentence in read(report(folder, tmp_path / "page.html")).missing())
     assert file in capsys.readouterr().err
-    with pytest.raises(UserError, match=file):
+    with raises("missing-file", file):
         longtail.table(folder)
 
 
@@ -393,7 +395,7 @@ def test_broken_files_are_as_good_as_none(folder, content):
 def test_features_that_make_no_map(folder, shape):
     y_N = np.zeros(shape[0], dtype=int)
     np.savez(folder / "ce/seed0/features.npz", features=np.full(shape, 7, np.float16), labels=y_N)
-    assert "No feature map" in str(closer.feature_map(runs.read(folder / "ce/seed0")))
+    assert len(Page(str(closer.feature_map(runs.read(folder / "ce/seed0")))).missing()) == 1
 
 
 def test_features_beyond_float16_are_left_out(folder):
@@ -402,7 +404,7 @@ def test_features_beyond_float16_are_left_out(folder):
     np.savez(folder / "ce/seed0/features.npz", features=x_NF, labels=np.arange(40) % 6)
     run = runs.read(folder / "ce/seed0")
     assert len(reading.features(run, 1000)[1]) == 35 and len(reading.features(run, 7)[1]) == 7
-    assert "35 test images" in str(closer.feature_map(run))
+    assert "35 test" in str(closer.feature_map(run))
 
 
 def test_a_run_without_counts_still_has_its_results(folder, tmp_path):
@@ -413,7 +415,7 @@ def test_a_run_without_counts_still_has_its_results(folder, tmp_path):
         tree.get("data", {}).pop("counts", None)
         (folder / "ce/seed0" / path).write_text(json.dumps(tree))
     page = read(report(folder / "ce/seed0", tmp_path / "page.html"))
-    assert "do not say how many images" in page.words() and "Cross-entropy" in results(page)
+    assert any(NO_COUNTS in sentence for sentence in page.missing()) and "Cross-entropy" in results(page)
 
 
 def test_classes_without_test_or_training_images(tmp_path):
@@ -445,16 +447,16 @@ def large(tmp_path_factory):
 
 
 def test_many_classes_and_runs_make_a_small_page(large, tmp_path):
-    start = time.monotonic()
+    start = time.process_time()  # on a busy machine the clock on the wall says nothing
     path = report(large, tmp_path / "page.html")
-    assert time.monotonic() - start < 30 and path.stat().st_size < 10e6
+    assert time.process_time() - start < 30 and path.stat().st_size < 10e6
     assert len(read(path).tables) > 5
 
 
 def test_of_very_many_classes_some_are_shown(tmp_path):
     make_run(tmp_path / "a/seed0", recipes.digits_lt("ce"), 0, list(range(1500, 0, -1)))
     said = read(report(tmp_path, tmp_path / "page.html"))
-    assert "1,000 of the 1,500 classes" in said.words()
+    assert "1,000 of" in said.words() and "1,500 classes" in said.words()
     (every,) = [t for t in said.tables if t[0][1][0] == "group"]
     assert len(every) == 1001 and every[1][2][0] == "1,500" and every[-1][2][0] == "1"
 
@@ -463,11 +465,11 @@ def test_the_verb_writes_the_page(folder, tmp_path, capsys):
     assert main(["report", str(folder / "ce"), str(folder / "paco"), "-o", str(tmp_path / "new/page.html")]) == 0
     assert capsys.readouterr().out == f"written to {tmp_path / 'new/page.html'}\n"
     assert results(read(tmp_path / "new/page.html")).keys() == {"Cross-entropy", "PaCo"}
-    assert main(["report"]) != 0 and main(["report", str(tmp_path / "nowhere")]) != 0
-    assert main(["report", str(folder), "-o", str(tmp_path)]) != 0
-    assert "name the file" in capsys.readouterr().err
-    assert main(["report", str(folder), "-o", str(tmp_path / "page.pdf")]) != 0
-    assert f"{tmp_path / 'page.html'}; a browser" in capsys.readouterr().err and not (tmp_path / "page.pdf").exists()
+    fails(capsys, ["report"], "invalid-value", "longtail report")
+    fails(capsys, ["report", str(tmp_path / "nowhere")], "missing-file", tmp_path / "nowhere")
+    fails(capsys, ["report", str(folder), "-o", str(tmp_path)], "exists", tmp_path / "report.html")
+    fails(capsys, ["report", str(folder), "-o", str(tmp_path / "page.pdf")], "invalid-value", tmp_path / "page.html")
+    assert not (tmp_path / "page.pdf").exists()
 
 
 def test_the_package_is_the_twin_and_needs_neither_torch_nor_matplotlib(folder, tmp_path):
@@ -484,7 +486,7 @@ def test_the_package_is_the_twin_and_needs_neither_torch_nor_matplotlib(folder, 
 
 
 def test_no_finished_run_is_a_users_error(tmp_path):
-    with pytest.raises(UserError, match="no finished run"):
+    with raises("missing-file", tmp_path):
         report(tmp_path, tmp_path / "page.html")
 
 
@@ -501,12 +503,12 @@ def test_a_browser_shows_it_clean(folder, tmp_path):
             chromium.open(path)
             assert chromium.complaints() == []
             assert {url.split(":")[0] for url in chromium.requests()} == {"file", "data"}
-            assert chromium.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), width
-            assert chromium.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
-        ground = "getComputedStyle(document.body).backgroundColor"
-        assert chromium.evaluate(ground) == "rgb(21, 23, 28)"
+            assert chromium.evaluate(browser.FITS), width
+            assert chromium.evaluate(browser.IMAGES_ARE_SHOWN)
+        ground = "getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).map(Number)"
+        assert chromium.evaluate(ground) == [21, 23, 28]
         chromium.screen(1280)
-        assert chromium.evaluate(ground) == "rgb(255, 255, 255)"
+        assert chromium.evaluate(ground) == [255, 255, 255]
 
 
 @pytest.mark.long
@@ -566,7 +568,7 @@ def test_hostile_names_do_nothing_in_a_browser(tmp_path):
         chromium.open(path)
         assert chromium.complaints() == [] and chromium.evaluate("document.scripts.length") == 1
         assert not [m for m in chromium.said if m.get("method") == "Page.javascriptDialogOpening"]
-        assert chromium.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        assert chromium.evaluate(browser.FITS)
 
 
 @pytest.mark.long

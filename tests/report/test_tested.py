@@ -12,8 +12,10 @@ from longtail.metrics import evaluate_guesses
 from longtail.report import words
 from longtail.report.chapter import make_chapters
 from longtail.report.table import make_rows, to_markdown
-from longtail.report.tested import SOUND, TOO_FEW, basis, noise
-from longtail.report.verdict import verdict
+from longtail.report.tested import SOUND, TOO_FEW, basis, noise, whole
+from longtail.report.verdict import judge, verdict
+from longtail.report.verdict import worth as worth_of
+from tests.expected_text import check_text
 from tests.report.made import make_run
 
 COUNTS = [300, 120, 12, 4, 3]
@@ -59,13 +61,13 @@ def test_all_right_or_all_wrong_is_not_certain(share):
     ("each", "sound"), [(1, False), ((TOO_FEW - 2) // 3, False), (TOO_FEW // 3 + 1, False), (4000, True)]
 )
 def test_few_test_images_are_a_caution_and_never_good(tmp_path, each, sound):
-    found = ground(give(tmp_path, [5, 5, each, each, each], [1, 1, 1, 0, 1]))
-    assert (
-        found.sound is sound
-        and f"{3 * each:,} test images" in found.says
-        and "± 0.0" not in found.says.replace("\xa0", " ")
-    )
-    assert ("too few to decide" in found.says) == (3 * each < TOO_FEW)
+    rows = give(tmp_path, [5, 5, each, each, each], [1, 1, 1, 0, 1])
+    found = ground(rows)
+    assert (found.kind, found.sound) == ("test-images", sound)
+    assert f"{3 * each:,} test" in found.says and "± 0.0" not in found.says.replace("\xa0", " ")
+    (chapter,) = make_chapters(rows)
+    assert chapter.tested.too_few == (3 * each < TOO_FEW)
+    assert [caution.kind for caution in words.cautions(chapter)] == ["test-images"] * chapter.tested.too_few
 
 
 def test_no_interval_is_called_good_below_a_hundred(tmp_path, monkeypatch):
@@ -77,31 +79,43 @@ def test_no_interval_is_called_good_below_a_hundred(tmp_path, monkeypatch):
 
 def test_the_verdict_counts_tested_classes_and_their_images(tmp_path):
     rows = give(tmp_path, [9, 9, 40, 60, 0], [1, 1, 0.5, 0.25, 1])
-    rare, overall, *_, worth = verdict(rows)
-    base = "mean over 2 classes, 100 test images, 1 more without test images left out"
-    assert f"(fewer than 20 training images; {base}) PaCo is best with 37.5 %" in rare  # by images it would be 35
-    assert "Caution" not in overall and "Yes: on rare classes" in worth
+    (chapter,) = make_chapters(rows)
+    base = chapter.tested
+    assert (len(base.classes_T), base.images, base.untested) == (2, 100, 1)
+    rare, *_ = verdict(rows)
+    assert str(base) in rare and "37.5 %" in rare  # by images it would be 35
+    assert [*words.cautions(chapter)] == [] and judge(rows, base).kind == "yes"
+    check_text("test_tested/basis", str(base))
     assert f" few: {base}." in to_markdown(rows)
 
 
 def test_too_few_images_decide_nothing(tmp_path):
     rows = give(tmp_path, [9, 9, 1, 1, 1], [1, 1, 1, 0, 1])
-    _, caution, *_, worth = verdict(rows)
-    assert caution == "Caution: The rare classes have 3 test images, too few to decide which method is better there."
-    assert worth == "Is PaCo worth it? No verdict: the rare classes have 3 test images, too few to decide."
-    *_, rare, overall = verdict(give(tmp_path / "more", [99, 99, 1, 1, 1], [1, 1, 1, 0, 1]))
-    assert "No verdict: the rare classes" in rare
-    assert overall.startswith("And over all? ") and "over all test images it is" in overall
     (chapter,) = make_chapters(rows)
+    assert (len(chapter.tested.classes_T), chapter.tested.images) == (3, 3)
+    assert judge(rows, chapter.tested).kind == "too-few-images" and words.sort_claims(chapter) is None
+    (caution,) = words.cautions(chapter)
+    assert (caution.kind, caution.sound) == ("test-images", False)
+    _, said, *_, worth = verdict(rows)
+    assert said == f"Caution: {caution.says}"
+    check_text("test_tested/too few", f"{said}\n{worth}")
+    more = give(tmp_path / "more", [99, 99, 1, 1, 1], [1, 1, 1, 0, 1])
+    (other,) = make_chapters(more)
+    *_, rare, overall = verdict(more)
+    assert [rare] == worth_of(more, other.tested) and judge(more, other.tested).kind == "too-few-images"
+    every = whole(more[0].runs[0])
+    assert judge(more, every).kind not in ("too-few-images", "too-few-seeds")
+    assert overall.endswith(worth_of(more, every, ask="")[0])
     page = unescape(re.sub("<[^>]*>", "", "".join(map(str, words.summary(chapter)))))
-    assert "mean over 3 classes, 3 test images" in page and caution in page
-    assert "3 test images (too few to decide" in to_markdown(rows)
+    assert str(chapter.tested) in page and caution.says in page
+    assert f"few: {chapter.tested} (" in to_markdown(rows)
 
 
 def test_a_run_that_does_not_tell_is_believed_to_have_some(tmp_path):
     run = give(tmp_path, [9, 9, 1, 1, 0], [1] * 5, seeds=1)[0].runs[0]
     run.metrics["confusion"] = None
     found = basis(run, "few")
-    assert found.images is None and not found.too_few and str(found).startswith("mean over 2 classes")
+    assert found.images is None and not found.too_few
+    assert len(found.classes_T) == 2 and "2 classes" in str(found)
     run.metrics["counts"], run.environment["data"]["counts"] = None, None
     assert basis(run, "few") is None

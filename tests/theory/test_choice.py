@@ -13,10 +13,10 @@ from longtail import methods, recipes, runs, theory
 from longtail.cli import main
 from longtail.config import Config, PaCo, from_dict, to_dict
 from longtail.engine.train import train
-from longtail.errors import UserError
 from longtail.losses import paco_terms
 from tests.conftest import tiny
-from tests.test_cli import images, says
+from tests.raises import fails, raises
+from tests.test_cli import images
 from tests.theory.test_remarks import CIFAR, anchors, least
 
 # The rule
@@ -76,7 +76,7 @@ def test_table_of_counts_and_of_what_is_counted(tmp_path):
     assert sum(theory.table("digits-lt").counts) == 389
     assert theory.table(images(tmp_path)).counts == [5, 5]  # a fifth of six is evaluated on
     assert theory.table("imagenet-lt", counts=[9, 1]).queue == 8192
-    with pytest.raises(UserError, match="name a recipe or the classes"):
+    with raises("invalid-value", "--recipe", "--counts"):
         theory.table()
 
 
@@ -96,7 +96,7 @@ def test_auto_goes_to_json_and_back():
 
 @pytest.mark.parametrize("alpha", ["Auto", None, True, 1.5, -0.1, float("nan")])
 def test_other_words_are_refused(alpha):
-    with pytest.raises(UserError, match=r"--method\.alpha .*(float|in \[0, 1\)|finite).*auto"):
+    with raises("invalid-value", "--method.alpha", "auto"):
         PaCo(alpha=alpha)
 
 
@@ -167,12 +167,14 @@ def test_the_verb_takes_counts_from_files(capsys, tmp_path):
     assert main(["data", "inspect", "digits-lt", "--quick", "--json", str(found)]) == 0
     assert main(["theory", "--counts", str(plain)]) == main(["theory", "--counts", "500", "100", "5"]) == 0
     assert main(["theory", "--counts", str(found), "--queue", "256", "--batch", "64"]) == 0
-    assert "389 images of 10 classes; queue 256, batch 64" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert all(words in shown for words in ("389 images", "10 classes", "queue 256", "batch 64"))
 
 
 def test_given_counts_are_not_called_the_recipes(capsys):
     assert main(["theory", "--recipe", "cifar100-lt", "--counts", "500", "5"]) == 0
-    assert capsys.readouterr().out.startswith("given counts, the rest as in cifar100-lt")
+    shown = capsys.readouterr().out
+    assert shown.startswith("given counts") and "cifar100-lt" in shown
     assert theory.table(counts=[500, 5]).name == "given counts"
 
 
@@ -184,23 +186,23 @@ def test_the_verb_draws(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("args", "words"),
+    ("args", "kind", "values"),
     [
-        ([], ["--recipe cifar100-lt", "--counts 500 100 5"]),
-        (["--recipe", "cifar100-l"], ["did you mean 'cifar100-lt'"]),
-        (["--recipe", "imagenet-lt", "--data_root", "nowhere"], ["nowhere"]),
-        (["--counts", "nowhere.txt"], ["nowhere.txt", "longtail data inspect"]),
-        (["--counts", "5", "x"], ["--counts 5 x", "whole numbers"]),
-        (["--counts", "5"], ["--counts 5", "two classes"]),
-        (["--counts", "5", "0"], ["--counts 5 0", "at least one image"]),
-        (["--counts", "5", "4", "--alpha", "1"], ["--alpha 1.0", "try 0.01"]),
-        (["--counts", "5", "4", "--queue", "-1"], ["--queue -1", "0 or more"]),
-        (["--counts", "5", "4", "--batch", "0"], ["--batch 0", "at least 1"]),
-        (["--counts", "5", "4", "--json", "."], ["--json .", "name a file"]),
-        (["--counts", "5", "4", "--figure", "nowhere/x.png"], ["--figure nowhere/x.png", "name a file"]),
-        (["--counts", "5", "4", "--figure", "t.jpg"], ["--figure t.jpg", ".svg or .png or .pdf"]),
+        ([], "invalid-value", ["--recipe cifar100-lt", "--counts 500"]),
+        (["--recipe", "cifar100-l"], "unknown-name", ["'cifar100-l'", "'cifar100-lt'"]),
+        (["--recipe", "imagenet-lt", "--data_root", "nowhere"], "missing-file", ["nowhere"]),
+        (["--counts", "nowhere.txt"], "missing-file", ["nowhere.txt", "longtail data"]),
+        (["--counts", "5", "x"], "invalid-value", ["--counts 5 x"]),
+        (["--counts", "5"], "invalid-value", ["--counts 5"]),
+        (["--counts", "5", "0"], "invalid-value", ["--counts 5 0"]),
+        (["--counts", "5", "4", "--alpha", "1"], "invalid-value", ["--alpha 1.0", "0.01"]),
+        (["--counts", "5", "4", "--queue", "-1"], "invalid-value", ["--queue -1", "0"]),
+        (["--counts", "5", "4", "--batch", "0"], "invalid-value", ["--batch 0", "1"]),
+        (["--counts", "5", "4", "--json", "."], "not-writable", ["--json ."]),
+        (["--counts", "5", "4", "--figure", "nowhere/x.png"], "not-writable", ["--figure nowhere/x.png"]),
+        (["--counts", "5", "4", "--figure", "t.jpg"], "invalid-value", ["--figure t.jpg", ".svg", ".png", ".pdf"]),
     ],
 )
-def test_mistakes_are_one_line(args, words, capsys, tmp_path, monkeypatch):
+def test_mistakes_are_one_line(args, kind, values, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    says(capsys, ["theory", *args], *words)
+    fails(capsys, ["theory", *args], kind, *values)
