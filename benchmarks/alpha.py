@@ -17,7 +17,7 @@ import numpy as np
 from factors import changed, validation, with_validation
 from measure import Row, save, table, where
 
-from longtail import recipes, runs
+from longtail import recipes, run_folder
 from longtail.engine.device import choose_device
 from longtail.engine.train import train
 from longtail.metrics import mean_std, paired_difference
@@ -35,8 +35,8 @@ def measure(args: argparse.Namespace) -> list[Row]:
     for alpha in args.alphas:
         config = changed(base, "method", alpha=alpha if alpha == "auto" else float(alpha))
         folders = train(config, args.out / args.recipe / alpha, resume=True, data=data)
-        ends = [json.loads((folder / runs.LOG).read_text().splitlines()[-1])["P_sup"] for folder in folders]
-        chosen = json.loads((folders[0] / runs.ENVIRONMENT).read_text())["chosen"]
+        ends = [json.loads((folder / run_folder.LOG).read_text().splitlines()[-1])["P_sup"] for folder in folders]
+        chosen = json.loads((folders[0] / run_folder.ENVIRONMENT).read_text())["chosen"]
         found.append(
             {
                 "alpha": f"auto = {chosen['alpha']:.3g}" if alpha == "auto" else alpha,

@@ -2,7 +2,7 @@
 
     python benchmarks/classes.py [--device cpu] [--classes N …] [--out FILE]
 
-From features, centres, queries and samples to their gradients: batch 128, queue 8,192, features of 2,048 (on a CPU 64), float32
+From features, centers, queries and samples to their gradients: batch 128, queue 8,192, features of 2,048 (on a CPU 64), float32
 with products in TF32 on CUDA, as in training. `ms` is by the wall clock, operation by operation; `replayed_ms` the same work
 replayed as a CUDA graph. `MB` (of 2^20 bytes) is what is taken at the peak beyond inputs and gradients: on CUDA the allocator's
 count, on Linux that of the process, to some megabytes. `time` and `memory` are ratios to the plain loss of that size: of
@@ -33,7 +33,7 @@ Given = tuple[Tensor, Tensor, Tensor, Tensor, Samples, Tensor]
 
 
 def inputs(classes: int, features: int, device: torch.device, batch: int = BATCH, queue: int = QUEUE) -> Given:
-    """Features, centres and bias (leaves), labels, the samples (leaves) and the prior; half of the queue is filled."""
+    """Features, centers and bias (leaves), labels, the samples (leaves) and the prior; half of the queue is filled."""
     rng = torch.Generator(device).manual_seed(0)
 
     def leaf(rows: int, width: int, scale: float = 1.0) -> Tensor:
@@ -53,17 +53,17 @@ def plain_terms(
 ) -> AnchorTerms:
     """All pairs at once, as `methods/paco.py` has it."""
     q_BD, z_MD, y_M, _ = samples
-    centre_BC, contrast_BM = F.linear(x_BF, c_CF, bias_C), q_BD @ z_MD.T
+    center_BC, contrast_BM = F.linear(x_BF, c_CF, bias_C), q_BD @ z_MD.T
     drop_BM = torch.eye(len(q_BD), len(z_MD), dtype=torch.bool, device=y_B.device) | (y_M < 0)
-    terms = paco_terms(centre_BC, contrast_BM, y_B, y_M, drop_BM, log_prior_C, *numbers)
-    return AnchorTerms(*terms, centre_BC.detach().argmax(1), magnitudes(centre_BC), magnitudes(contrast_BM))
+    terms = paco_terms(center_BC, contrast_BM, y_B, y_M, drop_BM, log_prior_C, *numbers)
+    return AnchorTerms(*terms, center_BC.detach().argmax(1), magnitudes(center_BC), magnitudes(contrast_BM))
 
 
 LOSSES: dict[str, Callable[..., AnchorTerms]] = {"plain": plain_terms, "chunks": chunked_terms}
 
 
 def gradients(name: str, given: Given) -> tuple[Tensor, ...]:
-    """Of features, centres, bias, queries and keys; all of it is done here, so that a graph can be captured of it."""
+    """Of features, centers, bias, queries and keys; all of it is done here, so that a graph can be captured of it."""
     x, c, bias, y_B, samples, log_prior_C = given
     q, z = samples.q_BD, samples.z_MD
     all_samples = samples._replace(z_MD=torch.cat([q, z]))

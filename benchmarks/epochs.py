@@ -15,7 +15,7 @@ from typing import Any
 
 from measure import save, where
 
-from longtail import recipes, runs
+from longtail import recipes, run_folder
 from longtail.config import Config
 from longtail.data.sources import load
 from longtail.engine.device import choose_device
@@ -36,7 +36,7 @@ def prepared(cell: str, args: argparse.Namespace) -> Config:
 
 def by_epoch(folder: Path) -> dict[int, float]:
     """Test accuracy in percent after so many epochs, of all stages together."""
-    rows = [json.loads(line) for line in (folder / runs.LOG).read_text().splitlines()]
+    rows = [json.loads(line) for line in (folder / run_folder.LOG).read_text().splitlines()]
     return {done: row["val_accuracy"] for done, row in enumerate(rows, 1) if "val_accuracy" in row}
 
 

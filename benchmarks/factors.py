@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from measure import where
 
-from longtail import files, recipes, runs
+from longtail import files, recipes, run_folder
 from longtail.config import Config, from_dict
-from longtail.data.sources import DataSet, Source, load
+from longtail.data.sources import DataSet, Split, load
 from longtail.engine.device import choose_device
 from longtail.engine.train import train
 from longtail.metrics import mean_std, paired_difference
@@ -53,11 +53,11 @@ def variants() -> dict[str, Config]:
         "key batch norm by averages": changed(base, "method", key_norm="ema"),
         "longer queue, 8192": changed(base, "method", queue=8192),
         "longer queue, 8192, alpha auto": changed(base, "method", queue=8192, alpha="auto"),
-        "centres with temperature tau": changed(base, "method", centre_tau=0.05),
+        "centers with temperature tau": changed(base, "method", center_tau=0.05),
         "G without batch norm": changed(base, "method", projection_norm=False),
         "black fill": changed(base, "views", query=black),
-        "CIFAR-100 statistics": changed(base, "views", normalise="cifar100"),
-        "centres without bias": changed(base, "model", bias=False),
+        "CIFAR-100 statistics": changed(base, "views", normalize="cifar100"),
+        "centers without bias": changed(base, "model", bias=False),
         "cosine from 0.1": changed(base, "optim", lr=0.1, **COSINE),
         "Balanced Softmax, cosine from 0.1": changed(balanced, "optim", lr=0.1, **COSINE),
         "no rebalance": recipes.cifar100_lt("paco-no-rebalance", IMBALANCE, "equal"),
@@ -76,13 +76,13 @@ def with_validation(config: Config, wider: float = 10) -> DataSet:
     """The usual draw to train on, and what a less skewed one has beyond it to validate on."""
     data, more = load(config.data), load(replace(config.data, imbalance=wider)).train
     unused = ~np.isin(more.ids, data.train.ids)
-    val = Source(more.images[unused], more.labels[unused], more.class_names, more.ids[unused])
+    val = Split(more.images[unused], more.labels[unused], more.class_names, more.ids[unused])
     return replace(data, val=val)
 
 
 def last_epoch(folder: Path) -> dict[str, Any]:
     """With the class-balanced accuracy on the validation images, and of PaCo with P_sup."""
-    return dict(json.loads((folder / runs.LOG).read_text().splitlines()[-1]))
+    return dict(json.loads((folder / run_folder.LOG).read_text().splitlines()[-1]))
 
 
 def recorded(book: dict[str, Any], name: str, config: Config) -> bool:

@@ -5,7 +5,7 @@
 FOLDER is an image folder with train/ and val/ (Tiny-ImageNet-LT). Of its classes some are taken evenly from the most frequent
 to the rarest, of each at most `--most` training images, the first by name; all their images in val/ are tested on. `--others`
 takes as many of the classes that are left: what is decided on these may be tested on those. All methods have the same weights,
-views, optimiser and length; nothing was tuned for one of them. The rows are in OUT/finetune.json, the runs beside it; what has
+views, optimizer and length; nothing was tuned for one of them. The rows are in OUT/finetune.json, the runs beside it; what has
 finished there is not trained again.
 """
 
@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 from measure import Row, save, table, where
 
-from longtail import recipes, runs
+from longtail import recipes, run_folder
 from longtail.config import Config, DataConfig, ModelConfig, OptimConfig
 from longtail.data.sources import load
 from longtail.engine.device import choose_device
 from longtail.engine.train import train
-from longtail.models.weights import normalisation
-from longtail.report.table import make_rows
-from longtail.report.ties import compare_seeds
+from longtail.models.weights import normalization
+from longtail.reporting.table import make_rows
+from longtail.reporting.ties import compare_seeds
 
 METHODS = ("ce", "balanced-softmax", "paco")
 RATES = {"head": 0.01, "all": 0.005, "scratch": 0.02}  # of SGD, at 32 images
@@ -57,8 +57,8 @@ def configure(method: str, learns: str, data: DataConfig, args: argparse.Namespa
     return replace(
         config,
         data=replace(data, image_size=args.size),
-        views=replace(config.views, normalise=normalisation(args.model)),
-        model=ModelConfig(name=args.model, pretrained=pretrained, learns="head" if learns == "head" else "all"),
+        views=replace(config.views, normalize=normalization(args.model)),
+        model=ModelConfig(name=args.model, pretrained=pretrained, trainable="head" if learns == "head" else "all"),
         method=replace(config.method, **known),
         optim=OptimConfig(
             lr=RATES[learns] * args.batch / 32,
@@ -80,7 +80,7 @@ def measure(args: argparse.Namespace) -> list[Row]:
     for learns in args.learns:
         for method in args.methods:
             folders = train(configure(method, learns, data, args), args.out / learns / method, resume=True, data=loaded)
-            (row,) = make_rows(runs.finished(folders))
+            (row,) = make_rows(run_folder.finished(folders))
             cells = {group: row.cell(group) for group in ("top1", "many", "medium", "few")}
             seconds = float(np.mean(row.values("seconds")))
             found.append({"learns": learns, "method": method, **cells, "seconds": round(seconds, 1)})
@@ -91,7 +91,7 @@ def verdicts(args: argparse.Namespace) -> list[str]:
     """Of the last method against each of the others: seed-paired differences with their 95 % intervals."""
     lines = []
     for learns in args.learns:
-        rows = {m: make_rows(runs.finished(args.out / learns / m))[0] for m in args.methods}
+        rows = {m: make_rows(run_folder.finished(args.out / learns / m))[0] for m in args.methods}
         *others, last = args.methods
         for other in others:
             for metric in ("top1", "few"):

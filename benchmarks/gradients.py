@@ -15,10 +15,10 @@ import numpy as np
 from measure import save, table
 
 import longtail
-from longtail import recipes, runs
+from longtail import recipes, run_folder
 from longtail.config import Config
 from longtail.metrics import FloatArray
-from longtail.report.gradients import Pull
+from longtail.reporting.gradients import ClassGradientNorms
 
 METHODS = ("supcon", "ce-supcon", "paco")
 IMBALANCE, SETTING = 100, "equal"
@@ -35,9 +35,9 @@ def prepared(method: str, args: argparse.Namespace) -> Config:
     )
 
 
-def measured(run: runs.Run) -> dict[str, Any]:
+def measured(run: run_folder.FinishedRun) -> dict[str, Any]:
     """Gradient norms of a run by class, from frequent to rare: means over its epochs, and over their last tenth."""
-    with np.load(run.folder / runs.GRADIENTS) as stored:
+    with np.load(run.folder / run_folder.GRADIENTS) as stored:
         norms_EC = stored["norms"][np.isfinite(stored["norms"]).all(1)].astype(float)
     about = {name: run.environment[name] for name in ("seed", "started", "commit", "device", "versions", "model")}
     about["resumed"] = len(run.environment.get("resumed", []))  # times
@@ -54,7 +54,7 @@ def steepness(found: list[dict[str, Any]], when: str) -> dict[str, float | None]
     norms_SC = np.array([record[when] for record in found])
     mean_C, tenth = norms_SC.mean(0), norms_SC.shape[1] // 10
     within = float(mean_C[:tenth].mean() / mean_C[tenth : 2 * tenth].mean())
-    return {"head / tail": Pull("", norms_SC).steepness, "within the head": within}
+    return {"head / tail": ClassGradientNorms("", norms_SC).steepness, "within the head": within}
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def main() -> None:
     found = {}
     for method in METHODS:
         folders = longtail.train(prepared(method, args), args.out / method, resume=True)
-        found[method] = [measured(runs.read(folder)) for folder in folders]
+        found[method] = [measured(run_folder.read(folder)) for folder in folders]
     save(results, {"recipe": "cifar100-lt", "imbalance": IMBALANCE, "setting": SETTING, "methods": found})
     cases = [(method, when) for method in METHODS for when in ("mean", "end")]
     print(table([{"method": method, "epochs": when} | steepness(found[method], when) for method, when in cases]))

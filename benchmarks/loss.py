@@ -37,11 +37,11 @@ BUDGET = 0.2  # seconds for each time
 def inputs(batch: int, queue: int, classes: int, device: torch.device) -> tuple[Tensor, ...]:
     """The products (leaves), labels, drops and the prior; the samples are the queue and two views of the batch."""
     rng, samples = torch.Generator(device).manual_seed(0), queue + 2 * batch
-    centre = torch.randn(batch, classes, generator=rng, device=device).requires_grad_()
+    center = torch.randn(batch, classes, generator=rng, device=device).requires_grad_()
     contrast = (2 * torch.rand(batch, samples, generator=rng, device=device) - 1).requires_grad_()
     y_B, y_M = (torch.randint(classes, (n,), generator=rng, device=device) for n in (batch, samples))
     drop = torch.zeros(batch, samples, dtype=torch.bool, device=device).fill_diagonal_(True)
-    return centre, contrast, y_B, y_M, drop, torch.rand(classes, generator=rng, device=device).log_softmax(0)
+    return center, contrast, y_B, y_M, drop, torch.rand(classes, generator=rng, device=device).log_softmax(0)
 
 
 def replayed(work: Callable[[], None]) -> Callable[[], None]:
@@ -92,7 +92,7 @@ def measure(device: torch.device, most: int = 2**31) -> Row:
 
 def plot(rows: list[Row], path: Path) -> None:
     """Time and memory against each of the three, both axes logarithmic; dashed: what grows in proportion."""
-    from longtail.report.plots import plt  # only here is matplotlib needed
+    from longtail.reporting.plots import plt  # only here is matplotlib needed
 
     panels = {"replayed_ms": "forward and backward,\nreplayed, ms", "MB": "beyond inputs\nand gradients, MB"}
     if rows[0]["replayed_ms"] is None:
@@ -112,11 +112,11 @@ def plot(rows: list[Row], path: Path) -> None:
 def draw(axis: Any, rows: list[Row], vary: str, key: str) -> None:
     from matplotlib.ticker import LogLocator
 
-    from longtail.report.plots import COLOURS, MARKERS
+    from longtail.reporting.plots import COLORS, MARKERS
 
-    for name, colour, marker in zip(LOSSES, COLOURS, MARKERS, strict=False):
+    for name, color, marker in zip(LOSSES, COLORS, MARKERS, strict=False):
         x, y = zip(*((r[vary], r[key]) for r in rows if r["loss"] == name), strict=True)
-        axis.loglog(x, y, label=name, color=colour, marker=marker, markersize=4)
+        axis.loglog(x, y, label=name, color=color, marker=marker, markersize=4)
     shown, far = axis.get_ylim(), rows[-2]  # the largest of ours
     linear = [far[key] * v / far[vary] for v in x]
     axis.loglog(x, linear, label="linear", color="0.6", linestyle="--", linewidth=1)

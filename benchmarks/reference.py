@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision import transforms as T
 
-from longtail.data.sources import Source
+from longtail.data.sources import Split
 from longtail.models.backbones import CifarResNet
 
 BATCH, QUEUE, WIDTH = 128, 1024, 32
@@ -59,14 +59,14 @@ def auto_view() -> T.Compose:
 def sim_view() -> T.Compose:
     """The key's: SimAugment."""
     crop = [T.RandomResizedCrop(32, scale=(0.2, 1.0)), T.RandomHorizontalFlip()]
-    colour = [T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8), T.RandomGrayscale(0.2)]
-    return T.Compose([*crop, *colour, T.RandomApply([Blur(0.1, 2.0)], 0.5), T.ToTensor(), T.Normalize(*STATISTICS)])
+    color = [T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8), T.RandomGrayscale(0.2)]
+    return T.Compose([*crop, *color, T.RandomApply([Blur(0.1, 2.0)], 0.5), T.ToTensor(), T.Normalize(*STATISTICS)])
 
 
 class ViewSet(Dataset):
     """Each item is the views of an image, and its label."""
 
-    def __init__(self, source: Source, views: list[Callable[[Image.Image], Tensor]]) -> None:
+    def __init__(self, source: Split, views: list[Callable[[Image.Image], Tensor]]) -> None:
         self.source, self.views = source, views
 
     def __len__(self) -> int:
@@ -78,7 +78,7 @@ class ViewSet(Dataset):
 
 
 class Network(nn.Module):
-    """Logits and the normalised projection."""
+    """Logits and the normalized projection."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Network(nn.Module):
 
 
 def plain_paco_loss(
-    centre: Tensor,
+    center: Tensor,
     contrast: Tensor,
     y: Tensor,
     others: Tensor,
@@ -102,11 +102,11 @@ def plain_paco_loss(
     tau: float,
 ) -> Tensor:
     """The loss by autograd, as matrices of masks over all logits."""
-    logits = torch.cat([centre + log_prior, contrast / tau], 1)
+    logits = torch.cat([center + log_prior, contrast / tau], 1)
     logits = logits - logits.max(1, keepdim=True).values.detach()
-    kept = torch.cat([torch.ones_like(centre), (~drop).float()], 1)
+    kept = torch.cat([torch.ones_like(center), (~drop).float()], 1)
     positive = (y[:, None] == others[None]).float() * (~drop).float()
-    weight = torch.cat([F.one_hot(y, centre.shape[1]).float(), alpha * positive], 1)
+    weight = torch.cat([F.one_hot(y, center.shape[1]).float(), alpha * positive], 1)
     log_p = logits - torch.log((torch.exp(logits) * kept).sum(1, keepdim=True))
     return -((weight * log_p).sum(1) / weight.sum(1)).mean()
 
@@ -122,7 +122,7 @@ class Reference:
         self.queue = F.normalize(torch.randn(QUEUE, WIDTH, device=device))
         self.labels = torch.randint(len(counts), (QUEUE,), device=device)
         self.place = 0
-        self.optimiser = torch.optim.SGD(self.query.parameters(), 0.05, momentum=0.9, weight_decay=5e-4)
+        self.optimizer = torch.optim.SGD(self.query.parameters(), 0.05, momentum=0.9, weight_decay=5e-4)
 
     def step(self, batch: Any) -> tuple[float, float]:
         (view, other), y = batch
@@ -136,15 +136,15 @@ class Reference:
         drop = torch.zeros_like(contrast, dtype=torch.bool).fill_diagonal_(True)
         labels = torch.cat([y, y, self.labels])
         loss = plain_paco_loss(logits, contrast, y, labels, drop, self.log_prior, ALPHA, TAU)
-        self.optimiser.zero_grad()
+        self.optimizer.zero_grad()
         loss.backward()
-        self.optimiser.step()
+        self.optimizer.step()
         self.queue[self.place : self.place + len(k)], self.labels[self.place : self.place + len(k)] = k, y
         self.place = (self.place + len(k)) % QUEUE
         return loss.item(), (logits.argmax(1) == y).float().mean().item()
 
 
-def batches(source: Source, workers: int, pinned: bool) -> Generator[Any]:
+def batches(source: Split, workers: int, pinned: bool) -> Generator[Any]:
     """Epoch after epoch, by `workers` processes (0: by this one)."""
     views = ViewSet(source, [auto_view(), sim_view()])
     loader = DataLoader(

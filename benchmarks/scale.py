@@ -32,9 +32,9 @@ from step import make_runs
 
 from longtail import recipes
 from longtail.config import Config
-from longtail.data.imbalance import checksum
-from longtail.data.pool import OnDisk
-from longtail.data.sources import DataSet, Source
+from longtail.data.lazy_images import StreamedImages
+from longtail.data.long_tail import checksum
+from longtail.data.sources import DataSet, Split
 from longtail.engine.capture import own_stream
 from longtail.engine.device import choose_device, precision
 from longtail.engine.run import Run
@@ -107,8 +107,8 @@ def pictures(number: int = 64) -> list[bytes]:
 def make_data(counts: np.ndarray, config: Config) -> DataSet:
     encoded, labels = pictures(), np.repeat(np.arange(len(counts)), counts)
     side = round(config.data.image_size * 16 / 7)
-    images = OnDisk(lambda i: encoded[i % len(encoded)], str, side, config.data.workers)
-    source = Source(images, labels, tuple(map(str, range(len(counts)))), np.arange(len(labels)))
+    images = StreamedImages(lambda i: encoded[i % len(encoded)], str, side, config.data.workers)
+    source = Split(images, labels, tuple(map(str, range(len(counts)))), np.arange(len(labels)))
     return DataSet("dry", source, None, source, checksum(labels))
 
 
@@ -154,7 +154,7 @@ def measure_row(name: str, counts: np.ndarray, args: argparse.Namespace, device:
     per_epoch = len(data.train.labels) / batch
     row |= {"s_per_epoch": per_epoch * one, "epochs": epochs, "hours": epochs * per_epoch * one / 3600}
     for key, each in (("hours_on_8", max(batch // 8, 2)), ("hours_on_8_larger", batch)):
-        part = replace(config, train=replace(config.train, batch_size=each, step="eager"))
+        part = replace(config, train=replace(config.train, batch_size=each, execution="eager"))
         together = measure_steps(part, data, args.seconds, device)[0] + 2 * sent / LINK
         row[key] = epochs * len(data.train.labels) / (8 * each) * together / 3600
     return row | {"took_s": made}

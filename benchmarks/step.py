@@ -22,8 +22,8 @@ from reference import BATCH, Reference, batches
 
 from longtail import recipes
 from longtail.config import Config
-from longtail.data.imbalance import checksum, exponential_counts
-from longtail.data.sources import DataSet, Source
+from longtail.data.long_tail import checksum, exponential_counts
+from longtail.data.sources import DataSet, Split
 from longtail.engine.device import choose_device, precision
 from longtail.engine.run import Run
 from longtail.engine.train import make_step
@@ -36,7 +36,7 @@ def random_data() -> DataSet:
     counts, rng = exponential_counts(500, 100, 100), np.random.default_rng(0)
     labels = np.repeat(np.arange(100), counts)
     images = rng.integers(0, 256, (len(labels), 32, 32, 3), dtype=np.uint8)
-    source = Source(images, labels, tuple(map(str, range(100))), np.arange(len(labels)))
+    source = Split(images, labels, tuple(map(str, range(100))), np.arange(len(labels)))
     return DataSet("random", source, None, source, checksum(labels))
 
 

@@ -36,8 +36,8 @@ from torchvision.datasets import ImageFolder
 
 from longtail import recipes
 from longtail.config import Config
+from longtail.data.lazy_images import StreamedImages
 from longtail.data.loader import Loader, make_loader
-from longtail.data.pool import OnDisk
 from longtail.data.sources import load
 from longtail.engine.capture import own_stream
 from longtail.engine.device import choose_device, precision
@@ -150,7 +150,7 @@ def at_work(name: str, events: list[Row], batches: int) -> Row:
 
 def decoding_on_cpu(run: Run) -> Loader:
     source = run.data.train
-    assert isinstance(source.images, OnDisk)
+    assert isinstance(source.images, StreamedImages)
     images = replace(source.images, decode="cpu")
     loader = make_loader(replace(source, images=images), run.loader.batch_size, run.seed, run.device)
     loader.enter("uniform", 0, run.config.train.epochs)

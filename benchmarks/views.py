@@ -3,7 +3,7 @@
     python benchmarks/views.py [--out FILE] [--workers 1 8]
 
 Both kinds of PaCo's views, alone and as the pair that a step needs; 32 x 32 pixels, delivered in batches of 128, in one run.
-Ours are normalised and cast, and lie where the network reads them; the workers' are counted before the copy to the device.
+Ours are normalized and cast, and lie where the network reads them; the workers' are counted before the copy to the device.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def config_of(kind: str) -> Config:
     """PaCo makes both views, a method without a key network the query's."""
     config = recipes.cifar100_lt("paco" if kind == "both" else "balanced-softmax", 100, "equal")
     query = recipes.SIM if kind == "SimAugment" else recipes.AUTO_CUTOUT
-    train = replace(config.train, step="auto")
+    train = replace(config.train, execution="auto")
     return replace(config, views=replace(config.views, query=query), train=train)
 
 

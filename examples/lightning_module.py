@@ -41,8 +41,8 @@ class LitPaCo(lightning.LightningModule):
 
     def configure_optimizers(self):
         learning = [p for p in self.parameters() if p.requires_grad]  # the key network has none
-        optimiser = torch.optim.SGD(learning, lr=LR, momentum=0.9, weight_decay=5e-4)
-        return [optimiser], [torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, EPOCHS)]
+        optimizer = torch.optim.SGD(learning, lr=LR, momentum=0.9, weight_decay=5e-4)
+        return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)]
 
     def forward(self, images: Tensor) -> Tensor:
         return self.criterion.classify(self.net(self.views.plain(images)))

@@ -1,4 +1,4 @@
-"""PaCo in a plain torch loop: network, optimiser and augmentation are yours, the loss brings what else it needs.
+"""PaCo in a plain torch loop: network, optimizer and augmentation are yours, the loss brings what else it needs.
 
 python examples/plain_loop.py        # handwritten digits, of which the rarest has 3 training images
 """
@@ -41,15 +41,15 @@ def main() -> None:
     key = MomentumNetwork(query, momentum=0.99)
 
     learning = [*net.parameters(), *criterion.parameters()]
-    optimiser = torch.optim.SGD(learning, lr=LR, momentum=0.9, weight_decay=5e-4)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, EPOCHS)
+    optimizer = torch.optim.SGD(learning, lr=LR, momentum=0.9, weight_decay=5e-4)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
     for epoch in range(EPOCHS):
         for batch in torch.randperm(len(labels)).split(BATCH)[:-1]:  # the rest of an epoch is left out
             one, other = (torch.stack([crop(image) for image in images[batch]]) for _ in range(2))
             terms = criterion.terms(net(one), key(other), labels[batch])
             terms["loss"].backward()
-            optimiser.step()
-            optimiser.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
             key.follow(query)
         schedule.step()
         if (epoch + 1) % 10 == 0:

@@ -44,22 +44,22 @@ def fit(root: Path) -> None:
     query = nn.Sequential(net, criterion.G)  # (+)
     key = MomentumNetwork(query, momentum=0.99)  # (+)
     model = nn.ModuleList([net, criterion])
-    optimiser = create_optimizer_v2(model, "momentum", lr=LR, weight_decay=5e-4)
-    schedule, epochs = create_scheduler_v2(optimiser, num_epochs=EPOCHS, warmup_epochs=2)
+    optimizer = create_optimizer_v2(model, "momentum", lr=LR, weight_decay=5e-4)
+    schedule, epochs = create_scheduler_v2(optimizer, num_epochs=EPOCHS, warmup_epochs=2)
     for epoch in range(epochs):
         losses = AverageMeter()
         for (one, other), y in loader:
             loss = criterion(net(one), key(other), y)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             key.follow(query)  # (+)
             losses.update(loss.item(), len(y))
         schedule.step(epoch + 1)
     print(f"epoch {epochs}: loss {losses.avg:.3f}")
 
-    net.reset_classifier(len(counts))  # (+) the centres for its classifier, it is an ordinary timm network again
-    net.get_classifier().load_state_dict(criterion.centres.state_dict())
+    net.reset_classifier(len(counts))  # (+) the centers for its classifier, it is an ordinary timm network again
+    net.get_classifier().load_state_dict(criterion.centers.state_dict())
     with torch.no_grad():
         net.eval()
         said = [(net(images), y) for images, y in create_loader(val, crop_pct=1.0, **common)]

@@ -9,7 +9,7 @@ import torch
 from longtail import recipes
 from longtail.config import Config
 from longtail.engine import evaluate
-from longtail.report.embedding import WORKER
+from longtail.reporting.embedding import WORKER
 
 evaluate.LATENCY_SECONDS = 0.0  # six passes instead of a hundred after every training
 torch.set_num_threads(1)  # 2 cores, small networks: threads cost more than they give
@@ -19,7 +19,11 @@ def tiny(method: str = "paco", **train) -> Config:
     """Digits at 8 pixels with a ResNet-8: three epochs of a few steps."""
     config = recipes.digits_lt(method)
     values = {"epochs": 3, "batch_size": 64, "device": "cpu", "checkpoint_every": 1} | train
-    chosen = replace(config.method, **{config.method.second_field: 2}) if config.method.second_field else config.method
+    chosen = (
+        replace(config.method, **{config.method.second_stage_epochs_field: 2})
+        if config.method.second_stage_epochs_field
+        else config.method
+    )
     return replace(
         config, method=chosen, train=replace(config.train, **values), log=replace(config.log, progress="none")
     )

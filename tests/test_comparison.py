@@ -9,15 +9,15 @@ import pytest
 import torch
 from PIL import Image
 
-from longtail import comparison, methods, recipes, runs
-from longtail.choices.ledger import YOURS
+from longtail import comparison, methods, recipes, run_folder
+from longtail.autoconfig.config_choices import YOURS
 from longtail.cli import main
-from longtail.comparison import chosen, compare, configure, usual_budget
+from longtail.comparison import compare, configure, select_methods, usual_budget
 from longtail.errors import UserError
-from longtail.report import tested
-from longtail.report.table import Row
-from longtail.report.ties import compare_seeds, standings
-from longtail.report.verdict import judge, worth
+from longtail.reporting import tested
+from longtail.reporting.table import ResultRow
+from longtail.reporting.ties import compare_seeds, rank_labels
+from longtail.reporting.verdict import judge, worth
 from tests.raises import fails, raises
 
 pytestmark = pytest.mark.usefixtures("simple_maps")
@@ -39,7 +39,7 @@ def test_how_long_it_will_take_goes_by_what_was_trained():
 
 def test_names_are_not_parted_by_commas():
     with raises("invalid-value", "--methods ce,paco", "ce paco"):
-        chosen("ce,paco")
+        select_methods("ce,paco")
 
 
 def test_three_methods_three_seeds(tmp_path):
@@ -69,7 +69,7 @@ def test_three_methods_three_seeds(tmp_path):
 
 def trained_at(folder) -> dict:
     """Return when each network below a folder was written."""
-    return {path: path.stat().st_mtime_ns for path in folder.rglob(runs.MODEL)}
+    return {path: path.stat().st_mtime_ns for path in folder.rglob(run_folder.MODEL)}
 
 
 def test_what_cannot_be_trained_is_known_before_the_first_method_is(tmp_path, capsys, monkeypatch):
@@ -135,7 +135,7 @@ def test_one_that_fails_does_not_take_the_others_with_it(tmp_path, capsys):
     (row,) = compare("digits-lt", ("ce", "focal"), tmp_path, seeds=[0], epochs=1, change=diverges)
     (line,) = capsys.readouterr().err.splitlines()
     assert row.label == "Focal" and line.startswith("ce ") and "--optim.lr" in line
-    assert not (tmp_path / "ce/seed0" / runs.METRICS).exists()
+    assert not (tmp_path / "ce/seed0" / run_folder.METRICS).exists()
 
 
 @pytest.mark.parametrize(
@@ -187,8 +187,11 @@ def test_is_it_worth_it(tmp_path, capsys):
 
     def row(method, values):
         config = recipes.digits_lt(method)
-        found = [runs.Run(tmp_path, config, {"seed": s}, {"few": v, "per_class": [v]}) for s, v in enumerate(values)]
-        return Row("digits", config.method.label, tuple(found))
+        found = [
+            run_folder.FinishedRun(tmp_path, config, {"seed": s}, {"few": v, "per_class": [v]})
+            for s, v in enumerate(values)
+        ]
+        return ResultRow("digits", config.method.label, tuple(found))
 
     won, lost = asked(a, {"balanced-softmax": b}), asked(b, {"balanced-softmax": a})
     assert (won.kind, won.other, lost.kind, lost.other) == ("yes", "Balanced Softmax", "no", "Balanced Softmax")
@@ -202,13 +205,13 @@ def test_is_it_worth_it(tmp_path, capsys):
 
 
 def test_all_is_every_method_and_none_is_an_error():
-    assert chosen(["all"]) == list(recipes.METHODS) and len(recipes.METHODS) >= 25
-    assert chosen(["ce", "paco", "ce"]) == ["ce", "paco"]
+    assert select_methods(["all"]) == list(recipes.METHODS) and len(recipes.METHODS) >= 25
+    assert select_methods(["ce", "paco", "ce"]) == ["ce", "paco"]
     assert comparison.USUAL == ("ce", "balanced-softmax", "paco")
     with raises("invalid-value", "--methods"):
-        chosen([])
+        select_methods([])
     with raises("unknown-name", "'pacco'", "'paco'"):
-        chosen(["ce", "pacco"])
+        select_methods(["ce", "pacco"])
 
 
 @pytest.mark.parametrize("name", recipes.METHODS)
@@ -244,7 +247,7 @@ def test_ties_by_pairs_of_seeds():
     a, b, c = {0: 50.0, 1: 52.0, 2: 54.0}, {0: 49.0, 1: 53.0, 2: 53.5}, {0: 40.0, 1: 42.1, 2: 43.9}
     assert compare_seeds(a, b).outcome == "tied" and compare_seeds(a, c).outcome == "ahead"
     assert compare_seeds(c, a).outcome == "behind" and compare_seeds(a, {0: 1.0, 1: 2.0}).outcome is None
-    assert standings([c, a, b]) == ["", "best", "tied"]
-    assert standings([c, a, b, {0: 99.0}]) == ["", "best", "tied", "no verdict"]  # one seed decides nothing
-    assert standings([a, {0: 1.0}]) == ["", ""] and standings([]) == [] and standings([a]) == [""]
-    assert compare_seeds(a, b).seeds == [0, 1, 2] and runs.seeds_named([0]).split() == ["seed", "0"]
+    assert rank_labels([c, a, b]) == ["", "best", "tied"]
+    assert rank_labels([c, a, b, {0: 99.0}]) == ["", "best", "tied", "no verdict"]  # one seed decides nothing
+    assert rank_labels([a, {0: 1.0}]) == ["", ""] and rank_labels([]) == [] and rank_labels([a]) == [""]
+    assert compare_seeds(a, b).seeds == [0, 1, 2] and run_folder.seeds_named([0]).split() == ["seed", "0"]

@@ -21,7 +21,7 @@ from longtail import recipes
 from longtail.cli import VERBS, main, reference
 from longtail.config import methods as config_methods
 from longtail.metrics import mean_std, paired_difference
-from longtail.report.table import table
+from longtail.reporting.table import table
 from tests.data.test_sources import cifar_entry, write
 from tests.test_large import write_imagenet
 

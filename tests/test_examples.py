@@ -38,7 +38,7 @@ def test_two_epochs_of_it_run(example, capsys, monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_as_a_user_runs_it_it_recognises_head_and_tail(example, tmp_path):
+def test_as_a_user_runs_it_it_recognizes_head_and_tail(example, tmp_path):
     needs(example)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}  # small networks: threads cost more than they give
     command = [sys.executable, example]

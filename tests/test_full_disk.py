@@ -12,10 +12,10 @@ import torch
 from safetensors import SafetensorError
 
 import longtail
-from longtail import files, runs
+from longtail import files, run_folder
 from longtail.cli import main
 from longtail.engine import checkpoint
-from longtail.errors import NoRoom, RunError, UserError, full_disk, room_for, why
+from longtail.errors import DiskFullError, RunError, UserError, disk_full_as_user_error, disk_full_text, error_text
 from tests.inference.made import finished_run, folder_config, photographs
 from tests.raises import raises
 
@@ -52,17 +52,21 @@ def test_it_is_known_in_whatever_it_is_wrapped(code):
         raised(RuntimeError("unexpected pos"), after=plain),
         raised(UserError("x"), because=raised(RuntimeError("y"), after=plain)),
     ):
-        assert full_disk(error) == why(error) != ""
-        with raises("disk-full", "x", error=NoRoom), room_for("x"):
+        assert disk_full_text(error) == error_text(error) != ""
+        with raises("disk-full", "x", error=DiskFullError), disk_full_as_user_error("x"):
             raise error
     for error in (OSError(errno.EACCES, "x"), ValueError("28"), SafetensorError("(os error 13)"), None):
-        assert full_disk(error) == ""
-    with pytest.raises(PermissionError), room_for("x"):
+        assert disk_full_text(error) == ""
+    with pytest.raises(PermissionError), disk_full_as_user_error("x"):
         raise PermissionError(errno.EACCES, "x")
 
 
 def test_of_several_files_the_one_that_has_no_room_is_named():
-    with raises("disk-full", "inner", error=NoRoom), room_for("outer"), room_for("inner"):
+    with (
+        raises("disk-full", "inner", error=DiskFullError),
+        disk_full_as_user_error("outer"),
+        disk_full_as_user_error("inner"),
+    ):
         raise OSError(errno.ENOSPC, "x")
 
 
@@ -98,11 +102,11 @@ def test_torch_s_writer_does_not_end_the_process(run, tmp_path):
 
 def test_a_network_is_not_there_without_its_card(run, tmp_path, monkeypatch):
     def write(path, *_):
-        with room_for(path):
+        with disk_full_as_user_error(path):
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(files, "write_text", write)
-    with raises("disk-full", tmp_path / "x.safetensors.md", error=NoRoom):
+    with raises("disk-full", tmp_path / "x.safetensors.md", error=DiskFullError):
         longtail.export(run, "safetensors", tmp_path / "x.safetensors")
     assert list(tmp_path.iterdir()) == []
 
@@ -114,7 +118,7 @@ def test_a_folder_that_has_no_room_for_another(run, tmp_path, monkeypatch, capsy
     monkeypatch.setattr(Path, "mkdir", mkdir)
     assert main(["report", str(run), "-o", str(tmp_path / "new/x.html")]) == 1
     assert os.strerror(errno.ENOSPC) in capsys.readouterr().err
-    with pytest.raises(NoRoom):
+    with pytest.raises(DiskFullError):
         longtail.export(run, "safetensors", tmp_path / "new/x.safetensors")
 
 
@@ -136,7 +140,7 @@ def test_a_checkpoint_says_what_torch_does_not(tmp_path, monkeypatch, numbers):
 
 
 def test_a_run_that_is_measured_again(run, monkeypatch, capsys):
-    before = (run / runs.METRICS).read_bytes()
+    before = (run / run_folder.METRICS).read_bytes()
 
     def save(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -146,5 +150,5 @@ def test_a_run_that_is_measured_again(run, monkeypatch, capsys):
     assert main(["eval", str(run), "--device", "cpu"]) == 1
     assert (
         ONE_MESSAGE.format(run / "predictions.npz") in capsys.readouterr().err
-        and (run / runs.METRICS).read_bytes() == before
+        and (run / run_folder.METRICS).read_bytes() == before
     )

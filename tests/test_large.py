@@ -16,14 +16,14 @@ from longtail.config import Config, from_dict, to_dict
 from longtail.data.inspection import inspect
 from longtail.engine.schedule import learning_rate
 from longtail.methods import Batch, Mixed
-from longtail.recipes.rows import Row
+from longtail.recipes.published_rows import PublishedRow
 from tests.raises import raises
 
 LARGE = {name: recipe for name, recipe in recipes.RECIPES.items() if recipe.rows}
 ROWS = [(name, row) for name, recipe in LARGE.items() for row in recipe.rows]
 
 
-def made(name: str, row: Row) -> Config:
+def made(name: str, row: PublishedRow) -> Config:
     return recipes.make(name, **{choice: value or None for choice, value in row._asdict().items()})
 
 
@@ -46,16 +46,16 @@ def test_every_row_is_a_configuration(name, row):
 @pytest.mark.parametrize(
     ("name", "row", "figures"),
     [
-        ("imagenet-lt", Row("paco", "resnet50", "rand", "released"), (57.0, 65.0, 55.7, 38.2)),
-        ("imagenet-lt", Row("paco", "resnext50", "rand", "released"), (58.2, 67.5, 56.9, 36.7)),
-        ("imagenet-lt", Row("paco", "resnext101", "stacked", "released"), (60.0, 68.2, 58.7, 41.0)),
-        ("imagenet-lt", Row("paco-no-rebalance", "resnet50", "sim", "released"), (51.0, 69.6, 45.8, 16.0)),
-        ("imagenet-lt", Row("ride-3", "resnext50", "rand", "equal"), (57.8, 71.8, 53.9, 32.0)),
-        ("inat2018", Row("paco", "resnet152", "rand", "released"), (75.2, 75.0, 75.5, 74.7)),
-        ("inat2018", Row("balanced-softmax", "resnet50", "plain", "equal"), (71.7, 72.5, 72.3, 71.4)),
-        ("places-lt", Row("paco", "resnet152", "rand", "released"), (41.2, 36.1, 47.9, 35.3)),
-        ("imagenet", Row("paco-no-rebalance", "resnet200", "stacked", "released"), (81.8, None, None, None)),
-        ("imagenet", Row("ce-supcon", "resnet50", "rand", "equal"), (78.1, None, None, None)),
+        ("imagenet-lt", PublishedRow("paco", "resnet50", "rand", "released"), (57.0, 65.0, 55.7, 38.2)),
+        ("imagenet-lt", PublishedRow("paco", "resnext50", "rand", "released"), (58.2, 67.5, 56.9, 36.7)),
+        ("imagenet-lt", PublishedRow("paco", "resnext101", "stacked", "released"), (60.0, 68.2, 58.7, 41.0)),
+        ("imagenet-lt", PublishedRow("paco-no-rebalance", "resnet50", "sim", "released"), (51.0, 69.6, 45.8, 16.0)),
+        ("imagenet-lt", PublishedRow("ride-3", "resnext50", "rand", "equal"), (57.8, 71.8, 53.9, 32.0)),
+        ("inat2018", PublishedRow("paco", "resnet152", "rand", "released"), (75.2, 75.0, 75.5, 74.7)),
+        ("inat2018", PublishedRow("balanced-softmax", "resnet50", "plain", "equal"), (71.7, 72.5, 72.3, 71.4)),
+        ("places-lt", PublishedRow("paco", "resnet152", "rand", "released"), (41.2, 36.1, 47.9, 35.3)),
+        ("imagenet", PublishedRow("paco-no-rebalance", "resnet200", "stacked", "released"), (81.8, None, None, None)),
+        ("imagenet", PublishedRow("ce-supcon", "resnet50", "rand", "equal"), (78.1, None, None, None)),
     ],
 )
 def test_figures_are_the_paper_s(name, row, figures):
@@ -120,24 +120,24 @@ def test_the_rate_of_released_paco():
     assert rates[10:] == pytest.approx(released, abs=1e-4)
 
 
-def test_the_text_s_centres():
+def test_the_text_s_centers():
     for name in LARGE:
         text, code = (recipes.make(name, setting=setting) for setting in ("paper", "released"))
-        assert (text.method.centre_tau, text.method.projection_norm, text.model.bias) == (0.2, False, False)
-        assert (code.method.centre_tau, code.method.projection_norm, code.model.bias) == (1.0, True, True)
+        assert (text.method.center_tau, text.method.projection_norm, text.model.bias) == (0.2, False, False)
+        assert (code.method.center_tau, code.method.projection_norm, code.model.bias) == (1.0, True, True)
 
 
 def test_places_starts_from_torchvision_s_weights():
     for setting, learns in (("released", "last-block"), ("paper", "all")):
         model = recipes.places_lt(setting=setting).model
-        assert (model.name, model.pretrained, model.learns) == ("resnet152.tv_in1k", True, learns)
+        assert (model.name, model.pretrained, model.trainable) == ("resnet152.tv_in1k", True, learns)
     assert not recipes.imagenet_lt().model.pretrained
 
 
 def test_balanced_data_have_no_rebalance_and_others_have():
     assert not recipes.imagenet().method.rebalance and recipes.imagenet_lt().method.rebalance
     assert recipes.imagenet("ce-supcon").method.weight == 0.05
-    assert recipes.inat2018().views.normalise == "inaturalist" and recipes.imagenet_lt().views.normalise == "imagenet"
+    assert recipes.inat2018().views.normalize == "inaturalist" and recipes.imagenet_lt().views.normalize == "imagenet"
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -146,7 +146,7 @@ def test_equal_is_one_budget(name):
     assert len({(c.optim, c.train, c.views, c.model) for c in configs}) == 1
     held_out = {c.method.name for c in configs if c.data != configs[0].data}
     assert held_out == {e.kind.name for e in recipes.METHODS.values() if e.data} >= {"tau-norm"}
-    assert recipes.one_budget(name, "ce").recipe == f"{name}/equal"
+    assert recipes.equal_budget(name, "ce").recipe == f"{name}/equal"
 
 
 # Others' settings
@@ -359,9 +359,9 @@ def page_lines(name: str) -> list[str]:
     found = []
     for (method, augment, setting), figures in lines.items():
         network = figures[-1].split()[0]
-        train = made(name, Row(method, network, augment, setting)).train
+        train = made(name, PublishedRow(method, network, augment, setting)).train
         length = f"{train.epochs} × {train.batch_size}" if setting else "quoted"
-        found.append(f"| `{Row(method, '', augment, setting).flags()}` | {length} | {', '.join(figures)} |")
+        found.append(f"| `{PublishedRow(method, '', augment, setting).flags()}` | {length} | {', '.join(figures)} |")
     return found
 
 

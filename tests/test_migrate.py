@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from longtail import UserError, recipes, runs
+from longtail import UserError, recipes, run_folder
 from longtail.config import Config, from_dict, to_dict
 from longtail.config.migrate import CHECKPOINT_VERSION, CONFIG_VERSION
 from longtail.engine import checkpoint
@@ -26,10 +26,10 @@ def test_configurations_have_a_version_and_those_without_are_read(method):
 
 @pytest.mark.parametrize("version", [0, -1, CONFIG_VERSION + 1, "2", None, 2.0, True])
 def test_a_configuration_of_an_unknown_version_is_refused(tmp_path, version):
-    path = tmp_path / runs.CONFIG
+    path = tmp_path / run_folder.CONFIG
     path.write_text(json.dumps(to_dict(tiny()) | {"version": version}))
     with pytest.raises(UserError):
-        runs.load_config(path)
+        run_folder.load_config(path)
 
 
 def test_checkpoints_have_a_version_and_those_without_are_read(tmp_path):

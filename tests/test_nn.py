@@ -14,9 +14,9 @@ import longtail
 from longtail import methods, theory
 from longtail.methods import Batch
 from longtail.models.backbones import make_trunk
-from longtail.models.beside import Beside
 from longtail.models.momentum import EMPTY
-from longtail.nn import LabelledQueue, MomentumNetwork, PaCoLoss
+from longtail.models.side_stream import SideStream
+from longtail.nn import LabeledQueue, MomentumNetwork, PaCoLoss
 from tests.conftest import tiny
 from tests.processes import together
 from tests.raises import raises
@@ -56,7 +56,7 @@ def by_equation(criterion: PaCoLoss, features, keys, y, past) -> float:
     total = 0.0
     for i, label in enumerate(y.tolist()):
         psi_c = [
-            math.exp(float(twin.centres(x[i])[k]) / c.centre_tau) * (n / sum(COUNTS) if c.rebalance else 1)
+            math.exp(float(twin.centers(x[i])[k]) / c.center_tau) * (n / sum(COUNTS) if c.rebalance else 1)
             for k, n in enumerate(COUNTS)
         ]
         psi_z = [(math.exp(float(q[i] @ z) / c.tau), m == label) for j, (z, m) in enumerate(samples) if j != i]
@@ -67,7 +67,7 @@ def by_equation(criterion: PaCoLoss, features, keys, y, past) -> float:
     return total / len(y)
 
 
-@pytest.mark.parametrize("changes", [{}, {"rebalance": False}, {"centre_tau": 0.5, "alpha": 0.3}, {"chunk": 7}])
+@pytest.mark.parametrize("changes", [{}, {"rebalance": False}, {"center_tau": 0.5, "alpha": 0.3}, {"chunk": 7}])
 def test_it_is_the_equation_with_a_queue_that_is_empty_half_full_and_wrapped(changes):
     criterion, past = made(**changes), []
     for step in range(4):
@@ -83,12 +83,12 @@ def test_it_is_the_equation_with_a_queue_that_is_empty_half_full_and_wrapped(cha
 def by_method(config, steps: list[Batch]) -> tuple[list[float], nn.Module]:
     torch.manual_seed(0)
     method, losses = methods.make(config, torch.tensor(COUNTS)), []
-    optimiser = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
     for batch in steps:
         loss = method.loss(batch)["loss"]
         loss.backward()
-        method.after_backward(Beside(torch.device("cpu")))
-        optimiser.step(), optimiser.zero_grad(), method.after_step()
+        method.after_backward(SideStream(torch.device("cpu")))
+        optimizer.step(), optimizer.zero_grad(), method.after_step()
         losses.append(loss.item())
     return losses, method
 
@@ -99,15 +99,15 @@ def by_plain_loop(norm: str, steps: list[Batch], **changes) -> tuple[list[float]
     criterion = PaCoLoss(net.width, COUNTS, **(SETTINGS | changes))
     query = nn.Sequential(net, criterion.G)
     key, losses = MomentumNetwork(query, 0.99, norm), []
-    optimiser = torch.optim.SGD([*net.parameters(), *criterion.parameters()], lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD([*net.parameters(), *criterion.parameters()], lr=0.1, momentum=0.9)
     for images, others, y in (batch[:3] for batch in steps):
         loss = criterion(net(images), key(others), y)
         loss.backward()
-        optimiser.step(), optimiser.zero_grad(), key.follow(query)
+        optimizer.step(), optimizer.zero_grad(), key.follow(query)
         losses.append(loss.item())
     return losses, {
         "net.trunk": net,
-        "net.head": criterion.centres,
+        "net.head": criterion.centers,
         "G": criterion.G,
         "key": key,
         "queue": criterion.queue,
@@ -118,7 +118,7 @@ def by_plain_loop(norm: str, steps: list[Batch], **changes) -> tuple[list[float]
     ("norm", "changes"),
     [
         ("batch", {}),
-        ("ema", {"rebalance": False, "centre_tau": 0.5, "projection_norm": False}),
+        ("ema", {"rebalance": False, "center_tau": 0.5, "projection_norm": False}),
         ("batch", {"alpha": "auto", "smoothing": 0.1, "chunk": 7}),
     ],
 )
@@ -136,11 +136,11 @@ def test_a_plain_loop_is_the_method_bit_for_bit(norm, changes):
 # What it is made of
 
 
-def test_the_centres_may_be_the_network_s_own_classifier():
+def test_the_centers_may_be_the_network_s_own_classifier():
     own = nn.Linear(WIDTH, 10, bias=False)
-    criterion = made(centres=own)
+    criterion = made(centers=own)
     criterion(*given()).backward()
-    assert criterion.centres is own and own.weight.grad.abs().sum() > 0
+    assert criterion.centers is own and own.weight.grad.abs().sum() > 0
     x = given()[0]
     assert torch.equal(criterion.classify(x), own(x))
 
@@ -187,7 +187,7 @@ def test_key_network_and_queue_serve_by_themselves():
     net, x = nn.Linear(3, 2), torch.randn(5, 3)
     key = MomentumNetwork(net)
     assert torch.equal(key(x), net(x)) and not key(x).requires_grad and key.momentum == 0.999
-    queue = LabelledQueue(4, 2)
+    queue = LabeledQueue(4, 2)
     queue.push(key(x), torch.arange(5))
     assert queue.labels_K.tolist() == [1, 2, 3, 4]
 
@@ -212,10 +212,10 @@ def trained_in_parallel() -> dict[str, torch.Tensor]:
     """In one of two processes: three steps on images of its own, by torch's own data-parallel training."""
     module, g = Together(), torch.Generator().manual_seed(dist.get_rank())
     parallel = nn.parallel.DistributedDataParallel(module)
-    optimiser = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1)
+    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1)
     for _ in range(3):
         parallel(*torch.randn(2, 4, 6, generator=g), torch.randint(10, (4,), generator=g)).backward()
-        optimiser.step(), optimiser.zero_grad(), module.key.follow(module.query)
+        optimizer.step(), optimizer.zero_grad(), module.key.follow(module.query)
     return {name: t for name, t in module.state_dict().items() if "running" not in name}
 
 
@@ -224,7 +224,7 @@ def test_data_parallel_processes_have_one_network_and_one_queue(tmp_path):
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert (one["criterion.queue.labels_K"] >= 0).sum() == 2 * 3 * 4
     before = Together().state_dict()
-    assert not any(torch.equal(one[name], before[name]) for name in ("net.weight", "criterion.centres.weight"))
+    assert not any(torch.equal(one[name], before[name]) for name in ("net.weight", "criterion.centers.weight"))
     assert not torch.equal(one["key.net.0.weight"], before["key.net.0.weight"])
 
 
@@ -237,7 +237,7 @@ def test_data_parallel_processes_have_one_network_and_one_queue(tmp_path):
         ({"alpha": 1.5}, "invalid-value", ["alpha 1.5", "[0, 1)"]),
         ({"tau": 0}, "invalid-value", ["tau 0.0", "above 0"]),
         ({"alpha": "auto"}, "invalid-value", ["batch=128"]),
-        ({"centres": nn.Linear(WIDTH, 9)}, "mismatch", ["64 features", "9 classes", "10 counts"]),
+        ({"centers": nn.Linear(WIDTH, 9)}, "mismatch", ["64 features", "9 classes", "10 counts"]),
     ],
 )
 def test_settings_that_cannot_be(changes, kind, values):

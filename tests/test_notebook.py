@@ -43,9 +43,9 @@ def check(found: dict) -> None:
     supcon, paco, best, in_the_end = (found[key] for key in (SUPCON, PACO, BEST, END))
     assert supcon == round(K.max() / K.min(), 2)
     assert paco == round(float(theory.range_of(ALPHA, K)), 2)
-    assert best == round(float(n @ theory.centre(ALPHA, K) / n.sum()), 3)
+    assert best == round(float(n @ theory.center(ALPHA, K) / n.sum()), 3)
     assert abs(in_the_end - best) < 0.05
-    few = found["percent of rare digits recognised"]
+    few = found["percent of rare digits recognized"]
     plain = few["PaCo, no rebalance"]
     assert few["PaCo"] > few["SupCon"] + 5 and plain > few["SupCon"] and few["PaCo"] > 80
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from longtail import methods, recipes
-from longtail.data.imbalance import exponential_counts
+from longtail.data.long_tail import exponential_counts
 from longtail.engine.schedule import learning_rate
 from tests.raises import raises
 
@@ -12,7 +12,7 @@ from tests.raises import raises
 def test_released_paco_on_cifar():
     c = recipes.cifar100_lt("paco", 100, "released")
     m, o = c.method, c.optim
-    assert (m.tau, m.alpha, m.queue, m.momentum, m.projection_dim, m.centre_tau) == (0.05, 0.01, 1024, 0.999, 32, 1.0)
+    assert (m.tau, m.alpha, m.queue, m.momentum, m.projection_dim, m.center_tau) == (0.05, 0.01, 1024, 0.999, 32, 1.0)
     assert m.rebalance and m.projection_norm and m.key_norm == "batch" and m.projection_hidden == 0
     assert (o.lr, o.weight_decay, o.momentum, o.nesterov, o.schedule, o.milestones) == (
         0.05,
@@ -32,12 +32,12 @@ def test_released_paco_on_cifar():
         (0.2, 1.0),
         "sim",
     )
-    assert c.views.normalise == "cifar10"
+    assert c.views.normalize == "cifar10"
 
 
 def test_paper_setting_differs_where_the_text_does():
     c = recipes.cifar100_lt("paco", 100, "paper")
-    assert (c.method.alpha, c.method.centre_tau, c.method.projection_norm, c.model.bias) == (0.02, 0.05, False, False)
+    assert (c.method.alpha, c.method.center_tau, c.method.projection_norm, c.model.bias) == (0.02, 0.05, False, False)
     assert (c.optim.lr, c.optim.schedule, c.train.batch_size, c.train.epochs) == (0.1, "cosine", 512, 400)
 
 

@@ -15,16 +15,16 @@ import pytest
 from torch import nn
 
 import longtail
-from longtail import methods, recipes, reproduction, runs
+from longtail import methods, paper, recipes, run_folder
 from longtail.cli import main
 from longtail.data.sources import load
 from longtail.errors import Interrupted
-from longtail.report import results as files
-from longtail.report.cells import MIXED, lengths, make_panels, make_rows, make_verdicts, pictures
-from longtail.report.page import BRACKETS, claim, in_words, missing, side_by_side, to_markdown
-from longtail.reproduction import reproduce
-from longtail.reproduction.book import MARGIN, Book, seconds_per_image
-from longtail.reproduction.tables import TABLES, PaperTable, Variant, make_cell
+from longtail.paper import reproduce
+from longtail.paper import results as files
+from longtail.paper.results_book import MARGIN, Book, seconds_per_image
+from longtail.paper.results_page import BRACKETS, claim, in_words, missing, side_by_side, to_markdown
+from longtail.paper.tables import TABLES, PaperTable, Variant, make_cell
+from longtail.reporting.cells import MIXED, lengths, make_panels, make_rows, make_verdicts, pictures
 from tests.expected_text import check_text
 from tests.raises import fails, raises
 
@@ -89,8 +89,8 @@ def calls(monkeypatch):
         made.append((out.name, config.train.seeds))
         return train(config, out, resume, data)
 
-    train = reproduction.train
-    monkeypatch.setattr(reproduction, "train", spy)
+    train = paper.train
+    monkeypatch.setattr(paper, "train", spy)
     return made
 
 
@@ -99,7 +99,7 @@ def no_training(place):
     """Check that no network was written during the test."""
 
     def networks():
-        return {path: path.stat().st_mtime_ns for path in place.rglob(runs.MODEL)}
+        return {path: path.stat().st_mtime_ns for path in place.rglob(run_folder.MODEL)}
 
     before = networks()
     assert len(before) == 4
@@ -356,7 +356,7 @@ def test_a_table_takes_over_the_runs_of_another_with_the_same_configuration(plac
 
 
 def test_a_method_that_holds_images_out_has_its_own(tmp_path, monkeypatch):
-    """tau-norm chooses on a validation split that its neighbours in the table do not have."""
+    """tau-norm chooses on a validation split that its neighbors in the table do not have."""
     methods = ("ce", "balanced-softmax", "tau-norm", "ncm")
     monkeypatch.setitem(TABLES, "held", replace(STAND_IN, methods=methods, imbalance=(40,), seeds=(0,)))
     tree = reproduce("held", tmp_path / "runs", tmp_path / "results", epochs=1)
@@ -522,7 +522,7 @@ def test_a_stop_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     def stop(*_, **__):
         raise Interrupted("saved: --resume continues", 15)
 
-    monkeypatch.setattr(reproduction, "train", stop)
+    monkeypatch.setattr(paper, "train", stop)
     flags = ["--methods", "paco", "--imbalance", "40", "--out", str(tmp_path / "runs"), "--results", str(tmp_path)]
     assert "--resume" not in fails(capsys, ["reproduce", "dig-its", *flags], "interrupted", "PaCo", code=143)
 
@@ -630,6 +630,6 @@ def test_the_twin_is_public():
 @pytest.mark.long  # a contract of the import linter forbids tyro, too
 def test_the_twin_needs_no_tyro():
     code = """import sys; sys.modules["tyro"] = None
-import longtail, longtail.reproduction
-assert longtail.reproduce is longtail.reproduction.reproduce"""
+import longtail, longtail.paper
+assert longtail.reproduce is longtail.paper.reproduce"""
     subprocess.run([sys.executable, "-c", code], check=True)

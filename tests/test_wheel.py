@@ -14,7 +14,7 @@ import pytest
 from tests.test_cli import FAST, images
 
 ROOT = Path(__file__).parents[1]
-NEEDED = ("report/page.css", "report/page.js", "report/watch.js", "report/framework.svg")
+NEEDED = ("reporting/page.css", "reporting/page.js", "reporting/watch.js", "reporting/framework.svg")
 NEEDED += ("models/resnet.cu", "models/update.cu", "views/views.cu", "data/canvas.cu", "__main__.py")
 BESIDE = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "PKG-INFO", ".gitignore"}  # of the sdist
 

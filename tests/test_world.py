@@ -12,8 +12,8 @@ from longtail.cli import main
 from longtail.data.decode import cores, memory
 from longtail.engine import distributed
 from longtail.engine.train import train
-from longtail.progress import speaks
-from longtail.world import World, read_full_world, read_world
+from longtail.progress import is_main_process
+from longtail.torchrun import World, read_full_world, read_world
 from tests.conftest import tiny
 from tests.raises import raises
 
@@ -88,7 +88,12 @@ def test_a_command_names_the_variable(verb, name, monkeypatch, capsys):
     assert said.count("\n") == 1 and f"{name} is 'many'" in said
 
 
-READERS = {"cores": cores, "memory": memory, "speaks": speaks, "start": lambda: distributed.start(torch.device("cpu"))}
+READERS = {
+    "cores": cores,
+    "memory": memory,
+    "speaks": is_main_process,
+    "start": lambda: distributed.start(torch.device("cpu")),
+}
 
 
 @pytest.mark.parametrize("reader", READERS)

@@ -3,6 +3,8 @@
 import importlib
 from typing import Any
 
+from longtail.deprecated import find_renamed
+
 __version__ = "0.1.0"
 
 _HOME = {
@@ -12,31 +14,31 @@ _HOME = {
     "balanced_softmax_loss": "losses",
     "compare": "comparison",
     "cross_entropy_loss": "losses",
-    "demo": "quickstart",
+    "demo": "demo_run",
     "evaluate": "engine.evaluate",
-    "figure": "report.figures",
+    "figure": "paper.figures",
     "export": "inference.export",
     "inspect": "data.inspection",
     "load": "inference.loading",
     "paco_loss": "losses",
     "paco_terms": "losses",
     "predict": "inference.predict",
-    "reproduce": "reproduction",
-    "shard": "data.packing",
+    "reproduce": "paper",
+    "shard": "data.write_shards",
     "supcon_loss": "losses",
-    "table": "report.table",
+    "report": "reporting.document",
+    "table": "reporting.table",
     "train": "engine.train",
-    "watch": "report.server",
+    "watch": "reporting.server",
 }
 _MODULES = (
-    "choices",
+    "autoconfig",
     "losses",
     "metrics",
     "nn",
     "recipes",
-    "report",
     "theory",
-)  # report is a verb too, and can be called
+)
 
 __all__ = ["Config", "PaCoLoss", "UserError", "compare", "demo", "evaluate", "export", "figure", "inspect", "load"]
 __all__ += ["losses", "metrics", "nn", "paco_loss", "predict", "recipes", "report", "reproduce", "shard", "table"]
@@ -46,6 +48,8 @@ __all__ += ["theory", "train", "watch"]
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"longtail.{name}")
+    if name == "choices":
+        return find_renamed("longtail", {"choices": "longtail.autoconfig"})(name)
     if name in _HOME:
         return getattr(importlib.import_module(f"longtail.{_HOME[name]}"), name)
     raise AttributeError(f"module 'longtail' has no attribute {name!r}")

@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from longtail import files, recipes, runs
-from longtail.choices import choose, look
+from longtail import files, recipes, run_folder
+from longtail.autoconfig import choose, inspect_data
 from longtail.config import Config, DataConfig
 from longtail.data.sources import DataSet, load_once
 from longtail.engine.folder import check_folder, check_images
 from longtail.engine.train import check_seeds, train
 from longtail.errors import Interrupted, UserError
 from longtail.methods import make
-from longtail.progress import clock
-from longtail.report import document
-from longtail.report.plots import compared
-from longtail.report.table import Row, make_dots, make_rows, write_table
+from longtail.progress import format_duration
+from longtail.reporting import document
+from longtail.reporting.plots import compared
+from longtail.reporting.table import ResultRow, make_dots, make_rows, write_table
 
 USUAL = ("ce", "balanced-softmax", "paco")
 ALL = "all"
@@ -33,7 +33,7 @@ def compare(
     epochs: int | None = None,
     change: Callable[[Config], Config] | None = None,
     budget: Callable[[str], Config] | None = None,
-) -> list[Row]:
+) -> list[ResultRow]:
     """Train `methods` ("all": every one) on a recipe's data or a folder of images; the rows of their table, best last.
 
     The twin of `longtail compare`. Backbone, epochs, augmentation and seeds (0 1 2, if not said) are the same for all: by
@@ -41,7 +41,7 @@ def compare(
     again. Writes OUT/table.md, OUT/table.json, OUT/comparison.png and OUT/report.html. A method that fails is named, and the
     others go on.
     """
-    names, budget = chosen(methods), budget or usual_budget(data, imbalance)
+    names, budget = select_methods(methods), budget or usual_budget(data, imbalance)
     configs = {name: configure(budget(name), seeds, epochs, change) for name in names}
     where = Path(out) if out else default_out(data, next(iter(configs.values())))
     for name, config in configs.items():
@@ -71,7 +71,7 @@ def still_to_come(seconds: float, trained: int, left: int) -> str:
     """The time of methods that are not trained yet, by those that were."""
     if not trained or not left or seconds < WORTH_SAYING:
         return ""
-    return f" (in all about {clock(seconds / trained * left)} left, if all take as long)"
+    return f" (in all about {format_duration(seconds / trained * left)} left, if all take as long)"
 
 
 def train_one(name: str, config: Config, folder: Path, images: dict[DataConfig, DataSet]) -> UserError | None:
@@ -88,10 +88,10 @@ def train_one(name: str, config: Config, folder: Path, images: dict[DataConfig, 
     return None
 
 
-def tabulate(folders: Sequence[Path], configs: dict[str, Config], out: Path) -> list[Row]:
+def tabulate(folders: Sequence[Path], configs: dict[str, Config], out: Path) -> list[ResultRow]:
     """Of the seeds that were asked for, whatever else the folders hold."""
     (seeds,) = {config.train.seeds for config in configs.values()}
-    rows = make_rows([run for run in runs.finished(folders) if run.seed in seeds])
+    rows = make_rows([run for run in run_folder.finished(folders) if run.seed in seeds])
     write_table(rows, out)
     with files.replace_file(out / "comparison.png") as picture:
         compared(make_dots(rows), picture)
@@ -103,7 +103,7 @@ def tabulate(folders: Sequence[Path], configs: dict[str, Config], out: Path) -> 
 # What is asked for, and whether it can be
 
 
-def chosen(names: Sequence[str] | str) -> list[str]:
+def select_methods(names: Sequence[str] | str) -> list[str]:
     """Methods, each once; "all" is all. An unknown one is an error before the first is trained."""
     names = [names] if isinstance(names, str) else list(dict.fromkeys(names))
     if not names:
@@ -118,10 +118,10 @@ def chosen(names: Sequence[str] | str) -> list[str]:
 
 def usual_budget(data: str | Path, imbalance: float | None = None) -> Callable[[str], Config]:
     """The configuration of each method by its name: the recipe's one budget, or what is chosen for the user's images."""
-    if recipes.is_own(data):
-        facts = look(recipes.make(data, imbalance=imbalance).data)
+    if recipes.is_user_data(data):
+        facts = inspect_data(recipes.make(data, imbalance=imbalance).data)
         return lambda method: with_seeds(choose(data, facts, method, imbalance=imbalance).config, (0, 1, 2))
-    return lambda method: recipes.one_budget(data, method, imbalance)
+    return lambda method: recipes.equal_budget(data, method, imbalance)
 
 
 def with_seeds(config: Config, seeds: Sequence[int]) -> Config:
@@ -163,9 +163,9 @@ def check(configs: dict[str, Config], where: Path, images: dict[DataConfig, Data
 
 
 def unfinished(config: Config, folder: Path) -> bool:
-    return not all((folder / f"seed{seed}" / runs.METRICS).exists() for seed in config.train.seeds)
+    return not all((folder / f"seed{seed}" / run_folder.METRICS).exists() for seed in config.train.seeds)
 
 
 def default_out(data: str | Path, config: Config) -> Path:
     factor = f"-{config.data.imbalance:g}" if config.data.imbalance > 1 else ""
-    return Path("runs") / f"compare-{runs.short_name(data)}{factor}"
+    return Path("runs") / f"compare-{run_folder.short_name(data)}{factor}"

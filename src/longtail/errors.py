@@ -1,7 +1,6 @@
-"""What the user can mend is a UserError: one line that names the value and the fix. The command exits with its code."""
+"""Errors that the user can fix: a `UserError` has one line that names the value and the fix, a kind, and an exit code."""
 
 import contextlib
-import difflib
 import errno
 import os
 import re
@@ -9,7 +8,9 @@ import signal
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, the share of it that a user may fill, or a file
+from longtail.text import did_you_mean
+
+DISK_FULL_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, the share of it that a user may fill, or a file
 
 
 Kind = Literal[
@@ -61,17 +62,17 @@ class RunError(UserError):
     exit_code = 1
 
 
-class NoRoom(RunError):
+class DiskFullError(RunError):
     """Raised when a disk is full."""
 
     kind: Kind = "disk-full"
 
 
-class Alone(RunError):
+class RankError(RunError):
     """Raised for a failure of one process among several. That process reports it; failures of all are reported by the first."""
 
 
-class BadFile(Alone):
+class UnreadableImageError(RankError):
     """Raised when an image cannot be read during training. `found` describes the damage, without the advice."""
 
     kind: Kind = "bad-image"
@@ -95,98 +96,42 @@ class Interrupted(RunError):
         return Interrupted(f"stopped in {where}: the same command continues", self.exit_code - 128)
 
 
-def some(items: Iterable[object], most: int = 3) -> str:
-    """The first few, for a message."""
-    shown = [str(item) for item in items]
-    return ", ".join(shown[:most]) + (", …" if len(shown) > most else "")
-
-
-def why(error: BaseException) -> str:
-    """What the system says, without its number and the path; of a full disk always the same."""
-    said = full_disk(error) or getattr(error, "strerror", None) or str(error) or type(error).__name__
+def error_text(error: BaseException) -> str:
+    """Return the message of an error in one line, without error number and path; a full disk always gives the same message."""
+    said = disk_full_text(error) or getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(said.split())
 
 
-def full_disk(error: BaseException | None) -> str:
-    """The system's words for a full disk, where that is behind the error.
+def disk_full_text(error: BaseException | None) -> str:
+    """Return the system's message if the error was caused by a full disk, or an empty string.
 
-    torch's own errors come after the system's, and safetensors has its number in its text alone.
+    torch raises errors of its own after the system's, and safetensors has the error number in its text only.
     """
     while error is not None:
         told = re.search(r"\(os error (\d+)\)", str(error))
         code = getattr(error, "errno", None) or (told and int(told[1]))
-        if code in FULL:
+        if code in DISK_FULL_CODES:
             return os.strerror(code)
         error = error.__cause__ or error.__context__
     return ""
 
 
 @contextlib.contextmanager
-def room_for(path: object) -> Iterator[None]:
-    """While something is written there: whatever a full disk makes of it is one error, with one exit code."""
+def disk_full_as_user_error(path: object) -> Iterator[None]:
+    """Context manager for writing to `path`: every error that a full disk causes becomes a DiskFullError."""
     try:
         yield
-    except NoRoom:
+    except DiskFullError:
         raise
     except Exception as error:
-        if full_disk(error):
-            raise NoRoom(f"no space left to write {path}: free some, or name another place") from error
+        if disk_full_text(error):
+            raise DiskFullError(f"no space left to write {path}: free some, or name another place") from error
         raise
 
 
-def visible(text: object) -> str:
-    """Text that a terminal can only show: what is not printable (escapes, line ends, reversed writing) is spelt out."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
-
-
-MARKUP = re.compile(r"[\\`*\[\]|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")  # an underscore inside of a word is only itself
-ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-
-
-def escape_markdown(text: object) -> str:
-    """Return text that Markdown displays as it is, also in a cell of a table: no markup, no link and no HTML.
-
-    Characters that are not printable are spelled out, as by `visible`. The characters of HTML become entities, because not
-    every Markdown program lets a backslash protect them.
-    """
-    escaped = MARKUP.sub(lambda found: f"\\{found[0]}", visible(text))
-    return "".join(ENTITIES.get(c, c) for c in escaped)
-
-
-def quote_markdown(text: object) -> str:
-    """Return text as inline code in Markdown; its delimiters are longer than every run of backticks in the text."""
-    shown = visible(text)
-    longest = max(map(len, re.findall("`+", shown)), default=0)
-    fence, space = "`" * (longest + 1), " " if longest else ""
-    return f"{fence}{space}{shown}{space}{fence}"
-
-
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes a cell for a formula by
-
-
-def no_formula(text: str) -> str:
-    """An apostrophe before what a spreadsheet would compute; numbers stay as they are."""
-    try:
-        float(text)
-    except ValueError:
-        return f"'{text}" if text.startswith(FORMULA) else text
-    return text
-
-
-def counted(number: int, noun: str) -> str:
-    """As in "1 image", "2 classes"."""
-    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
-
-
-def unknown(kind: str, given: object, known: Iterable[str]) -> UserError:
-    """The error for a name that is not among the known ones, with the nearest as a suggestion."""
+def unknown_name(kind: str, given: object, known: Iterable[str]) -> UserError:
+    """Return the error for a name that is not among the known ones; the closest of these is suggested."""
     names = sorted(known)
     several = ", ".join(names[:20]) + (f" and {len(names) - 20:,} more" if len(names) > 20 else "")
-    message = f"unknown {kind} {str(given)!r}: {meant(given, names) or f'choose one of: {several}'}"
+    message = f"unknown {kind} {str(given)!r}: {did_you_mean(given, names) or f'choose one of: {several}'}"
     return UserError(message, kind="unknown-name")
-
-
-def meant(given: object, known: Iterable[str]) -> str:
-    """The nearest of the known names as a suggestion; nothing where none is near."""
-    near = difflib.get_close_matches(str(given), list(known), n=1)
-    return f"did you mean {near[0]!r}?" if near else ""

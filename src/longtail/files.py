@@ -24,7 +24,7 @@ try:
 except ImportError:  # Windows has no flock
     fcntl = None  # type: ignore[assignment]
 
-from longtail.errors import Kind, room_for
+from longtail.errors import Kind, disk_full_as_user_error
 
 if TYPE_CHECKING:
     import numpy as np
@@ -283,10 +283,10 @@ def replace_file(path: Path, folder: Path | None = None, sync: bool = False) -> 
     if folder is not None:
         check_inside(path.parent, folder)
     remove_leftovers(path.parent)
-    with room_for(path):
+    with disk_full_as_user_error(path):
         fresh, descriptor = _create_temporary(path)
     try:
-        with room_for(path):
+        with disk_full_as_user_error(path):
             yield fresh
             if sync:
                 os.fsync(descriptor)
@@ -321,10 +321,10 @@ def replace_folder(path: Path, folder: Path | None = None) -> Iterator[Path]:
     if folder is not None:
         check_inside(path.parent, folder)
     remove_leftovers(path.parent)
-    with room_for(path):
+    with disk_full_as_user_error(path):
         fresh, descriptor = _create_temporary_folder(path)
     try:
-        with room_for(path):
+        with disk_full_as_user_error(path):
             yield fresh
         remove(path)
         os.rename(fresh, path)
@@ -404,7 +404,7 @@ def replace_output(path: Path) -> Iterator[Path]:
     has just made.
     """
     if TEMPORARY_NAME.fullmatch(path.name) or (os.path.exists(path) and not os.path.isfile(path)):
-        with room_for(path):
+        with disk_full_as_user_error(path):
             yield path
         return
     with replace_file(path) as fresh:

@@ -18,7 +18,7 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 BINS = 15  # of equal width over the confidence, as in Guo et al. 2017
-MANY = 1_000  # classes; of more no matrix is kept, be it classes by classes or images by classes
+MAX_CLASSES_FOR_MATRICES = 1_000  # classes; of more no matrix is kept, be it classes by classes or images by classes
 SHIFTS = (2, 5, 10, 25, 50)  # imbalance factors of the shifted test priors, as in LADE (Hong et al. 2021)
 
 
@@ -71,7 +71,7 @@ def evaluate_guesses(
         "macro_f1": _macro_f1(hits_C, images_C, guessed_C),
         "ece": _expected_calibration_error(bins),
         "calibration": bins,
-        "confusion": _confusion(y_N, guess_N, len(n_C)).tolist() if len(n_C) <= MANY else None,
+        "confusion": _confusion(y_N, guess_N, len(n_C)).tolist() if len(n_C) <= MAX_CLASSES_FOR_MATRICES else None,
         "shifted": _shifted(acc_C, n_C),
     }
 

@@ -1,12 +1,12 @@
 """The paper's parts as modules for training loops of your own; the methods of this package are made of the same.
 
     net = …                                               # yours: from images to features of some width
-    criterion = PaCoLoss(width, class_counts)             # class centres, projection G, queue
+    criterion = PaCoLoss(width, class_counts)             # class centers, projection G, queue
     query = nn.Sequential(net, criterion.G)
     key = MomentumNetwork(query)                          # follows net and G slowly
     …
     loss = criterion(net(view), key(other_view), y)       # two views of the same images
-    loss.backward(); optimiser.step(); key.follow(query)
+    loss.backward(); optimizer.step(); key.follow(query)
 
 B images, C classes, F features, D projected width.
 """
@@ -20,20 +20,22 @@ from torch import Tensor, nn
 
 from longtail import config as cfg
 from longtail import theory
+from longtail.deprecated import accept_old_arguments, find_renamed
 from longtail.errors import UserError
 from longtail.methods.base import log_frequencies
 from longtail.methods.contrast import meet
 from longtail.methods.paco import Numbers, loss_terms
 from longtail.models.heads import linear_head, projection
-from longtail.models.momentum import LabelledQueue, MomentumNetwork
+from longtail.models.momentum import LabeledQueue, MomentumNetwork
 
-__all__ = ["LabelledQueue", "MomentumNetwork", "PaCoLoss"]
+__getattr__ = find_renamed(__name__, {"LabelledQueue": "LabeledQueue"})
+__all__ = ["LabeledQueue", "MomentumNetwork", "PaCoLoss"]
 
 
 class PaCoLoss(nn.Module):
-    """Eq. 8, with what learns or is remembered beside the network: class centres, projection G, labelled queue.
+    """Eq. 8, with what learns or is remembered beside the network: class centers, projection G, labeled queue.
 
-    `width` is that of the network's features, `class_counts` has the training images of each class. `centres` is the network's
+    `width` is that of the network's features, `class_counts` has the training images of each class. `centers` is the network's
     own linear classifier, if it has one; else one is made. The numbers are those of `longtail train --method.…`; alpha "auto"
     needs to know the `batch`, the images of a step.
 
@@ -43,6 +45,7 @@ class PaCoLoss(nn.Module):
 
     log_prior_C: Tensor
 
+    @accept_old_arguments(centre_tau="center_tau", centres="centers")
     def __init__(
         self,
         width: int,
@@ -51,7 +54,7 @@ class PaCoLoss(nn.Module):
         alpha: float | Literal["auto"] = 0.05,
         batch: int | None = None,
         tau: float = 0.2,
-        centre_tau: float = 1.0,
+        center_tau: float = 1.0,
         rebalance: bool = True,
         smoothing: float = 0.0,
         queue: int = 8192,
@@ -60,13 +63,13 @@ class PaCoLoss(nn.Module):
         projection_norm: bool = True,
         contrast: Literal["local", "global"] = "local",
         chunk: int = 0,
-        centres: nn.Linear | None = None,
+        centers: nn.Linear | None = None,
     ) -> None:
         super().__init__()
         self.config = c = cfg.PaCo(
             alpha=alpha,
             tau=tau,
-            centre_tau=centre_tau,
+            center_tau=center_tau,
             rebalance=rebalance,
             smoothing=smoothing,
             queue=queue,
@@ -78,10 +81,10 @@ class PaCoLoss(nn.Module):
         )
         counts_C = checked_counts(class_counts)
         self.alpha = chosen_alpha(c, counts_C, batch)
-        self.centres = linear_head(width, len(counts_C)) if centres is None else centres
-        check_centres(self.centres, width, len(counts_C))
+        self.centers = linear_head(width, len(counts_C)) if centers is None else centers
+        check_centers(self.centers, width, len(counts_C))
         self.G = projection(width, c.projection_hidden or width, c.projection_dim, c.projection_norm)
-        self.queue = LabelledQueue(c.queue, c.projection_dim)
+        self.queue = LabeledQueue(c.queue, c.projection_dim)
         self.register_buffer("log_prior_C", log_frequencies(counts_C), persistent=False)
 
     def forward(self, features_BF: Tensor, keys_BD: Tensor, y_B: Tensor) -> Tensor:
@@ -93,24 +96,24 @@ class PaCoLoss(nn.Module):
         """The "loss", and what is worth logging beside it: "accuracy" in percent, "P_sup", the largest logits."""
         self._check_shapes(features_BF, keys_BD, y_B)
         with torch.autocast(y_B.device.type, enabled=False):
-            x_BF, dtype = features_BF.to(self.centres.weight.dtype), self.queue.keys_KD.dtype
+            x_BF, dtype = features_BF.to(self.centers.weight.dtype), self.queue.keys_KD.dtype
             q_BD, k_BD = F.normalize(self.G(x_BF)), F.normalize(keys_BD.detach().to(dtype))
             met = meet(q_BD, k_BD, y_B, self.queue, self.config.contrast)
             numbers = Numbers.of(self.config, self.alpha, self.log_prior_C)
-            terms = loss_terms(x_BF, q_BD, y_B, met, self.centres, numbers, self.config.chunk)
+            terms = loss_terms(x_BF, q_BD, y_B, met, self.centers, numbers, self.config.chunk)
         if self.training:
             self.queue.push(k_BD, y_B)
         return terms
 
     def classify(self, features_BF: Tensor) -> Tensor:
         """The logits that deploy: the prior is a part of the loss alone, so that classes count alike."""
-        return self.centres(features_BF)
+        return self.centers(features_BF)
 
     def extra_repr(self) -> str:
         return f"alpha={self.alpha}, tau={self.config.tau}, rebalance={self.config.rebalance}"
 
     def _check_shapes(self, features_BF: Tensor, keys_BD: Tensor, y_B: Tensor) -> None:
-        B, F, D = len(y_B), self.centres.in_features, self.config.projection_dim
+        B, F, D = len(y_B), self.centers.in_features, self.config.projection_dim
         found: dict[str, Any] = {"features": features_BF, "keys": keys_BD, "labels": y_B}
         wanted = {"features": (B, F), "keys": (B, D), "labels": (B,)}
         for name, shape in wanted.items():
@@ -136,9 +139,9 @@ def chosen_alpha(config: cfg.PaCo, counts_C: Tensor, batch: int | None) -> float
     return theory.auto_alpha(counts_C.numpy(), config.queue, batch)
 
 
-def check_centres(centres: nn.Linear, width: int, classes: int) -> None:
-    if (centres.in_features, centres.out_features) != (width, classes):
-        has = f"{centres.in_features} features and {centres.out_features} classes"
+def check_centers(centers: nn.Linear, width: int, classes: int) -> None:
+    if (centers.in_features, centers.out_features) != (width, classes):
+        has = f"{centers.in_features} features and {centers.out_features} classes"
         raise UserError(
-            f"centres has {has}: for a width of {width} and {classes} counts it must have as many", kind="mismatch"
+            f"centers has {has}: for a width of {width} and {classes} counts it must have as many", kind="mismatch"
         )

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from longtail.world import read_world
+from longtail.torchrun import read_world
 
 T = TypeVar("T")
 
@@ -35,14 +35,14 @@ def wrapped(line: str, width: int | None) -> str:
     )
 
 
-def speaks() -> bool:
+def is_main_process() -> bool:
     """One process does, or of those that torchrun has started on this machine the first."""
     return read_world().local_rank == 0
 
 
-def shown(items: Iterable[T], total: int, what: str) -> Iterator[T]:
+def track(items: Iterable[T], total: int, what: str) -> Iterator[T]:
     """The items, one by one; of few items nothing is shown."""
-    if not speaks():
+    if not is_main_process():
         yield from items
         return
     if sys.stderr is not None and sys.stderr.isatty():
@@ -65,7 +65,7 @@ def _bar(items: Iterable[T], total: int, what: str) -> Iterator[T]:
         yield from progress.track(items, total)
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """As in 2:05 and 1:00:00."""
     minutes, s = divmod(round(seconds), 60)
     hours, m = divmod(minutes, 60)

@@ -18,13 +18,15 @@ import numpy as np
 import torch
 
 import longtail
-from longtail import methods, nn, recipes, runs
+from longtail import methods, nn, recipes, run_folder
 from longtail.cli import arguments, chosen, manual, parsing, used
 from longtail.config import Config, from_dict, to_dict
+from longtail.config.migrate import migrate_flags
 from longtail.errors import UserError
 from longtail.inference import export
-from longtail.report import cells, page, results
-from longtail.reproduction.tables import TABLES
+from longtail.paper import results, results_page
+from longtail.paper.tables import TABLES
+from longtail.reporting import cells
 from tests.conftest import tiny
 
 __all__ = ["COUNTS", "METHODS", "UserError", "export"]
@@ -71,12 +73,12 @@ def default_arguments(verb: str, method: str) -> Any:
 def parse(verb: str, args: Sequence[str], method: str = "paco") -> Any:
     """Parse the flags of a verb, given after its positional arguments, as the command line does."""
     kind, words = VERBS[verb]
-    return parsing.parse(kind, verb, [*words, *args], default_arguments(verb, method))
+    return parsing.parse(kind, verb, [*words, *migrate_flags(list(args))[0]], default_arguments(verb, method))
 
 
 def parse_training(args: Sequence[str]) -> Config:
     """Return the configuration that `longtail train ARGS` would train."""
-    return chosen.train_arguments(list(args))[2]
+    return chosen.train_arguments(migrate_flags(list(args))[0])[2]
 
 
 def list_flags(verb: str, method: str = "paco") -> Flags:
@@ -196,7 +198,7 @@ def recipe(method: str) -> Config:
 
 def stored_config(path: Path) -> Config:
     """Return the configuration that `longtail train --from PATH` starts from."""
-    return runs.stored_config(path)
+    return run_folder.stored_config(path)
 
 
 # Networks
@@ -282,7 +284,7 @@ def read_results(path: Path) -> dict[str, Any]:
 
 def write_page(tree: dict[str, Any]) -> str:
     """Return the Markdown page of a results file."""
-    return page.to_markdown(tree)
+    return results_page.to_markdown(tree)
 
 
 def read_identity(tree: dict[str, Any]) -> Config:

@@ -3,15 +3,15 @@
 Each section of renames.json is a table `old -> new`; an old name that ends with a dot stands for all names that begin with
 it. Every test that compares the present code with the snapshot or with an old run translates names here and nowhere else.
 
-flags        command-line flags: "--train.together": "--train.parallel_seeds"
-values       values of flags and of config keys: "--train.step=fused": "kernels"; "train.step=fused": "kernels"
-names        public Python names: "longtail.nn.LabelledQueue": "longtail.nn.LabeledQueue"
-parameters   parameters of public functions: "longtail.nn.PaCoLoss.centre_tau": "center_tau"
-config       keys of config.json: "method.centre_tau": "method.center_tau"
+flags        command-line flags: "--train.parallel_seeds": "--train.parallel_seeds"
+values       values of flags and of config keys: "--train.execution=fused": "kernels"; "train.execution=fused": "kernels"
+names        public Python names: "longtail.nn.LabeledQueue": "longtail.nn.LabeledQueue"
+parameters   parameters of public functions: "longtail.nn.PaCoLoss.center_tau": "center_tau"
+config       keys of config.json: "method.center_tau": "method.center_tau"
 state        keys of state_dict: "net.trunk.": "net.backbone."
-checkpoint   keys of checkpoint/state.pt: "optimiser.": "optimizer."
+checkpoint   keys of checkpoint/state.pt: "optimizer.": "optimizer."
 environment  keys of environment.json
-log          keys of log.jsonl, as "centre_logit": "center_logit"
+log          keys of log.jsonl, as "center_logit": "center_logit"
 metrics      keys of metrics.json, calibration.json and examples/index.json
 files        files of a run folder, and arrays in its .npz files: "features.npz:ids": "features.npz:names"
 """

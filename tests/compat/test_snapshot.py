@@ -175,7 +175,7 @@ def test_fresh_checkpoints_have_all_keys(fresh_runs):
 
 
 def test_only_names_of_the_snapshot_are_renamed():
-    """A misspelt entry of renames.json would translate nothing."""
+    """A misspelled entry of renames.json would translate nothing."""
     every = OLD["config"]["shared"].keys() | {key for tree in OLD["config"]["methods"].values() for key in tree}
     known = {
         "flags": {flag for flags in OLD["flags"].values() for flag in flags},
@@ -200,7 +200,7 @@ def test_only_names_of_the_snapshot_are_renamed():
 
 def test_exact_names_come_before_prefixes_and_longer_prefixes_before_shorter(monkeypatch):
     monkeypatch.setitem(TABLES, "state", {"net.": "network.", "net.trunk.": "network.backbone.", "net.trunk.a": "b"})
-    monkeypatch.setitem(TABLES, "values", {"--train.step=fused": "kernels"})
+    monkeypatch.setitem(TABLES, "values", {"--train.execution=fused": "kernels"})
     found = [rename("state", key) for key in ("net.head.weight", "net.trunk.c", "net.trunk.a", "queue")]
     assert found == ["network.head.weight", "network.backbone.c", "b", "queue"]
-    assert [rename_value("--train.step", value) for value in ("fused", "auto")] == ["kernels", "auto"]
+    assert [rename_value("--train.execution", value) for value in ("fused", "auto")] == ["kernels", "auto"]

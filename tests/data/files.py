@@ -18,7 +18,7 @@ def good_files(folder):
     Image.fromarray(np.full((20, 30), 0x8000, np.uint16)).save(folder / "deep.png")  # 16 bits
     Image.fromarray(np.full((20, 30), 0x8000, np.int32)).save(folder / "deep.pgm")
     (folder / "plain.pgm").write_text("P2 30 20 1023\n" + "512 " * 600)  # ten bits, in digits
-    Image.new("L", (30, 20), 77).save(folder / "grey.png")
+    Image.new("L", (30, 20), 77).save(folder / "gray.png")
     red.save(folder / "animated.gif", save_all=True, append_images=[Image.new("RGB", (30, 20), (0, 0, 255))])
     Image.new("RGB", (30, 20), (0, 255, 0)).save(folder / "other.png.bmp", "PNG")  # not what its name says
     turned = Image.fromarray(np.repeat(np.array([[[255] * 3], [[0] * 3]], np.uint8), 30, 1).repeat(15, 0))
@@ -35,7 +35,7 @@ def good_files(folder):
         "deep.png": (128, 128, 128),
         "deep.pgm": (128, 128, 128),
         "plain.pgm": (128, 128, 128),
-        "grey.png": (77, 77, 77),
+        "gray.png": (77, 77, 77),
         "animated.gif": (255, 0, 0),
         "other.png.bmp": (0, 255, 0),
         "turned.jpg": (0, 0, 0),

@@ -36,7 +36,7 @@ def of(folder, **options) -> DataConfig:
 def test_unusual_images_are_read_as_they_are_meant(folder):
     wanted = good_files(folder / "train/cat")
     found = inspect(of(folder))
-    assert not found.unreadable and found.read == 21 and (found.turned, found.animated) == (2, 1)
+    assert not found.unreadable and found.read == 21 and (found.exif_rotated, found.animated) == (2, 1)
     assert found.formats == {"PNG": 15, "JPEG": 2, "PPM": 2, "GIF": 1, "TIFF": 1} and found.modes["CMYK"] == 1
     assert found.width == (30, 30, 30) and found.height == (20, 20, 30)
     source = load(of(folder)).train
@@ -77,7 +77,10 @@ def test_the_same_file_twice(folder):
         (folder / new).write_bytes((folder / old).read_bytes())
     found = inspect(of(folder))
     assert found.duplicates == [["train/cat/0.png", "train/cat/same.png"]]
-    assert found.torn == [["train/cat/1.png", "train/dog/torn.png"], ["train/dog/1.png", "val/cat/both.png"]]
+    assert found.in_several_classes == [
+        ["train/cat/1.png", "train/dog/torn.png"],
+        ["train/dog/1.png", "val/cat/both.png"],
+    ]
     pairs = {"train/dog/1.png": "val/cat/both.png", "train/dog/2.png": "val/dog/leak.png"}
     assert found.leaked == [[f"train: {one}", f"test: {two}"] for one, two in pairs.items()]
 

@@ -12,9 +12,9 @@ from longtail import recipes
 from longtail.config import DataConfig
 from longtail.data import load
 from longtail.data.folder import file_pool
-from longtail.data.imbalance import validation_split
+from longtail.data.lazy_images import split_files
 from longtail.data.lists import READERS
-from longtail.data.pool import split_files
+from longtail.data.long_tail import validation_split
 from longtail.errors import Kind
 from tests.expected_text import check_text
 from tests.raises import raises
@@ -24,12 +24,12 @@ FILES = {"train/cat": 6, "train/dog": 3, "val/cat": 2, "val/dog": 1}
 
 @pytest.fixture
 def images(tmp_path):
-    """Each image has a grey of its own."""
+    """Each image has a gray of its own."""
     for number, (folder, n) in enumerate(FILES.items()):
         (tmp_path / folder).mkdir(parents=True)
         for i in range(n):
-            grey = np.full((6, 6, 3), 40 * number + 5 * i + 1, np.uint8)
-            Image.fromarray(grey).save(tmp_path / folder / f"{i}.png")
+            gray = np.full((6, 6, 3), 40 * number + 5 * i + 1, np.uint8)
+            Image.fromarray(gray).save(tmp_path / folder / f"{i}.png")
     return tmp_path
 
 
@@ -74,10 +74,10 @@ def refuses(kind: Kind, *values: str, lists, **options) -> None:
 
 
 def by_id(source) -> dict[str, tuple[str, int]]:
-    """id -> (class name, grey)."""
+    """id -> (class name, gray)."""
     names = [source.class_names[label] for label in source.labels]
     return {
-        str(i): (name, int(grey)) for i, name, grey in zip(source.ids, names, source.images[:, 3, 3, 0], strict=True)
+        str(i): (name, int(gray)) for i, name, gray in zip(source.ids, names, source.images[:, 3, 3, 0], strict=True)
     }
 
 

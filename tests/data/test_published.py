@@ -8,7 +8,7 @@ from PIL import Image
 
 from longtail.config import DataConfig
 from longtail.data import load
-from longtail.data.published import PUBLISHED
+from longtail.data.benchmark_lists import PUBLISHED
 from longtail.data.sources import open_data
 from tests.raises import raises
 

@@ -12,7 +12,7 @@ import torch
 
 from longtail.data.loader import ResidentLoader
 from longtail.data.samplers import class_shares, epoch_order
-from longtail.data.sources import Source
+from longtail.data.sources import Split
 
 COUNTS = torch.tensor([240, 0, 60, 31, 9, 3, 1])  # 344 images; a class without any among them
 C, THERE, N = len(COUNTS), COUNTS > 0, int(COUNTS.sum())
@@ -116,7 +116,7 @@ def loader(batch: int = 32) -> ResidentLoader:
     """Of images that show their own number."""
     images = np.zeros((N, 4, 4, 3), np.uint8)
     images[..., 0], images[..., 1] = (np.arange(N)[:, None, None] // k % 256 for k in (256, 1))
-    source = Source(images, LABELS.numpy(), tuple("abcdefg"), np.arange(N))
+    source = Split(images, LABELS.numpy(), tuple("abcdefg"), np.arange(N))
     return ResidentLoader(source, batch, 0, torch.device("cpu"))
 
 

@@ -15,9 +15,9 @@ from longtail.config import DataConfig
 from longtail.data import load
 from longtail.data.decode import BadImage
 from longtail.data.inspection import inspect
-from longtail.data.packing import shard
 from longtail.data.shards import GROUP_BYTES, OPEN_FILES, Rows, Shard
 from longtail.data.sources import open_data
+from longtail.data.write_shards import shard
 from longtail.errors import Kind
 from tests.raises import raises
 
@@ -214,7 +214,7 @@ def test_a_bad_image_is_not_packed_unseen(folder, tmp_path):
 
 
 def with_names(path, labels, names):
-    """As `datasets` writes class labels; the image's grey is the place of its class in the alphabet."""
+    """As `datasets` writes class labels; the image's gray is the place of its class in the alphabet."""
     images = []
     for label in labels:
         file = io.BytesIO()

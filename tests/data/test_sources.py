@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from longtail.config import DataConfig
+from longtail.data import lazy_images as pool_module
 from longtail.data import load
-from longtail.data import pool as pool_module
 from longtail.errors import Kind
 from tests.expected_text import check_text
 from tests.raises import raises
@@ -289,15 +289,15 @@ def test_description_of_many_classes(cifar100):
 # Image folders
 
 
-def paint(path, colour=(200, 30, 90), size=(12, 10), **options):
+def paint(path, color=(200, 30, 90), size=(12, 10), **options):
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, colour).save(path, **options)
+    Image.new("RGB", size, color).save(path, **options)
 
 
 def fill(root, **counts):
     for name, count in counts.items():
         for i in range(count):
-            paint(root / name / f"{i:03}.png", colour=(i, i, i))
+            paint(root / name / f"{i:03}.png", color=(i, i, i))
     return root
 
 
@@ -320,7 +320,7 @@ def test_folder_with_its_own_evaluation_set(folder):
 
 
 def test_val_is_preferred_to_test(folder):
-    (folder / "test/unlabelled").mkdir(parents=True)
+    (folder / "test/unlabeled").mkdir(parents=True)
     (note,) = load(DataConfig(name="folder", root=folder)).notes
     assert note.startswith("val/ ") and "test/" in note
 
@@ -378,7 +378,7 @@ def test_folder_can_be_drawn_from(tmp_path):
     assert len(data.notes) >= 3 and [note.split()[1] for note in data.notes[:2]] == ["b", "c"]
 
 
-def test_decoding_is_upright_centred_and_antialiased(folder):
+def test_decoding_is_upright_centered_and_antialiased(folder):
     wide = Image.fromarray(np.random.RandomState(0).randint(0, 256, (20, 60, 3), np.uint8))
     wide.save(folder / "train/dog/wide.png")
     flat = np.zeros((16, 16, 3), np.uint8)
@@ -399,7 +399,7 @@ def test_decoding_is_upright_centred_and_antialiased(folder):
 
 
 def test_modes_of_pixels(folder):
-    shades = {"grey": "L", "palette": "P", "alpha": "RGBA", "bits": "1"}
+    shades = {"gray": "L", "palette": "P", "alpha": "RGBA", "bits": "1"}
     for name, mode in shades.items():
         Image.new("RGB", (9, 9), (255, 255, 255)).convert(mode).save(folder / f"train/dog/{name}.png")
     Image.new("CMYK", (9, 9)).save(folder / "train/dog/print.jpg")

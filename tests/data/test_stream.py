@@ -18,18 +18,19 @@ from safetensors.torch import load_file
 from sklearn.datasets import load_sample_images
 
 import longtail
-from longtail import kernels, recipes
+from longtail import recipes
 from longtail.config import Config, DataConfig
-from longtail.data import canvas, decode, nvjpeg, stream
+from longtail.data import decode, nvjpeg, stream
 from longtail.data.decode import BadImage, decode_whole, read_file
 from longtail.data.jpeg import Header, read_header
+from longtail.data.lazy_images import Split, StreamedImages
 from longtail.data.loader import ResidentLoader, StreamLoader, frames_of, make_loader
-from longtail.data.pool import OnDisk, Source
 from longtail.data.sources import load
 from longtail.data.stream import AHEAD, Reader
 from longtail.engine import examples
 from longtail.engine.capture import own_stream
-from longtail.errors import Alone, RunError
+from longtail.errors import RankError, RunError
+from longtail.kernels import canvas, nvrtc
 from longtail.views import Views
 from tests.data.files import bad_files
 from tests.emulator import ORDERS, emulate
@@ -82,8 +83,8 @@ def test_a_plain_jpeg_is_what_pil_makes_of_it(monkeypatch):
         encoded = as_file(PHOTO, **options)
         wanted = np.asarray(Image.open(io.BytesIO(encoded))).transpose(2, 0, 1)
         assert np.abs(decode_whole(encoded, 640).astype(int) - wanted).max() <= 2
-    grey = as_file(PHOTO.convert("L"))
-    assert (decode_whole(grey, 640) == np.asarray(Image.open(io.BytesIO(grey)))).all()
+    gray = as_file(PHOTO.convert("L"))
+    assert (decode_whole(gray, 640) == np.asarray(Image.open(io.BytesIO(gray)))).all()
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -115,7 +116,7 @@ LONG = b"Exif\0\0MM\0*\0\0\0\x08\0\x01" + bytes.fromhex("0112 0004 00000001 0000
 )
 def test_images_are_upright_however_it_is_said(said):
     encoded = as_file(PHOTO, **said)
-    assert decode.look(encoded).turned and decode_whole(encoded, 640).shape == (3, 640, 427)
+    assert decode.probe_image(encoded).exif_rotated and decode_whole(encoded, 640).shape == (3, 640, 427)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
@@ -141,13 +142,13 @@ def test_a_jpeg_cut_short_is_a_bad_image():
 # Many images
 
 
-def numbered(n: int, side: int = 12) -> OnDisk:
-    """Image i is grey i, (4 + i % 5) x (8 - i % 3) pixels."""
+def numbered(n: int, side: int = 12) -> StreamedImages:
+    """Image i is gray i, (4 + i % 5) x (8 - i % 3) pixels."""
 
     def encoded(i: int) -> bytes:
         return as_file(Image.new("L", (8 - i % 3, 4 + i % 5), i), "PNG")
 
-    return OnDisk(encoded, lambda i: f"number {i}", side, 3)
+    return StreamedImages(encoded, lambda i: f"number {i}", side, 3)
 
 
 def test_batches_come_in_order_and_images_in_their_places():
@@ -216,7 +217,7 @@ def test_the_first_bad_image_is_named_and_ends_it():
     reading = Reader(bad, CPU).batches(np.arange(50).reshape(5, 10))
     for _ in range(2):
         next(reading)
-    with raises("bad-image", "number 37", error=Alone):
+    with raises("bad-image", "number 37", error=RankError):
         list(reading)  # whichever process meets it says so
 
 
@@ -237,7 +238,7 @@ def test_a_test_image_that_is_gone_when_pictures_are_made_is_named():
 # Left to a decoder of the device: here torchvision's on the CPU, whose pixels are those of `decode_whole`
 
 
-def photos(n: int = 24, side: int = 64) -> OnDisk:
+def photos(n: int = 24, side: int = 64) -> StreamedImages:
     """JPEGs, and among them what no plain decoder takes: a PNG, one turned by EXIF, one too large, one without its end."""
     rng = np.random.default_rng(5)
     files = [as_file(PHOTO.crop((0, 0, *rng.integers(8, 64, 2)))) for _ in range(n)]
@@ -246,7 +247,7 @@ def photos(n: int = 24, side: int = 64) -> OnDisk:
     exif = small.getexif()
     exif[0x0112] = 6
     files[7] = as_file(small, exif=exif)
-    return OnDisk(files.__getitem__, lambda i: f"photo {i}", side, 2)
+    return StreamedImages(files.__getitem__, lambda i: f"photo {i}", side, 2)
 
 
 class Decoded:
@@ -283,7 +284,7 @@ def test_an_image_that_the_device_refuses_is_named_by_the_cpu():
     bad = replace(good, encoded=lambda i: spoilt if i == 9 else good.encoded(i))
     reading = Reader(bad, CPU, Decoded(1)).batches(np.arange(24).reshape(3, 8))
     next(reading)
-    with raises("bad-image", "photo 9", error=Alone):
+    with raises("bad-image", "photo 9", error=RankError):
         next(reading)
 
 
@@ -337,9 +338,9 @@ def test_images_are_laid_on_canvases_in_one_launch(side, device, monkeypatch, tm
     images = {i: torch.randint(256, (3, *s), generator=rng, dtype=torch.uint8).to(device) for i, s in sizes.items()}
     images[7] = torch.cat([images[7].flatten()[:1], images[7].flatten()])[1:].view(3, 5, 48)  # begins at an odd place
     wanted, found = torch.full((2, 8, 3, side, side), 9, dtype=torch.uint8, device=device)
-    monkeypatch.setattr(kernels, "available", lambda device: False)
+    monkeypatch.setattr(nvrtc, "available", lambda device: False)
     canvas.lay_out(images, wanted)
-    monkeypatch.setattr(kernels, "available", lambda device: True)
+    monkeypatch.setattr(nvrtc, "available", lambda device: True)
     canvas.lay_out(images, found)
     assert torch.equal(found, wanted) and (wanted[2] == 9).all() and (wanted[0, :, :48, :48] != 9).any()
     for i, (height, width) in sizes.items():
@@ -406,13 +407,13 @@ def test_images_are_decoded_on_cuda_while_a_step_is_at_work():
 LABELS = np.repeat([0, 1, 2], [30, 9, 4])[np.random.default_rng(1).permutation(43)]
 
 
-def source(n: int = 43) -> Source:
-    return Source(numbered(n), LABELS[:n], ("a", "b", "c"), np.arange(n))
+def source(n: int = 43) -> Split:
+    return Split(numbered(n), LABELS[:n], ("a", "b", "c"), np.arange(n))
 
 
-def resident(n: int = 43) -> Source:
-    grey = np.arange(n, dtype=np.uint8)[:, None, None, None] * np.ones((12, 12, 3), np.uint8)
-    return replace(source(n), images=grey)
+def resident(n: int = 43) -> Split:
+    gray = np.arange(n, dtype=np.uint8)[:, None, None, None] * np.ones((12, 12, 3), np.uint8)
+    return replace(source(n), images=gray)
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "balanced", "progressive"])
@@ -578,11 +579,11 @@ def test_a_streamed_training_learns_resumes_exactly_and_is_measured_again(folder
 
 def test_what_auto_loads(folder, monkeypatch):
     def streamed(**data) -> bool:
-        return isinstance(load(replace(config(folder).data, load="auto", **data)).train.images, OnDisk)
+        return isinstance(load(replace(config(folder).data, load="auto", **data)).train.images, StreamedImages)
 
     assert not streamed(image_size=96) and streamed(image_size=97)
-    assert not isinstance(load(DataConfig(name="digits", image_size=128)).train.images, OnDisk)  # no files
-    monkeypatch.setattr("longtail.data.pool.MEMORY_LIMIT", 50 * 3 * 32 * 32)
+    assert not isinstance(load(DataConfig(name="digits", image_size=128)).train.images, StreamedImages)  # no files
+    monkeypatch.setattr("longtail.data.lazy_images.MEMORY_LIMIT", 50 * 3 * 32 * 32)
     assert not streamed(image_size=32) and streamed(image_size=33)
     with raises("out-of-memory", "--data.load stream"):
         load(replace(config(folder).data, load="resident", image_size=33))

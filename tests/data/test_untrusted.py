@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 
 from longtail.config import DataConfig
-from longtail.data import decode, pool, shards
-from longtail.data.decode import BadImage, look, read_file
+from longtail.data import decode, lazy_images, shards
+from longtail.data.decode import BadImage, probe_image, read_file
 from longtail.data.inspection import inspect
-from longtail.data.packing import shard
+from longtail.data.write_shards import shard
 from longtail.image_formats import IMAGE_FORMATS, OPTIONAL_FORMATS, supported_formats
 from longtail.inference.snippets import PREPARED
 from tests.data.guard import run_guarded
@@ -80,13 +80,13 @@ def test_formats_are_known_to_pillow(tmp_path):
     assert {"JPEG", "PNG", "BMP", "GIF", "TIFF", "PPM", "WEBP"} <= set(saved)
     for name in saved:
         picture.save(tmp_path / name, name)
-        assert look(read_file(tmp_path / name)).format == name
+        assert probe_image(read_file(tmp_path / name)).format == name
     picture.save(tmp_path / "MPO", "MPO", save_all=True, append_images=[picture])
-    assert look(read_file(tmp_path / "MPO")).format == "MPO"
+    assert probe_image(read_file(tmp_path / "MPO")).format == "MPO"
     for name in ("EPS", "PCX", "TGA", "ICO"):
         picture.save(tmp_path / name, name)
         with pytest.raises(BadImage, match="known format"):
-            look(read_file(tmp_path / name))
+            probe_image(read_file(tmp_path / name))
 
 
 # Sizes and kinds of image files
@@ -173,7 +173,7 @@ def test_one_path_that_is_far_longer_than_the_others(tmp_path, monkeypatch):
     (tmp_path / "list.txt").write_text(f"{'x/' * 50_000}a.png 0\n" + f"{file} 1\n" * 100_000)
     outcome = run_guarded(lambda: inspect(DataConfig(name="list", train_list=tmp_path / "list.txt"), quick=True))
     assert outcome.kind == "UserError" and "100,005 characters" in outcome.text
-    assert pool.name_array(["a", "bc" * 100], "path").tolist() == ["a", "bc" * 100]
+    assert lazy_images.name_array(["a", "bc" * 100], "path").tolist() == ["a", "bc" * 100]
 
 
 # Folders
@@ -222,7 +222,7 @@ DELETED = """
 from pathlib import Path
 from longtail.config import DataConfig
 from longtail.data.inspection import inspect
-from longtail.data.packing import shard
+from longtail.data.write_shards import shard
 from longtail.errors import UserError
 root = Path(sys.argv[1])
 os.rmdir(os.getcwd())

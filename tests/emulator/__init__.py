@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from longtail.kernels import Argument, Source, as_c
+from longtail.kernels.nvrtc import Argument, CudaSource, as_c
 
 ORDERS = ("forward", "reversed", "shuffled")  # in which threads take turns; as in threads.h
 OPTIONS = ("-O2", "-std=c++17", "-ffp-contract=off", "-w", "-shared", "-fPIC")
@@ -23,10 +23,10 @@ extern "C" const char* kernel_{i}(void** args, size_t n, unsigned blocks, unsign
 """
 
 
-class Emulated(Source):
+class Emulated(CudaSource):
     """A source whose kernels take tensors on the CPU."""
 
-    def __init__(self, source: Source, folder: Path) -> None:
+    def __init__(self, source: CudaSource, folder: Path) -> None:
         super().__init__(source.name, source.text, *source.options)
         self.folder, self.order = folder, "forward"
 
@@ -50,7 +50,7 @@ class Emulated(Source):
 
 
 class Kernel:
-    """Called like `longtail.kernels.Kernel`."""
+    """Called like `longtail.kernels.nvrtc.Kernel`."""
 
     def __init__(self, source: Emulated, function: "ctypes._NamedFuncPointer") -> None:
         self.source, self.function = source, function
@@ -67,7 +67,7 @@ class Kernel:
             raise RuntimeError(fault.decode())
 
 
-def emulate(source: Source, folder: Path) -> Emulated:
+def emulate(source: CudaSource, folder: Path) -> Emulated:
     if shutil.which("g++") is None or not sys.platform.startswith("linux"):
         pytest.skip("the emulator needs Linux and g++")
     return Emulated(source, folder)

@@ -91,7 +91,7 @@ unsigned pack_above_zero(float low, float high) { return pack(low < 0 ? 0 : low,
 // Shared memory has addresses of 32 bits.
 unsigned at(const void* p) { return (const char*)p - emulated::origin; }
 
-// Four matrices of 8x8; lane l brings the address of row l % 8 of matrix l / 8, and gets of each two neighbours in row l / 4.
+// Four matrices of 8x8; lane l brings the address of row l % 8 of matrix l / 8, and gets of each two neighbors in row l / 4.
 void load(emulated::Instruction instruction, unsigned (&r)[4], unsigned address) {
   emulated::require(address % 16 == 0, "the address of a matrix's row is not a multiple of 16");
   auto rows = emulated::exchange(instruction, {address});

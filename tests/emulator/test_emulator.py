@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from longtail.kernels import Source
+from longtail.kernels.nvrtc import CudaSource
 from tests.emulator import ORDERS, emulate
 
 TEXT = """
 template <bool BARRIER>
-__global__ void neighbours(const int* x, int* to) {
+__global__ void neighbors(const int* x, int* to) {
   __shared__ int shared[64];
   shared[threadIdx.x] = x[threadIdx.x];
   if (BARRIER) __syncthreads();
@@ -31,19 +31,19 @@ __global__ void apart(const float* x, float* to) {
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    toys = emulate(Source("toys.cu", TEXT), tmp_path_factory.mktemp("toys"))
-    toys.compile_all(["neighbours<true>", "neighbours<false>", "half_of_them_wait", "apart"])
+    toys = emulate(CudaSource("toys.cu", TEXT), tmp_path_factory.mktemp("toys"))
+    toys.compile_all(["neighbors<true>", "neighbors<false>", "half_of_them_wait", "apart"])
     return toys
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_missing_barrier_shows(source, order):
     source.order, x = order, torch.arange(64, dtype=torch.int32)
-    for name in ("neighbours<true>", "neighbours<false>"):
+    for name in ("neighbors<true>", "neighbors<false>"):
         for _ in range(2):  # the second time, too: shared memory is not kept
             to = torch.zeros_like(x)
             source.kernel(name)((1, 1), 64, x, to)
-            assert torch.equal(to, x.flip(0)) == (name == "neighbours<true>")
+            assert torch.equal(to, x.flip(0)) == (name == "neighbors<true>")
 
 
 def test_what_would_hang_or_be_undefined_is_an_error(source):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from longtail import runs
+from longtail import run_folder
 from longtail.engine.calibrate import LIMIT, calibrate
 from longtail.engine.evaluate import evaluate
 from longtail.engine.train import train
@@ -76,7 +76,7 @@ def test_classes_without_a_validation_image():
     assert found.classes == 2 and 1 / LIMIT < found.temperature < LIMIT
 
 
-def test_where_all_is_recognised_with_ease_nothing_changes():
+def test_where_all_is_recognized_with_ease_nothing_changes():
     y = torch.arange(4).repeat(3)
     found = calibrate(lambda: [10 * torch.eye(4)[y]], y, torch.full((4,), 0.25))
     assert found.temperature == 1 and found.calibrated_nll == found.nll
@@ -97,10 +97,10 @@ def test_a_run_with_validation_images_stores_it_and_others_do_not(tmp_path, monk
     config = tiny("balanced-softmax")
     (plain,) = train(config, tmp_path / "plain")
     (held,) = train(replace(config, data=replace(config.data, val_fraction=0.2)), tmp_path / "held")
-    assert not (plain / runs.CALIBRATION).exists()
-    stored = json.loads((held / runs.CALIBRATION).read_text())
+    assert not (plain / run_folder.CALIBRATION).exists()
+    stored = json.loads((held / run_folder.CALIBRATION).read_text())
     assert stored["calibrated_nll"] <= stored["nll"] and stored["images"] > 20 and stored["temperature"] > 0
-    (held / runs.CALIBRATION).unlink()
+    (held / run_folder.CALIBRATION).unlink()
     evaluate(held)  # an older run gets it when it is measured again
-    again = json.loads((held / runs.CALIBRATION).read_text())
+    again = json.loads((held / run_folder.CALIBRATION).read_text())
     np.testing.assert_allclose(list(again.values()), list(stored.values()), rtol=1e-5)

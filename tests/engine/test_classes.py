@@ -6,21 +6,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from longtail import runs
-from longtail.data.sources import DataSet, Source
+from longtail import run_folder
+from longtail.data.sources import DataSet, Split
 from longtail.engine.train import train
 from tests.conftest import tiny
 
 TESTED = 300  # images
 
 
-def images_of(labels: np.ndarray, classes: int) -> Source:
-    """Noise of 8 pixels, on a colour of its class's own for those of the first classes."""
+def images_of(labels: np.ndarray, classes: int) -> Split:
+    """Noise of 8 pixels, on a color of its class's own for those of the first classes."""
     rng = np.random.default_rng(len(labels))
     images = rng.integers(0, 60, (len(labels), 8, 8, 3), dtype=np.uint8)
     images += (60 * (labels[:, None] // [1, 3, 9] % 3)).astype(np.uint8)[:, None, None]
     names = tuple(f"species {c}" for c in range(classes))
-    return Source(images, labels, names, np.arange(len(labels)))
+    return Split(images, labels, names, np.arange(len(labels)))
 
 
 @pytest.mark.parametrize(("classes", "batch"), [(1_200, 128), pytest.param(8_142, 512, marks=pytest.mark.long)])
@@ -33,12 +33,12 @@ def test_a_run_of_many_classes(classes, batch, tmp_path):
     config = replace(config, method=replace(config.method, chunk=classes // 3))
     (folder,) = train(config, tmp_path, data=data)
 
-    run, stored = runs.read(folder), np.load(folder / "predictions.npz")
-    log = [json.loads(line) for line in (folder / runs.LOG).read_text().splitlines()]
+    run, stored = run_folder.read(folder), np.load(folder / "predictions.npz")
+    log = [json.loads(line) for line in (folder / run_folder.LOG).read_text().splitlines()]
     assert log[-1]["loss"] < log[0]["loss"]
     assert run.metrics["confusion"] is None and len(run.metrics["per_class"]) == classes
     assert run.metrics["top1"] > 20  # four of the eight classes asked for are frequent
     assert 100 * (stored["top_classes"][:, 0] == stored["labels"]).mean() == pytest.approx(run.metrics["top1"])
     assert stored["top_logits"].shape == (TESTED, 20)
-    small = sum(path.stat().st_size for path in folder.iterdir() if path.is_file() and path.name != runs.MODEL)
+    small = sum(path.stat().st_size for path in folder.iterdir() if path.is_file() and path.name != run_folder.MODEL)
     assert small < 2**20  # the matrix of confusions alone would be larger

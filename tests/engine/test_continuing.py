@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 import longtail
-from longtail import runs
+from longtail import run_folder
 from longtail.config import Config
 from longtail.engine import signals
 from longtail.engine.environment import threads_of
@@ -34,7 +34,7 @@ from tests.raises import raises
 def unfinished(out: Path, **train_changes) -> Path:
     """The folder of a run whose metrics are still missing."""
     (folder,) = train(tiny("ce", epochs=1, **train_changes), out, data=DATA)
-    (folder / runs.METRICS).unlink()
+    (folder / run_folder.METRICS).unlink()
     return folder
 
 
@@ -54,7 +54,7 @@ def own_threads():
 
 
 def environment(folder: Path) -> dict:
-    return json.loads((folder / runs.ENVIRONMENT).read_text())
+    return json.loads((folder / run_folder.ENVIRONMENT).read_text())
 
 
 def numbers_said(line: str) -> list[int]:
@@ -72,7 +72,7 @@ def test_another_number_of_threads_is_said_and_recorded(tmp_path, capsys, own_th
     said = [line for line in capsys.readouterr().out.splitlines() if "rounding" in line]
     assert len(said) == 1 and numbers_said(said[0]) == [2, 1]
     assert [threads_of(entry) for entry in environment(folder)["resumed"]] == [2]
-    (folder / runs.METRICS).unlink()
+    (folder / run_folder.METRICS).unlink()
     torch.set_num_threads(1)  # some steps were trained with two
     train(loud(tiny("ce", epochs=1)), tmp_path, resume=True, data=DATA)
     (said,) = [line for line in capsys.readouterr().out.splitlines() if "rounding" in line]
@@ -115,7 +115,7 @@ def test_a_renamed_folder_is_not_continued(finished, tmp_path):
     assert {path.name: path.read_bytes() for path in (tmp_path / "seed1").glob("*.*")} == before
     (tmp_path / "seed1").rename(folder)
     train(tiny("ce", epochs=1), tmp_path, resume=True, data=DATA)
-    assert (folder / runs.METRICS).exists()
+    assert (folder / run_folder.METRICS).exists()
 
 
 def test_a_folder_that_is_renamed_meanwhile_is_not_continued(tmp_path, monkeypatch):
@@ -212,17 +212,17 @@ def test_a_closed_terminal_saves_and_resume_goes_on(tmp_path):
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     os.close(slave)
-    log, until = tmp_path / "run/seed0" / runs.LOG, time.monotonic() + 100
+    log, until = tmp_path / "run/seed0" / run_folder.LOG, time.monotonic() + 100
     reader = threading.Thread(target=read_until, args=(master, lambda: log.exists() and log.read_text()), daemon=True)
     reader.start()
     reader.join(100)
     assert process.poll() is None and time.monotonic() < until
     os.close(master)
     assert process.wait(100) == 128 + signal.SIGHUP
-    saved = torch.load(tmp_path / "run/seed0" / runs.CHECKPOINT, weights_only=True)["step"]
-    assert 0 < saved < 8 * 6 and not (tmp_path / "run/seed0" / runs.METRICS).exists()
-    (folder,) = train(runs.load_config(tmp_path / "run/seed0"), tmp_path / "run", resume=True, data=DATA)
-    one, two = (load_file(each / runs.MODEL) for each in (folder, whole))
+    saved = torch.load(tmp_path / "run/seed0" / run_folder.CHECKPOINT, weights_only=True)["step"]
+    assert 0 < saved < 8 * 6 and not (tmp_path / "run/seed0" / run_folder.METRICS).exists()
+    (folder,) = train(run_folder.load_config(tmp_path / "run/seed0"), tmp_path / "run", resume=True, data=DATA)
+    one, two = (load_file(each / run_folder.MODEL) for each in (folder, whole))
     assert log_of(folder) == log_of(whole) and all(torch.equal(one[k], two[k]) for k in one)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from longtail import recipes, runs
+from longtail import recipes, run_folder
 from longtail.engine.device import is_fused
 from longtail.engine.run import Run
 from longtail.engine.train import train
@@ -121,7 +121,7 @@ def test_norms_of_gradients_are_those_of_eager_steps(method, tmp_path):
         config = replace(config, data=replace(config.data, image_size=32), optim=replace(config.optim, lr=0.01))
         watched = replace(config, log=replace(config.log, gradients=True))
         states[step] = state_of(run_until(watched, tmp_path / step, device=torch.device("cuda")))
-        norms[step] = np.load(tmp_path / step / runs.GRADIENTS)["norms"]
+        norms[step] = np.load(tmp_path / step / run_folder.GRADIENTS)["norms"]
         if step == "captured":
             plain = state_of(run_until(config, tmp_path / "plain", device=torch.device("cuda")))
             assert all(torch.equal(plain[k], states["captured"][k]) for k in plain)
@@ -150,7 +150,7 @@ def test_two_gpus_train_one_run(tmp_path):
     """NCCL; and the test images are counted once."""
     out = tmp_path / "two"
     assert torchrun(out, device="cuda").wait(300) == 0
-    metrics = json.loads((out / "seed0" / runs.METRICS).read_text())
+    metrics = json.loads((out / "seed0" / run_folder.METRICS).read_text())
     assert metrics["top1"] > 70 and sum(map(sum, metrics["confusion"])) == 400
 
 
@@ -159,13 +159,13 @@ def test_seeds_side_by_side_are_the_runs_alone(method, tmp_path):
     """Fifty steps in fp32, relative 1e-3 asked; each branch of the graph leaves the very state of the run alone."""
     config = tiny(method, device="cuda", precision="fp32", epochs=9, seeds=(0, 1, 2))
     together = train(config, tmp_path / "together")
-    alone = train(replace(config, train=replace(config.train, together=1)), tmp_path / "alone")
+    alone = train(replace(config, train=replace(config.train, parallel_seeds=1)), tmp_path / "alone")
     for one, two in zip(together, alone, strict=True):
         assert [row["loss"] for row in log_of(one)] == pytest.approx([row["loss"] for row in log_of(two)], rel=1e-3)
-        a, b = (load_file(folder / runs.MODEL) for folder in (one, two))
+        a, b = (load_file(folder / run_folder.MODEL) for folder in (one, two))
         print(f"{method} {one.name}: {distance(a, b):.1e}")
         assert all(torch.equal(a[k], b[k]) for k in a)
-        metrics = [json.loads((folder / runs.METRICS).read_text()) for folder in (one, two)]
+        metrics = [json.loads((folder / run_folder.METRICS).read_text()) for folder in (one, two)]
         assert [m["together"] for m in metrics] == [3, 1] and all(m["setup_seconds"] > 0 for m in metrics)
 
 
@@ -205,8 +205,8 @@ def test_streamed_images_are_those_in_memory(method, tmp_path):
 def test_captured_adamw_with_rates_by_layer_is_the_eager_one(learns, tmp_path):
     """Rates, averages and counts of steps live on the device; stopped and resumed too."""
     config, cuda = tuned("paco", learns=learns, layer_decay=0.75, head_lr=3, clip=1.0), torch.device("cuda")
-    config = replace(config, train=replace(config.train, device="cuda", precision="fp32", step="eager"))
-    captured = replace(config, train=replace(config.train, step="captured"))
+    config = replace(config, train=replace(config.train, device="cuda", precision="fp32", execution="eager"))
+    captured = replace(config, train=replace(config.train, execution="captured"))
     wanted = run_until(config, tmp_path / "eager", device=cuda)
     run_until(captured, tmp_path / "captured", 8, device=cuda)
     found = run_until(captured, tmp_path / "captured", device=cuda)

@@ -95,8 +95,8 @@ def test_a_run_compiles_where_it_is_asked_to_or_repaid(step, precision, device, 
 def test_without_a_compiler_auto_goes_without_and_compiled_says_so(device, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert not compiling_pays(TrainConfig(), torch.device(device), REPAID_FUSED, fused=True)
-    with raises("missing-package", "--train.step compiled", "g++"):
-        check_step(TrainConfig(step="compiled"), torch.device(device))
+    with raises("missing-package", "--train.execution compiled", "g++"):
+        check_step(TrainConfig(execution="compiled"), torch.device(device))
 
 
 def test_a_compiler_may_be_named_by_the_environment(monkeypatch):
@@ -109,7 +109,7 @@ def test_a_compiler_may_be_named_by_the_environment(monkeypatch):
 
 @pytest.mark.parametrize("norm", ["batch", "ghost", "sync"])
 def test_our_kernels_know_no_other_norm(norm):
-    """They normalise by the batch."""
+    """They normalize by the batch."""
     config = recipes.cifar100_lt("paco")
     config = replace(config, model=replace(config.model, norm=norm))
     assert fits(make_body("resnet32_cifar"), config) == (norm == "batch")

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from longtail import recipes, runs
+from longtail import recipes, run_folder
 from longtail.config import Config
 from longtail.data import decode, sources
 from longtail.data.samplers import place
@@ -61,7 +61,7 @@ def run_until(config: Config, folder: Path, step: int | None = None) -> dict[str
         run = Run(config, 0, load_once(config.data), folder, CPU)
         run.restore()
         drawn = torch.initial_seed()
-        path = folder / runs.LOG if rank == 0 else None
+        path = folder / run_folder.LOG if rank == 0 else None
         with Log(path, run.total_steps(), "none", "") as log:
             try:
                 fit([run], [log], StopAt(run, step) if rank == world - 1 else StopSignals())
@@ -128,8 +128,8 @@ def check_three(names: list[str], folder: Path) -> None:
         assert all(torch.equal(state[key], states[0][key]) for state in states for key in state), name
         assert all(value.isfinite().all() for value in states[0].values()), name
         run = folder / name / "seed0"
-        metrics, found = json.loads((run / runs.METRICS).read_text()), dict(np.load(run / "predictions.npz"))
-        data = load_once(runs.load_config(run).data)
+        metrics, found = json.loads((run / run_folder.METRICS).read_text()), dict(np.load(run / "predictions.npz"))
+        data = load_once(run_folder.load_config(run).data)
         assert found["ids"].tolist() == list(data.test.ids) and np.array_equal(found["labels"], data.test.labels)
         assert np.sum(metrics["confusion"]) == len(data.test.labels) == 400
         with watched():
@@ -137,7 +137,7 @@ def check_three(names: list[str], folder: Path) -> None:
         logits = np.load(run / "predictions.npz")["logits"]
         np.testing.assert_allclose(logits, found["logits"], rtol=1e-4, atol=1e-4)
         assert again["top1"] == metrics["top1"] and again["knn_top1"] == pytest.approx(metrics["knn_top1"], abs=0.3)
-        assert again["seconds"] == metrics["seconds"] and runs.load_config(run).train.processes == 3
+        assert again["seconds"] == metrics["seconds"] and run_folder.load_config(run).train.processes == 3
 
 
 def test_three_processes_have_one_network_and_count_every_test_image_once(tmp_path):
@@ -197,7 +197,7 @@ def spoilt(out: Path) -> dict[str, Any]:
         config = small("ce")
         with raises("non-finite", "step 10", "loss", error=RunError):
             train(config, out, data=load_once(config.data))
-    return {"steps": len(steps), "saved": (out / "seed0" / runs.CHECKPOINT).exists()}
+    return {"steps": len(steps), "saved": (out / "seed0" / run_folder.CHECKPOINT).exists()}
 
 
 def test_a_loss_that_is_infinite_in_one_process_ends_all(tmp_path):
@@ -218,8 +218,8 @@ def refused(out: Path) -> None:
             patch.setattr("torch.save", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with raises("disk-full", error=RunError):
             train(config, out / "full", data=data)
-    with raises("unsupported", "--train.step captured"):
-        train(replace(config, train=replace(config.train, step="captured")), out / "captured", data=data)
+    with raises("unsupported", "--train.execution captured"):
+        train(replace(config, train=replace(config.train, execution="captured")), out / "captured", data=data)
 
 
 def test_what_the_first_process_cannot_do_all_are_told(tmp_path):
@@ -227,7 +227,7 @@ def test_what_the_first_process_cannot_do_all_are_told(tmp_path):
     together(WORLD, tmp_path / "ranks", refused, tmp_path)
     files = {str(path.relative_to(tmp_path / "seed0")) for path in (tmp_path / "seed0").rglob("*.*")}
     assert {"config.json", "metrics.json", "model.safetensors", "checkpoint/state.pt"} <= files
-    assert not any("tmp" in name for name in files) and load_file(tmp_path / "seed0" / runs.MODEL)
+    assert not any("tmp" in name for name in files) and load_file(tmp_path / "seed0" / run_folder.MODEL)
     config = small("ce", epochs=1)
     with raises("mismatch", "train.processes was", "2", "1"):
         train(replace(config, train=replace(config.train, processes=1)), tmp_path, resume=True)
@@ -336,7 +336,7 @@ def differ_in_display(out: Path) -> None:
 
 def test_what_is_of_one_machine_may_differ(tmp_path):
     together(WORLD, tmp_path / "ranks", differ_in_display, tmp_path / "run")
-    assert (tmp_path / "run/seed0" / runs.METRICS).exists()
+    assert (tmp_path / "run/seed0" / run_folder.METRICS).exists()
 
 
 def have_other_images(out: Path) -> str:

@@ -35,7 +35,7 @@ def test_knn_equals_a_loop():
     assert knn_top1(train, y_N, test, y_M, k=7) == 100 * right / 25
 
 
-def test_knn_with_fewer_images_than_neighbours():
+def test_knn_with_fewer_images_than_neighbors():
     x = torch.eye(3)
     assert knn_top1(x, torch.arange(3), x, torch.arange(3)) == 100
 
@@ -79,7 +79,7 @@ def test_of_many_classes_the_largest_logits_are_kept(monkeypatch):
         predict(classify, x, 1_500)
 
 
-def test_neighbours_of_many_classes_vote_some_images_at_a_time(monkeypatch):
+def test_neighbors_of_many_classes_vote_some_images_at_a_time(monkeypatch):
     rng = torch.Generator().manual_seed(0)
     x, y = torch.randn(60, 8, generator=rng), torch.randint(7, (60,), generator=rng)
     whole = knn_top1(x[:40], y[:40], x[40:], y[40:])
@@ -123,7 +123,7 @@ def test_examples_show_the_worst_confusions_and_rare_classes(tmp_path):
     ("wrong", "best", "worst"), [([9], [6, 7, 8], [9]), ([5, 6, 7, 8, 9], [], [9, 8, 7, 6, 5]), ([], [7, 8, 9], [])]
 )
 def test_a_rare_class_is_best_or_worst_or_neither(tmp_path, wrong, best, worst):
-    """What is never recognised is not best, what always is not worst."""
+    """What is never recognized is not best, what always is not worst."""
     truth = DATA.test.labels
     write_examples(tmp_path / "examples", DATA, np.where(np.isin(truth, wrong), 0, truth))
     index = json.loads((tmp_path / "examples/index.json").read_text())

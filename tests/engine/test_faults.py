@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from longtail import files, runs
+from longtail import files, run_folder
 from longtail.engine.train import train
 from tests.conftest import tiny
 from tests.engine.test_train import log_of
@@ -53,20 +53,20 @@ def unbroken(tmp_path_factory):
 
 
 def equal(one: Path, two: Path) -> bool:
-    a, b = (load_file(folder / runs.MODEL) for folder in (one, two))
+    a, b = (load_file(folder / run_folder.MODEL) for folder in (one, two))
     return log_of(one) == log_of(two) and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def unfinished_checkpoint(folder: Path) -> bool:
     """Return whether a checkpoint is being written, or was when its process was killed."""
-    return any((folder / runs.CHECKPOINT).parent.glob(f"{files.TEMPORARY_PREFIX}*"))
+    return any((folder / run_folder.CHECKPOINT).parent.glob(f"{files.TEMPORARY_PREFIX}*"))
 
 
 def killed_once(method: str, out: Path, whole: Path, seconds: float, rng: random.Random, while_saving: bool) -> str:
     """Where the kill met the run; the resumed run must equal the unbroken one."""
     process, folder = start_run(method, out), out / "seed0"
     if while_saving:
-        epoch, log = rng.randrange(EPOCHS), folder / runs.LOG
+        epoch, log = rng.randrange(EPOCHS), folder / run_folder.LOG
         wait_for(lambda: log.exists() and log.read_bytes().count(b"\n") > epoch, process)
         met = wait_for(lambda: unfinished_checkpoint(folder), process)
     else:
@@ -117,7 +117,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(unbroken, tmp_path):
     flags = ["--train.checkpoint_every", "1", "--train.device", "cpu", "--log.progress", "none"]
     command = ["train", "digits-lt", "--method", "paco", "--train.epochs", str(EPOCHS), "--out", str(tmp_path), *flags]
     process, folder = start_command(command, tmp_path / "said"), tmp_path / "seed0"
-    saved = folder / runs.CHECKPOINT
+    saved = folder / run_folder.CHECKPOINT
     assert wait_for(saved.exists, process)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (20_000, 20_000))
     process.join(100)

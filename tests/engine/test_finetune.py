@@ -19,7 +19,7 @@ def tuned(method: str = "paco", model: str = "test_vit", learns: str = "all", ep
     return replace(
         config,
         data=replace(config.data, image_size=32),
-        model=replace(config.model, name=model, learns=learns),
+        model=replace(config.model, name=model, trainable=learns),
         optim=replace(config.optim, **values),
     )
 
@@ -50,8 +50,8 @@ def test_adamw_is_torchs_with_a_rate_for_each_layer(tmp_path):
         for name in chosen:
             copies[name].grad = run.method.get_parameter(name).grad.clone()
             alone[name].step()
-        run.optimiser.step()
-        run.optimiser.zero_grad()
+        run.optimizer.step()
+        run.optimizer.zero_grad()
         for name in chosen:
             torch.testing.assert_close(run.method.get_parameter(name).data, copies[name].data, rtol=1e-5, atol=1e-7)
 
@@ -121,7 +121,7 @@ def test_a_frozen_trunk_stays_and_what_stands_on_it_learns(method, tmp_path):
     ],
 )
 def test_paco_learns_with_any_kind_of_network(model, tmp_path):
-    """Nine digits of ten look alike to a network that has learnt nothing: 10 %."""
+    """Nine digits of ten look alike to a network that has learned nothing: 10 %."""
     run_until(tuned("paco", model, epochs=6, layer_decay=0.9, clip=1.0), tmp_path)
     rows = log_of(tmp_path)
     assert rows[-1]["loss"] < rows[0]["loss"] and rows[-1]["accuracy"] > max(rows[0]["accuracy"], 35)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from longtail import methods, recipes, runs
+from longtail import methods, recipes, run_folder
 from longtail.config import Config
 from longtail.engine import distributed
 from longtail.engine.capture import rehearse
@@ -27,7 +27,7 @@ def watched(method: str, **train_changes) -> Config:
 
 
 def norms_of(folder) -> np.ndarray:
-    with np.load(folder / runs.GRADIENTS, allow_pickle=False) as stored:
+    with np.load(folder / run_folder.GRADIENTS, allow_pickle=False) as stored:
         return stored["norms"]
 
 
@@ -59,14 +59,14 @@ def test_norms_are_those_of_the_equation(accumulate, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["paco", "gpaco", "supcon", "lws", "reslt", "oltr", "ride-2", "ldam-drw"])
-def test_norms_are_those_of_what_the_optimiser_takes(name, tmp_path, monkeypatch):
+def test_norms_are_those_of_what_the_optimizer_takes(name, tmp_path, monkeypatch):
     """In every stage in which the classifier learns; NaN in the others."""
     taken = []
 
-    def step(optimiser, *args, **kwargs):
+    def step(optimizer, *args, **kwargs):
         gradient = current[0].method.class_weights.grad
         taken.append(None if gradient is None else gradient.double().numpy().copy())
-        return sgd(optimiser, *args, **kwargs)
+        return sgd(optimizer, *args, **kwargs)
 
     current, made, sgd = [], Run.__init__, torch.optim.SGD.step
     monkeypatch.setattr(Run, "__init__", lambda self, *args: (made(self, *args), current.append(self))[0])
@@ -80,13 +80,13 @@ def test_norms_are_those_of_what_the_optimiser_takes(name, tmp_path, monkeypatch
             continue
         each = [[np.sqrt((gradient[..., c, :] ** 2).sum()) for c in range(10)] for gradient in gradients]
         np.testing.assert_allclose(row, np.mean(each, 0), rtol=1e-5)
-    learnt = {stage for row, stage in zip(norms_of(tmp_path), stages_of(tmp_path), strict=True) if row[0] > 0}
+    learned = {stage for row, stage in zip(norms_of(tmp_path), stages_of(tmp_path), strict=True) if row[0] > 0}
     wanted = {"supcon": {"linear"}, "oltr": {"train", "memory"}}
-    assert learnt == wanted.get(name, {"train"})
+    assert learned == wanted.get(name, {"train"})
 
 
 def stages_of(folder) -> list[str]:
-    with np.load(folder / runs.GRADIENTS, allow_pickle=False) as stored:
+    with np.load(folder / run_folder.GRADIENTS, allow_pickle=False) as stored:
         return stored["stages"].tolist()
 
 
@@ -112,7 +112,7 @@ def test_watching_changes_nothing_of_the_run(name, tmp_path):
     assert one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
     assert log_of(tmp_path / "plain") == log_of(tmp_path / "seen")
     assert tiny(name).identity() == watched(name).identity()
-    assert not (tmp_path / "plain" / runs.GRADIENTS).exists()
+    assert not (tmp_path / "plain" / run_folder.GRADIENTS).exists()
 
 
 @pytest.mark.parametrize("name", ["paco", "supcon"])
@@ -122,7 +122,7 @@ def test_resumed_in_parts_the_file_is_that_of_the_unbroken_run(name, tmp_path):
     run_until(config, tmp_path / "whole")
     for stop in (4, 12, 18, 21):
         run_until(config, tmp_path / "parts", stop)
-        assert (tmp_path / "parts" / runs.GRADIENTS).exists() == (stop > 6)  # an epoch has six steps
+        assert (tmp_path / "parts" / run_folder.GRADIENTS).exists() == (stop > 6)  # an epoch has six steps
     run_until(config, tmp_path / "parts")
     assert np.array_equal(norms_of(tmp_path / "whole"), norms_of(tmp_path / "parts"), equal_nan=True)
     assert stages_of(tmp_path / "whole") == stages_of(tmp_path / "parts")
@@ -155,8 +155,8 @@ def test_asked_for_at_a_resume_it_begins_there(tmp_path):
 
 def test_a_damaged_file_says_so(tmp_path):
     run_until(watched("ce"), tmp_path, 8)
-    (tmp_path / runs.GRADIENTS).write_bytes(b"no archive")
-    with raises("damaged-file", tmp_path / runs.GRADIENTS):
+    (tmp_path / run_folder.GRADIENTS).write_bytes(b"no archive")
+    with raises("damaged-file", tmp_path / run_folder.GRADIENTS):
         run_until(watched("ce"), tmp_path)
 
 

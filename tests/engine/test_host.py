@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from longtail import recipes
 from longtail.engine.run import Run
 from longtail.engine.train import advance
-from longtail.models.beside import Beside
+from longtail.models.side_stream import SideStream
 from tests.conftest import tiny
 from tests.engine.test_train import CPU, load_once
 
@@ -37,8 +37,8 @@ class OnTheDeviceAlone(TorchDispatchMode):
 
 
 def step(run: Run) -> None:
-    """What `advance` does, but for the optimiser, which on the CPU is another one than on a GPU."""
-    beside = Beside(run.device)
+    """What `advance` does, but for the optimizer, which on the CPU is another one than on a GPU."""
+    beside = SideStream(run.device)
     terms = run.method.loss(run.batches.next())
     run.meter.add(terms, run.clock)
     terms["loss"].backward()

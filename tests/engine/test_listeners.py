@@ -8,7 +8,7 @@ import pytest
 import wandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from longtail import runs
+from longtail import run_folder
 from longtail.cli import main
 from longtail.config import Config, LogConfig
 from longtail.engine import listeners
@@ -48,7 +48,7 @@ def write(folder: Path, config: Config, *rows: dict) -> Listeners:
     """A process that writes these lines, and is then gone without a word."""
     folder.mkdir(exist_ok=True)
     heard = Listeners(folder, config, 0)
-    with Log(folder / runs.LOG, 90, "none", "", heard.hear) as log:
+    with Log(folder / run_folder.LOG, 90, "none", "", heard.hear) as log:
         for line in rows:
             log.epoch(1, line, 0)
     return heard
@@ -59,7 +59,7 @@ def write(folder: Path, config: Config, *rows: dict) -> Listeners:
 
 def events(folder: Path) -> dict[str, dict[int, float]]:
     """By name, values by step; no step comes twice, whoever reads."""
-    read = EventAccumulator(str(folder / runs.TENSORBOARD), purge_orphaned_data=False)
+    read = EventAccumulator(str(folder / run_folder.TENSORBOARD), purge_orphaned_data=False)
     read.Reload()
     found = {tag: [(event.step, event.value) for event in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
     assert all(len({step for step, _ in values}) == len(values) for values in found.values())
@@ -68,14 +68,14 @@ def events(folder: Path) -> dict[str, dict[int, float]]:
 
 def test_event_files_hold_every_row_and_the_final_metrics(tmp_path):
     (folder,) = train(told("supcon", "tensorboard"), tmp_path / "out", data=DATA)
-    rows = [json.loads(line) for line in (folder / runs.LOG).read_text().splitlines()]
+    rows = [json.loads(line) for line in (folder / run_folder.LOG).read_text().splitlines()]
     found = events(folder)
     assert len(rows) == 5 and {"contrast/loss", "linear/loss", "linear/accuracy", "test/top1"} <= found.keys()
     for number, line in enumerate(rows):
         for name, value in scalars(line, line["stage"]).items():
             assert found[name][number] == pytest.approx(value, rel=1e-6)
     assert sorted(found["contrast/loss"]) == [0, 1, 2] and sorted(found["linear/loss"]) == [3, 4]
-    metrics = json.loads((folder / runs.METRICS).read_text())
+    metrics = json.loads((folder / run_folder.METRICS).read_text())
     assert {name: found[f"test/{name}"] for name in ("top1", "few")} == {
         name: {5: pytest.approx(metrics[name])} for name in ("top1", "few")
     }
@@ -84,7 +84,7 @@ def test_event_files_hold_every_row_and_the_final_metrics(tmp_path):
 def test_what_is_trained_again_is_not_doubled(tmp_path):
     config, folder = told("ce", "tensorboard"), tmp_path / "run"
     write(folder, config, row(0), row(1), row(2, loss=9.0)).tell(lambda listener: listener.close())  # then killed
-    truncate(folder / runs.LOG, 2)
+    truncate(folder / run_folder.LOG, 2)
     with write(folder, config, row(2), row(3)):
         pass
     assert events(folder)["train/loss"] == {0: 5.0, 1: 4.0, 2: 3.0, 3: 2.0}
@@ -95,7 +95,7 @@ def test_asked_for_at_a_resume_it_hears_of_all_epochs(tmp_path):
     write(folder, told("ce"), row(0), row(1))
     with write(folder, told("ce", "tensorboard"), row(2)):
         pass
-    assert events(folder)["train/loss"] == {0: 5.0, 1: 4.0, 2: 3.0} and not (folder / runs.WANDB).exists()
+    assert events(folder)["train/loss"] == {0: 5.0, 1: 4.0, 2: 3.0} and not (folder / run_folder.WANDB).exists()
 
 
 def test_a_stopped_and_resumed_run_tells_each_epoch_once(tmp_path, monkeypatch):
@@ -105,7 +105,7 @@ def test_a_stopped_and_resumed_run_tells_each_epoch_once(tmp_path, monkeypatch):
         with pytest.raises(Interrupted):
             train(config, tmp_path, data=DATA)
     train(config, tmp_path, resume=True, data=DATA)
-    rows = [json.loads(line) for line in (tmp_path / "seed0" / runs.LOG).read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "seed0" / run_folder.LOG).read_text().splitlines()]
     wanted = {number: pytest.approx(line["loss"], rel=1e-6) for number, line in enumerate(rows)}
     assert len(rows) == 4 and events(tmp_path / "seed0")["train/loss"] == wanted
 
@@ -156,10 +156,10 @@ def test_wandb_run_has_config_rows_and_final_metrics(tmp_path, recorded):
     assert [run.settings[key] for key in ("project", "name", "group")] == ["longtail", "mine/seed0", "mine"]
     assert run.settings["config"]["seed"] == 0 and run.settings["config"]["method"]["name"] == "supcon"
     assert run.settings["dir"] == str(folder) and run.settings["reinit"] == "create_new"
-    rows = [json.loads(line) for line in (folder / runs.LOG).read_text().splitlines()]
+    rows = [json.loads(line) for line in (folder / run_folder.LOG).read_text().splitlines()]
     wanted = {number: scalars(line, line["stage"]) | {"epoch": number} for number, line in enumerate(rows)}
     assert len(rows) == 5 and run.rows == wanted and run.finished
-    metrics = json.loads((folder / runs.METRICS).read_text())
+    metrics = json.loads((folder / run_folder.METRICS).read_text())
     assert run.summary["test/top1"] == metrics["top1"] and run.summary == scalars(metrics, "test")
 
 
@@ -168,10 +168,10 @@ def test_resumed_wandb_run_keeps_its_id_and_sends_nothing_twice(tmp_path, record
     for rows in ([row(0), row(1), row(2)], [row(2), row(3)]):
         with write(folder, config, *rows):
             pass
-        truncate(folder / runs.LOG, 2)
+        truncate(folder / run_folder.LOG, 2)
     first, second = recorded
     assert [sorted(run.rows) for run in recorded] == [[0, 1, 2], [3]]
-    assert first.settings["id"] == second.settings["id"] == json.loads((folder / runs.WANDB).read_text())["id"]
+    assert first.settings["id"] == second.settings["id"] == json.loads((folder / run_folder.WANDB).read_text())["id"]
     assert first.settings["resume"] == second.settings["resume"] == "allow"
 
 
@@ -187,7 +187,7 @@ def test_installed_wandb_accepts_our_calls(tmp_path, capsys):
     """The real package, offline. What it writes is its own affair; a call that it rejects would be reported."""
     (folder,) = train(told("ce", "wandb"), tmp_path, data=DATA)
     assert "wandb failed" not in capsys.readouterr().err
-    assert json.loads((folder / runs.WANDB).read_text())["epochs"] == 3
+    assert json.loads((folder / run_folder.WANDB).read_text())["epochs"] == 3
 
 
 @pytest.mark.parametrize("where", ["init", "log", "finish"])
@@ -199,7 +199,7 @@ def test_a_failure_is_said_once_and_the_training_goes_on(where, tmp_path, record
     (folder,) = train(told("ce", "wandb", "tensorboard"), tmp_path, data=DATA)
     said = capsys.readouterr().err
     assert said.count("wandb failed") == 1 and "(no network)" in said
-    assert (folder / runs.METRICS).exists() and sorted(events(folder)["train/loss"]) == [0, 1, 2]
+    assert (folder / run_folder.METRICS).exists() and sorted(events(folder)["train/loss"]) == [0, 1, 2]
 
 
 # Both
@@ -212,7 +212,7 @@ def test_a_missing_package_is_named_before_anything_is_done(name, tmp_path, monk
     bare = listeners.importlib.machinery.ModuleSpec(name, None)
     for spec in (None, bare):
         monkeypatch.setattr(listeners.importlib.util, "find_spec", lambda n, spec=spec: spec if n == name else find(n))
-        args = ["train", "digits-lt", "--log.to", name, "--train.device", "cpu", "--out", "out"]
+        args = ["train", "digits-lt", "--log.loggers", name, "--train.device", "cpu", "--out", "out"]
         assert main(args) == 2 and "longtail[log]" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -221,12 +221,12 @@ def test_nobody_listens_unless_asked(tmp_path):
     folder = tmp_path / "run"
     with write(folder, told("ce"), row(0)) as heard:
         assert heard.heard == {}
-    assert sorted(f.name for f in folder.iterdir()) == [runs.LOG]
+    assert sorted(f.name for f in folder.iterdir()) == [run_folder.LOG]
 
 
 def test_names_are_checked_and_one_may_stand_alone():
-    assert LogConfig(to="wandb") == LogConfig(to=("wandb",)) == LogConfig(to=["wandb"])
+    assert LogConfig(loggers="wandb") == LogConfig(loggers=("wandb",)) == LogConfig(loggers=["wandb"])
     for bad in ("tensorbord", ("wandb", "wandb"), 3):
         with pytest.raises(UserError, match=r"--log\.to"):
-            LogConfig(to=bad)
+            LogConfig(loggers=bad)
     assert told("ce", "wandb").identity() == told("ce").identity()

@@ -6,7 +6,7 @@ import sys
 import pytest
 from rich.progress import TimeRemainingColumn
 
-from longtail.engine.log import Log, clock, summary, truncate
+from longtail.engine.log import Log, format_duration, summary, truncate
 from tests.expected_text import check_text
 
 ROW = {"stage": "train", "epoch": 4, "epochs": 9, "loss": 1.25, "accuracy": 50.0, "P_sup": 0.7, "lr": 0.1}
@@ -67,4 +67,4 @@ def test_a_narrow_terminal_gets_the_least():
 def test_summary_and_clock():
     check_text("test_log/summary", summary(ROW))
     assert "acc" not in summary({k: v for k, v in ROW.items() if k != "accuracy"})
-    assert [clock(s) for s in (5, 65, 3725)] == ["0:05", "1:05", "1:02:05"]
+    assert [format_duration(s) for s in (5, 65, 3725)] == ["0:05", "1:05", "1:02:05"]

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import longtail
-from longtail import methods, recipes, runs
+from longtail import methods, recipes, run_folder
 from longtail.config import Config
 from longtail.engine.evaluate import balanced_accuracy, evaluate
 from longtail.engine.train import train
@@ -35,8 +35,8 @@ def finished(request, tmp_path_factory) -> tuple[Config, Path]:
     """An unbroken run: its configuration and its folder."""
     config = tiny(request.param, epochs=EPOCHS, batch_size=BATCH, checkpoint_every=100)
     config = replace(config, optim=replace(config.optim, warmup_epochs=0))
-    if config.method.second_field:
-        config = replace(config, method=replace(config.method, **{config.method.second_field: SECOND}))
+    if config.method.second_stage_epochs_field:
+        config = replace(config, method=replace(config.method, **{config.method.second_stage_epochs_field: SECOND}))
     (folder,) = train(config, tmp_path_factory.mktemp(request.param), data=load_once(config.data))
     return config, folder
 
@@ -51,7 +51,7 @@ def test_it_stops_and_resumes_bit_for_bit(finished, tmp_path):
             assert run_until(config, tmp_path, stop).steps_done() == stop
     parts = run_until(config, tmp_path)
     assert parts.steps_done() == end and parts.stage_index == len(parts.method.stages) - 1
-    stored, found = load_file(folder / runs.MODEL), parts.method.net.state_dict()
+    stored, found = load_file(folder / run_folder.MODEL), parts.method.net.state_dict()
     assert stored.keys() == found.keys() and all(torch.equal(stored[k], found[k]) for k in stored)
     one, two = state_of(run_until(config, folder)), state_of(parts)  # momenta, key networks and queues too
     assert one.keys() == two.keys() and len(one) > 20 and all(torch.equal(one[k], two[k]) for k in one)
@@ -60,14 +60,17 @@ def test_it_stops_and_resumes_bit_for_bit(finished, tmp_path):
 
 def test_it_learns(finished):
     """Ten classes: chance is 10 %."""
-    metrics = json.loads((finished[1] / runs.METRICS).read_text())
+    metrics = json.loads((finished[1] / run_folder.METRICS).read_text())
     assert metrics["top1"] > 30 and metrics["knn_top1"] > 45
 
 
 def test_what_is_stored_is_the_network_that_deploys(finished):
     """Measured anew from its folder alone."""
     _, folder = finished
-    metrics, logits = json.loads((folder / runs.METRICS).read_text()), np.load(folder / "predictions.npz")["logits"]
+    metrics, logits = (
+        json.loads((folder / run_folder.METRICS).read_text()),
+        np.load(folder / "predictions.npz")["logits"],
+    )
     torch.manual_seed(99)
     again = evaluate(folder, device="cpu")[folder]
     assert again["top1"] == metrics["top1"] and again["per_class"] == metrics["per_class"]
@@ -90,7 +93,7 @@ def test_what_is_measured_is_the_network_in_test_mode(finished):
     data, views = load_once(config.data), Views(config.views, config.data.image_size)
     method = methods.make(config, data.train.counts, stored=True)
     method.enter(method.stages[-1])
-    method.net.load_state_dict(load_file(folder / runs.MODEL))
+    method.net.load_state_dict(load_file(folder / run_folder.MODEL))
     method.eval()
     with torch.no_grad():
         wanted = method(views.plain(torch.from_numpy(data.test.images).permute(0, 3, 1, 2)))

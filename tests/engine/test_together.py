@@ -5,7 +5,7 @@ import signal
 import pytest
 import torch
 
-from longtail import runs
+from longtail import run_folder
 from longtail.engine.advice import advise_finite
 from longtail.engine.log import Log
 from longtail.engine.meter import NonFinite
@@ -28,7 +28,7 @@ def make(config, folder, seeds) -> list[Run]:
 
 
 def train_together(made: list[Run], step: int | None = None) -> None:
-    logs = [Log(run.folder / runs.LOG, run.total_steps(), "none", "") for run in made]
+    logs = [Log(run.folder / run_folder.LOG, run.total_steps(), "none", "") for run in made]
     fit(made, logs, StopAt(made[0], step))
 
 
@@ -72,7 +72,7 @@ def test_seeds_that_stand_at_different_steps_train_in_groups(tmp_path):
         folder = tmp_path / f"seed{seed}"
         folder.mkdir()
         run = Run(config, seed, DATA, folder, CPU)
-        with Log(folder / runs.LOG, run.total_steps(), "none", "") as log, pytest.raises(Interrupted):
+        with Log(folder / run_folder.LOG, run.total_steps(), "none", "") as log, pytest.raises(Interrupted):
             fit([run], [log], StopAt(run, stop))
     groups = at_the_same_step(make(config, tmp_path, (0, 1, 2)))
     assert [[run.seed for run in group] for group in groups] == [[0, 2], [1]]

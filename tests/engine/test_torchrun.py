@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from longtail import runs
+from longtail import run_folder
 from longtail.engine.train import train
 from tests.engine.test_faults import equal
 from tests.engine.test_train import log_of
@@ -69,7 +69,7 @@ def resumed_at(said: Path) -> list[int]:
 
 
 def resumed(out: Path) -> list[str]:
-    return [str(folder) for folder in train(runs.load_config(out / "seed0"), out, resume=True)]
+    return [str(folder) for folder in train(run_folder.load_config(out / "seed0"), out, resume=True)]
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +84,9 @@ def check_run(out: Path, epochs: int) -> float:
     """Check the files of a run and that one process printed; return its accuracy."""
     said, folder = Path(f"{out}.txt").read_text(), out / "seed0"
     assert said.count("checksum") == said.count("written to") == said.count(f"{epochs}/{epochs}") == 1
-    metrics = json.loads((folder / runs.METRICS).read_text())
+    metrics = json.loads((folder / run_folder.METRICS).read_text())
     assert sum(map(sum, metrics["confusion"])) == 400
-    assert len(log_of(folder)) == epochs and runs.load_config(folder).train.processes == WORLD
+    assert len(log_of(folder)) == epochs and run_folder.load_config(folder).train.processes == WORLD
     return metrics["top1"]
 
 
@@ -107,8 +107,8 @@ def test_a_process_is_killed_then_all_are_stopped_and_nothing_is_lost(victim, wh
     out, folder, said = tmp_path / "broken", tmp_path / "broken/seed0", tmp_path / "broken.txt"
     process = torchrun(out, "--resume", restarts=1)
     try:
-        wait_for((folder / runs.CHECKPOINT).exists, process)
-        saved = torch.load(folder / runs.CHECKPOINT, weights_only=True)["step"]
+        wait_for((folder / run_folder.CHECKPOINT).exists, process)
+        saved = torch.load(folder / run_folder.CHECKPOINT, weights_only=True)["step"]
         os.kill(pid_of(victim, process.pid), signal.SIGKILL)
         wait_for(lambda: resumed_at(said), process)
         assert resumed_at(said)[0] >= saved
@@ -121,7 +121,7 @@ def test_a_process_is_killed_then_all_are_stopped_and_nothing_is_lost(victim, wh
         process.kill()
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
     (stopped,) = re.findall(r"longtail: stopped at step (\d+) and saved", said.read_text())
-    assert torch.load(folder / runs.CHECKPOINT, weights_only=True)["step"] == int(stopped)
+    assert torch.load(folder / run_folder.CHECKPOINT, weights_only=True)["step"] == int(stopped)
     together(WORLD, tmp_path / "ranks", resumed, out)
     assert equal(folder, whole / "seed0")
 

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from longtail import kernels, methods, recipes, runs
+from longtail import methods, recipes, run_folder
 from longtail.config import to_dict
 from longtail.data.decode import read_file
 from longtail.data.loader import ResidentLoader
@@ -27,7 +27,7 @@ from longtail.engine import checkpoint
 from longtail.engine import train as engine
 from longtail.engine.advice import out_of_memory
 from longtail.engine.capture import rehearse, state
-from longtail.engine.device import place
+from longtail.engine.device import to_device
 from longtail.engine.environment import describe_environment
 from longtail.engine.evaluate import evaluate
 from longtail.engine.folder import locked, start_folder
@@ -36,6 +36,7 @@ from longtail.engine.run import Run
 from longtail.engine.signals import StopSignals
 from longtail.engine.train import advance, fit, train
 from longtail.errors import Interrupted, RunError
+from longtail.kernels import nvrtc
 from longtail.methods import Batch
 from longtail.methods.bbn import BBN
 from longtail.methods.paco import PaCo
@@ -71,7 +72,7 @@ def run_until(config, folder: Path, step: int | None = None, device: torch.devic
     if double:
         in_double(run.method)
     run.restore()
-    with Log(folder / runs.LOG, run.total_steps(), "none", "") as log:
+    with Log(folder / run_folder.LOG, run.total_steps(), "none", "") as log:
         try:
             fit([run], [log], StopAt(run, step))
         except Interrupted:
@@ -90,12 +91,12 @@ def in_double(method: methods.Method) -> None:
 def state_of(run: Run) -> dict:
     return {
         **run.method.state_dict(),
-        **{f"sgd{i}": s["momentum_buffer"] for i, s in run.optimiser.state_dict()["state"].items()},
+        **{f"sgd{i}": s["momentum_buffer"] for i, s in run.optimizer.state_dict()["state"].items()},
     }
 
 
 def log_of(folder: Path) -> list[dict]:
-    rows = [json.loads(line) for line in (folder / runs.LOG).read_text().splitlines()]
+    rows = [json.loads(line) for line in (folder / run_folder.LOG).read_text().splitlines()]
     return [{k: v for k, v in row.items() if k not in ("seconds", "images_per_second")} for row in rows]
 
 
@@ -135,7 +136,7 @@ def test_seconds_go_on_counting_over_a_resume_in_mid_epoch(tmp_path, monkeypatch
     run_until(config, tmp_path, 4)
     time.sleep(0.3)  # between the two runs, and so of neither
     run = run_until(config, tmp_path)
-    rows = [json.loads(line) for line in (tmp_path / runs.LOG).read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / run_folder.LOG).read_text().splitlines()]
     assert all(row["seconds"] >= 6 * 0.02 for row in rows)
     assert run.seconds == pytest.approx(sum(row["seconds"] for row in rows))
     assert all(row["images_per_second"] == pytest.approx(384 / row["seconds"]) for row in rows)
@@ -150,12 +151,12 @@ def test_a_checkpoint_in_another_precision_is_refused(tmp_path):
 def test_a_refused_resume_changes_nothing_and_an_accepted_one_is_added(tmp_path):
     config, folder = tiny("ce", epochs=2), tmp_path / "seed0"
     start_folder(run_until(config, folder, 3))
-    first = (folder / runs.ENVIRONMENT).read_text()
+    first = (folder / run_folder.ENVIRONMENT).read_text()
     with raises("mismatch", "images"):
         train(config, tmp_path, resume=True, data=replace(DATA, checksum="other"))
-    assert (folder / runs.ENVIRONMENT).read_text() == first
+    assert (folder / run_folder.ENVIRONMENT).read_text() == first
     train(config, tmp_path, resume=True, data=DATA)
-    environment = json.loads((folder / runs.ENVIRONMENT).read_text())
+    environment = json.loads((folder / run_folder.ENVIRONMENT).read_text())
     again = environment.pop("resumed")[0]
     assert again["device"].startswith("CPU") and (again["step"], again["precision"]) == ("eager", "fp32")
     assert environment == json.loads(first)
@@ -213,9 +214,9 @@ def test_a_signal_while_a_stage_begins_ends_the_run(method, tmp_path, monkeypatc
     monkeypatch.setattr(kind, "begin", interrupted)
     with raises("interrupted", "--resume", error=Interrupted):
         train(config, tmp_path)
-    assert not (tmp_path / "seed0" / runs.METRICS).exists()
+    assert not (tmp_path / "seed0" / run_folder.METRICS).exists()
     monkeypatch.undo()
-    assert train(config, tmp_path, resume=True) and (tmp_path / "seed0" / runs.METRICS).exists()
+    assert train(config, tmp_path, resume=True) and (tmp_path / "seed0" / run_folder.METRICS).exists()
 
 
 def test_within_an_epoch_a_pipe_is_told_what_is_left(tmp_path, monkeypatch, capsys):
@@ -235,7 +236,7 @@ def test_what_is_left_goes_by_the_pace_so_far(tmp_path):
 def test_seeds_differ_and_repeat(tmp_path):
     config = tiny("ce", epochs=1, seeds=(0, 1))
     a, b = train(config, tmp_path / "a"), train(config, tmp_path / "b")
-    weights = [load_file(f / runs.MODEL)["head.weight"] for f in (*a, *b)]
+    weights = [load_file(f / run_folder.MODEL)["head.weight"] for f in (*a, *b)]
     assert torch.equal(weights[0], weights[2]) and torch.equal(weights[1], weights[3])
     assert not torch.equal(weights[0], weights[1])
 
@@ -270,18 +271,18 @@ def test_a_refactor_reproduces_these_losses(tmp_path):
 
 @pytest.mark.parametrize("method", ["balanced-softmax", "supcon", "paco"])
 def test_a_short_run_learns(method, tmp_path):
-    """Ten classes: chance is 10 %; the tail of one to twenty images is learnt as well."""
+    """Ten classes: chance is 10 %; the tail of one to twenty images is learned as well."""
     config = tiny(method, epochs=12)
     if method == "supcon":
         config = replace(config, method=replace(config.method, linear_epochs=12))
     (folder,) = train(config, tmp_path)
-    metrics = json.loads((folder / runs.METRICS).read_text())
+    metrics = json.loads((folder / run_folder.METRICS).read_text())
     assert metrics["top1"] > 60 and metrics["few"] > 25 and metrics["knn_top1"] > 50
 
 
 def test_a_finished_run_holds_every_file(tmp_path):
     (folder,) = train(tiny("paco", epochs=1), tmp_path)
-    metrics = json.loads((folder / runs.METRICS).read_text())
+    metrics = json.loads((folder / run_folder.METRICS).read_text())
     wanted = "top1 many medium few per_class counts class_names macro_f1 ece knn_top1 confusion shifted"
     wanted += " seconds peak_memory latency_b64"
     assert set(wanted.split()) <= metrics.keys()
@@ -290,13 +291,13 @@ def test_a_finished_run_holds_every_file(tmp_path):
     assert predictions["logits"].shape == (400, 10) and (predictions["labels"] == DATA.test.labels).all()
     assert 100 * (predictions["logits"].argmax(1) == predictions["labels"]).mean() == pytest.approx(metrics["top1"])
     assert features["features"].dtype == np.float16 and len(features["features"]) == 400
-    environment = json.loads((folder / runs.ENVIRONMENT).read_text())
+    environment = json.loads((folder / run_folder.ENVIRONMENT).read_text())
     assert environment["data"]["checksum"] == DATA.checksum
     examples = json.loads((folder / "examples" / "index.json").read_text())
     assert examples["worst_rare"] and all(
         (folder / "examples" / f"{i}.png").exists() for i in examples["worst_rare"][0]["items"]
     )
-    assert to_dict(runs.load_config(folder)) == to_dict(tiny("paco", epochs=1))
+    assert to_dict(run_folder.load_config(folder)) == to_dict(tiny("paco", epochs=1))
     row = log_of(folder)[0]
     assert {"stage", "epoch", "loss", "accuracy", "P_sup", "lr"} <= row.keys() and 0 < row["P_sup"] < 1
 
@@ -312,7 +313,7 @@ def test_validation_split_is_scored_and_the_test_set_is_not_touched_while_traini
         rows.append(log_of(tmp_path / name / "seed0"))
     assert rows[0] == rows[1] and ["val_accuracy" in row for row in rows[0]] == [False, False, True, True]
     assert all(0 <= row["val_accuracy"] <= 100 for row in rows[0][2:])
-    metrics = [json.loads((tmp_path / n / "seed0" / runs.METRICS).read_text()) for n in ("a", "b")]
+    metrics = [json.loads((tmp_path / n / "seed0" / run_folder.METRICS).read_text()) for n in ("a", "b")]
     assert metrics[0]["top1"] != metrics[1]["top1"]
     assert metrics[0]["counts"] == DATA.train.counts.tolist()  # rare and frequent are what they are without a split
 
@@ -361,7 +362,7 @@ def test_a_non_finite_loss_names_step_term_and_cure(tmp_path, monkeypatch):
         "non-finite", "step 3", "loss", "contrast_logit", "--optim.lr", "--method.tau", error=RunError
     ) as caught:
         train(tiny("paco"), tmp_path)
-    assert caught.value.exit_code == 1 and not (tmp_path / "seed0" / runs.CHECKPOINT).exists()
+    assert caught.value.exit_code == 1 and not (tmp_path / "seed0" / run_folder.CHECKPOINT).exists()
 
 
 @pytest.mark.parametrize("kind", [PaCo, BBN])  # one whose batches have partners
@@ -406,7 +407,7 @@ def test_who_reads_going_away_is_no_full_disk(tmp_path, monkeypatch):
 
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
     (folder,) = train(tiny("ce", epochs=1), tmp_path)
-    before = (folder / runs.METRICS).stat().st_mtime_ns
+    before = (folder / run_folder.METRICS).stat().st_mtime_ns
     with raises("exists", folder, "finished"):
         train(tiny("ce", epochs=1), tmp_path)
     with raises("mismatch", "method.name was", "ce", "paco"):
@@ -414,8 +415,8 @@ def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
     with raises("mismatch", "train.epochs was", "1", "2"):
         train(tiny("ce", epochs=2), tmp_path, resume=True)
     train(tiny("ce", epochs=1), tmp_path, resume=True)  # finished: nothing to do
-    assert (folder / runs.METRICS).stat().st_mtime_ns == before
-    (folder / runs.METRICS).unlink()
+    assert (folder / run_folder.METRICS).stat().st_mtime_ns == before
+    (folder / run_folder.METRICS).unlink()
     with raises("exists", folder, "--resume"):
         train(tiny("ce", epochs=1), tmp_path)
 
@@ -425,12 +426,14 @@ def test_a_resume_without_a_checkpoint_says_that_it_begins_anew(tmp_path, capsys
     config = replace(config, log=replace(config.log, progress="auto"))
     (folder,) = train(config, tmp_path)
     assert "checkpoint" not in capsys.readouterr().out
-    whole = (folder / runs.MODEL).read_bytes()
-    for name in (runs.METRICS, runs.CHECKPOINT):
+    whole = (folder / run_folder.MODEL).read_bytes()
+    for name in (run_folder.METRICS, run_folder.CHECKPOINT):
         (folder / name).unlink()
     train(config, tmp_path, resume=True)
     assert "first checkpoint" in capsys.readouterr().out
-    assert (folder / runs.MODEL).read_bytes() == whole and len((folder / runs.LOG).read_text().splitlines()) == 1
+    assert (folder / run_folder.MODEL).read_bytes() == whole and len(
+        (folder / run_folder.LOG).read_text().splitlines()
+    ) == 1
 
 
 def test_a_damaged_checkpoint_is_one_line(tmp_path):
@@ -438,23 +441,23 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path):
     folder = tmp_path / "seed0"
     run = run_until(config, folder, 3)
     start_folder(run)
-    (folder / runs.CHECKPOINT).write_bytes(b"no checkpoint")
-    with raises("damaged-file", folder / runs.CHECKPOINT):
+    (folder / run_folder.CHECKPOINT).write_bytes(b"no checkpoint")
+    with raises("damaged-file", folder / run_folder.CHECKPOINT):
         train(config, tmp_path, resume=True)
 
 
 def test_a_checkpoint_from_before_a_change_of_the_meters_mark_goes_on(tmp_path):
     """It wrote -1 for a term that never failed."""
     run_until(tiny("ce", epochs=2), tmp_path, 3)
-    state = checkpoint.load(tmp_path / runs.CHECKPOINT, CPU)
+    state = checkpoint.load(tmp_path / run_folder.CHECKPOINT, CPU)
     state["meter"]["first_bad"].fill_(-1)
-    checkpoint.save(tmp_path / runs.CHECKPOINT, state)
+    checkpoint.save(tmp_path / run_folder.CHECKPOINT, state)
     assert run_until(tiny("ce", epochs=2), tmp_path).steps_done() == 12
 
 
 def test_fused_is_refused_where_it_cannot_be(tmp_path):
-    with raises("conflict", "--train.step fused", "bf16"):
-        Run(tiny("ce", step="fused"), 0, DATA, tmp_path, CPU)
+    with raises("conflict", "--train.execution fused", "bf16"):
+        Run(tiny("ce", execution="fused"), 0, DATA, tmp_path, CPU)
 
 
 @pytest.mark.parametrize(
@@ -465,14 +468,14 @@ def test_fused_is_refused_where_it_cannot_be(tmp_path):
         (32, "resnet18_cifar", {}, False),
         (32, "resnet8_cifar", {"channels_last": False}, False),
         (32, "resnet8_cifar", {"precision": "fp32"}, False),
-        (32, "resnet8_cifar", {"step": "captured"}, False),
+        (32, "resnet8_cifar", {"execution": "captured"}, False),
     ],
 )
 def test_only_what_the_kernels_know_is_fused(size, model, changes, fused, monkeypatch):
-    monkeypatch.setattr(kernels, "available", lambda device: True)
+    monkeypatch.setattr(nvrtc, "available", lambda device: True)
     config = tiny("paco", **({"precision": "bf16"} | changes))
     config = replace(config, data=replace(config.data, image_size=size), model=replace(config.model, name=model))
-    method = place(methods.make(config, DATA.train.counts), config, CPU)
+    method = to_device(methods.make(config, DATA.train.counts), config, CPU)
     assert [m.fused for m in method.modules() if isinstance(m, backbones.Trunk)] == [fused, fused]  # query and key
 
 
@@ -494,8 +497,8 @@ def test_memory_that_ran_out_is_found_behind_a_later_error():
 
 def test_a_checkpoint_of_other_images_is_refused(tmp_path):
     run = run_until(tiny("ce", epochs=2), tmp_path, 3)
-    state = checkpoint.load(tmp_path / runs.CHECKPOINT, CPU)
-    checkpoint.save(tmp_path / runs.CHECKPOINT, state | {"checksum": "other"})
+    state = checkpoint.load(tmp_path / run_folder.CHECKPOINT, CPU)
+    checkpoint.save(tmp_path / run_folder.CHECKPOINT, state | {"checksum": "other"})
     with raises("mismatch", "images"):
         run.restore()
 
@@ -503,15 +506,15 @@ def test_a_checkpoint_of_other_images_is_refused(tmp_path):
 @pytest.mark.parametrize("spoil", [{"step": "x"}, {"step": 10**9}, {"stage": 5}, {"rng": None}, {"method": {}}, None])
 def test_a_foreign_checkpoint_is_one_line(spoil, tmp_path):
     run = run_until(tiny("ce", epochs=2), tmp_path, 3)
-    state = checkpoint.load(tmp_path / runs.CHECKPOINT, CPU)
-    checkpoint.save(tmp_path / runs.CHECKPOINT, state | spoil if spoil else {"something": "else"})
-    with raises("damaged-file", tmp_path / runs.CHECKPOINT):
+    state = checkpoint.load(tmp_path / run_folder.CHECKPOINT, CPU)
+    checkpoint.save(tmp_path / run_folder.CHECKPOINT, state | spoil if spoil else {"something": "else"})
+    with raises("damaged-file", tmp_path / run_folder.CHECKPOINT):
         run.restore()
 
 
 def test_flipped_bits_in_a_checkpoint_are_found(tmp_path):
     run = run_until(tiny("ce", epochs=2), tmp_path, 3)
-    path = tmp_path / runs.CHECKPOINT
+    path = tmp_path / run_folder.CHECKPOINT
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
@@ -535,11 +538,11 @@ def test_seeds_of_one_run_share_their_images(tmp_path):
 def test_a_model_file_of_another_network_is_one_line(tmp_path):
     (folder,) = train(tiny("ce", epochs=1), tmp_path)
     for content in (b"", b"x" * 100):
-        (folder / runs.MODEL).write_bytes(content)
-        with raises("damaged-file", folder / runs.MODEL):
+        (folder / run_folder.MODEL).write_bytes(content)
+        with raises("damaged-file", folder / run_folder.MODEL):
             evaluate(tmp_path)
-    (folder / runs.MODEL).unlink()
-    with raises("damaged-file", folder / runs.MODEL):
+    (folder / run_folder.MODEL).unlink()
+    with raises("damaged-file", folder / run_folder.MODEL):
         evaluate(tmp_path)
 
 
@@ -585,7 +588,7 @@ def unbroken(tmp_path_factory):
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_resume_goes_on(signum, unbroken, tmp_path):
-    """A real process, signalled mid-run, exits with the shell's code; the resumed run equals the unbroken one."""
+    """A real process, signaled mid-run, exits with the shell's code; the resumed run equals the unbroken one."""
     flags = [
         "--train.epochs",
         "8",
@@ -599,7 +602,7 @@ def test_a_signal_saves_and_resume_goes_on(signum, unbroken, tmp_path):
     command = ["train", "digits-lt", "--method", "paco", "--out", str(tmp_path / "run"), *flags]
     process, log, waited = (
         start_command(command, tmp_path / "said"),
-        tmp_path / "run/seed0" / runs.LOG,
+        tmp_path / "run/seed0" / run_folder.LOG,
         time.monotonic(),
     )
     while not (log.exists() and log.read_text()) and process.is_alive() and time.monotonic() - waited < 100:
@@ -609,8 +612,8 @@ def test_a_signal_saves_and_resume_goes_on(signum, unbroken, tmp_path):
     errors = (tmp_path / "said").read_text()
     assert process.exitcode == 128 + signum, errors
     assert "saved in" in errors.splitlines()[-1] and "Traceback" not in errors
-    (folder,) = train(runs.load_config(tmp_path / "run/seed0"), tmp_path / "run", resume=True, data=DATA)
-    one, two = (load_file(each / runs.MODEL) for each in (folder, unbroken))
+    (folder,) = train(run_folder.load_config(tmp_path / "run/seed0"), tmp_path / "run", resume=True, data=DATA)
+    one, two = (load_file(each / run_folder.MODEL) for each in (folder, unbroken))
     assert log_of(folder) == log_of(unbroken) and all(torch.equal(one[k], two[k]) for k in one)
 
 
@@ -671,7 +674,7 @@ def test_a_run_goes_on_with_the_very_file_that_went_bad(tmp_path, monkeypatch):
         with raises("bad-image", "a/3.png", "--resume", error=RunError):
             train(config, tmp_path / "out")
     (again,) = train(config, tmp_path / "out", resume=True)
-    assert (again / runs.MODEL).read_bytes() == (whole / runs.MODEL).read_bytes()
+    assert (again / run_folder.MODEL).read_bytes() == (whole / run_folder.MODEL).read_bytes()
 
 
 def test_a_run_that_another_process_began_meanwhile_is_not_continued(tmp_path, monkeypatch):
@@ -685,9 +688,9 @@ def test_a_run_that_another_process_began_meanwhile_is_not_continued(tmp_path, m
         if 0 in folders:
             monkeypatch.setattr(engine, "train_seeds", begin)
             train(other, tmp_path, data=DATA)
-            (tmp_path / "seed1" / runs.METRICS).unlink()  # as if it had been stopped
+            (tmp_path / "seed1" / run_folder.METRICS).unlink()  # as if it had been stopped
 
     monkeypatch.setattr(engine, "train_seeds", beginning)
     with raises("exists", tmp_path / "seed1"):
         train(mine, tmp_path, data=DATA)
-    assert runs.load_config(tmp_path / "seed1").optim.lr == 0.5
+    assert run_folder.load_config(tmp_path / "seed1").optim.lr == 0.5

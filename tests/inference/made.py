@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from longtail import files, methods, runs
+from longtail import files, methods, run_folder
 from longtail.config import Config, DataConfig, to_dict
 from longtail.data.sources import load
 from longtail.engine import evaluate
@@ -31,9 +31,9 @@ def finished_run(folder: Path, config: Config, seed: int = 0) -> Path:
     folder.mkdir(parents=True)
     environment = {"seed": seed, "started": "", "precision": "fp32", "commit": None, "versions": {}, "parameters": 1}
     about = {"checksum": data.checksum, "images": len(data.train.labels), "counts": data.train.counts.tolist()}
-    files.write_json(folder / runs.CONFIG, to_dict(config))
+    files.write_json(folder / run_folder.CONFIG, to_dict(config))
     about |= {"resolution": resolution(data.train), "notes": []}
-    files.write_json(folder / runs.ENVIRONMENT, environment | {"data": about})
+    files.write_json(folder / run_folder.ENVIRONMENT, environment | {"data": about})
     cost = dict.fromkeys(evaluate.COST, 1.0)
     evaluate.finish(method, data, views, CPU, 32, folder, cost)
     return folder
@@ -42,7 +42,7 @@ def finished_run(folder: Path, config: Config, seed: int = 0) -> Path:
 def photographs(
     root: Path, classes=("cat", "dog", "eel"), n: int | tuple[int, ...] = 8, seed: int = 0, low: int = 20
 ) -> Path:
-    """Of many shapes; the files of a class are of one colour, more or less."""
+    """Of many shapes; the files of a class are of one color, more or less."""
     rng = np.random.default_rng(seed)
     for c, name in enumerate(classes):
         (root / name).mkdir(parents=True)

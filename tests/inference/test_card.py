@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import longtail
-from longtail import runs
+from longtail import run_folder
 from longtail.cli import main
 from longtail.files import write_json
 from longtail.inference.formats import FORMATS
@@ -38,7 +38,7 @@ def scene(height: int, width: int) -> Image.Image:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> list[Path]:
-    """Large and small; upright, and turned by EXIF; with alpha, grey, with a palette."""
+    """Large and small; upright, and turned by EXIF; with alpha, gray, with a palette."""
     place = tmp_path_factory.mktemp("photographs")
     turned = Image.Exif()
     turned[0x0112] = 6
@@ -95,8 +95,8 @@ def test_the_code_says_what_predict_says(run, files, tmp_path, to, monkeypatch, 
 
 
 def test_a_commit_is_named_where_there_is_one(run, tmp_path):
-    path = run / runs.ENVIRONMENT
+    path = run / run_folder.ENVIRONMENT
     for commit, words in ((None, "- seed 0\n"), ("abc123", "- seed 0, commit abc123\n")):
-        write_json(path, runs.read_json(path) | {"commit": commit})
+        write_json(path, run_folder.read_json(path) | {"commit": commit})
         card = longtail.export(run, "safetensors", tmp_path / "x.safetensors").card.read_text()
         assert words in card and "None" not in card

@@ -37,7 +37,7 @@ def run(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("made")
     root = photographs(place / "data", ("cat|*x*", "dog", "<b>eel"), n=(40, 20, 10))
     config = folder_config(root, "ce", val_fraction=0.2)
-    return finished_run(place / "run/seed0", replace(config, views=replace(config.views, normalise="imagenet")))
+    return finished_run(place / "run/seed0", replace(config, views=replace(config.views, normalize="imagenet")))
 
 
 @pytest.fixture(scope="module")

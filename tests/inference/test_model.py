@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import longtail
-from longtail import runs
+from longtail import run_folder
 from longtail.data.sources import load as load_data
 from longtail.inference.loading import likely_side
 from tests.conftest import tiny
@@ -36,7 +36,7 @@ def stored(folder):
         ({}, {}),
         ({}, {"test_crop": 0.75}),
         ({"load": "stream"}, {}),
-        ({"load": "stream", "resolution": 24}, {"test_crop": 0.875, "normalise": "imagenet"}),
+        ({"load": "stream", "resolution": 24}, {"test_crop": 0.875, "normalize": "imagenet"}),
     ],
 )
 def test_it_says_of_files_what_evaluation_said_once_the_data_are_gone(data, views, tmp_path):
@@ -55,8 +55,8 @@ def test_it_says_of_files_what_evaluation_said_once_the_data_are_gone(data, view
 def test_every_form_of_an_image_is_the_same_image(digits):
     model, test = longtail.load(digits), load_data(tiny("ce").data).test
     array = test.images[7]
-    grey, chw = array[..., 0], torch.from_numpy(array).permute(2, 0, 1)
-    forms = [array, grey, grey[..., None], Image.fromarray(array), Image.fromarray(grey), chw, chw[:1], chw[0]]
+    gray, chw = array[..., 0], torch.from_numpy(array).permute(2, 0, 1)
+    forms = [array, gray, gray[..., None], Image.fromarray(array), Image.fromarray(gray), chw, chw[:1], chw[0]]
     forms += [
         chw.float() / 255,
         chw.double() / 255,
@@ -107,7 +107,7 @@ def test_a_prediction_and_a_model_tell_about_themselves(digits):
 def test_probabilities_have_the_temperature_and_the_frequencies_asked_for(digits):
     """log p = z / T + log new - log meant + const, by hand."""
     model = longtail.load(digits)
-    temperature = json.loads((digits / runs.CALIBRATION).read_text())["temperature"]
+    temperature = json.loads((digits / run_folder.CALIBRATION).read_text())["temperature"]
     z = model(np.zeros((8, 8), np.uint8)).logits
     plain = np.exp(z / temperature) / np.exp(z / temperature).sum()
     np.testing.assert_allclose(model(np.zeros((8, 8), np.uint8)).probabilities, plain, rtol=1e-9)

@@ -13,9 +13,9 @@ import pytest
 import longtail
 from longtail.cli import main
 from longtail.cli.used import as_table
-from longtail.errors import visible
 from longtail.inference.model import UNCALIBRATED, Guess
 from longtail.inference.predict import Predicted, find_images, predictions
+from longtail.text import escape_nonprintable
 from tests.inference.made import finished_run, folder_config, photographs
 from tests.raises import raises
 
@@ -94,7 +94,7 @@ def test_csv_and_json_say_the_same_and_names_are_text(made, tmp_path, monkeypatc
     for row, tree in zip(rows, trees, strict=True):
         said = tree["predictions"]
         assert [row["probability_1"], row["probability_2"]] == [f"{guess['probability']:.6g}" for guess in said]
-        assert row["class_1"].lstrip("'") == visible(said[0]["class"])
+        assert row["class_1"].lstrip("'") == escape_nonprintable(said[0]["class"])
         assert not any(cell.startswith(("=", "+", "@", "\t")) for cell in row.values())
     assert {guess["class"] for tree in trees for guess in tree["predictions"]} >= {HOSTILE[0], HOSTILE[1]}
     out = capsys.readouterr()

@@ -58,8 +58,8 @@ def checkpoint(path: Path, encoder: nn.Module, width: int, classes: int, arch: s
     state |= {f"linear.{k}": v for k, v in linear.state_dict().items()}
     state |= {f"linear_k.{k}": torch.zeros_like(v) for k, v in linear.state_dict().items()}
     state |= {"queue": torch.randn(16, 8), "queue_l": torch.zeros(16), "queue_ptr": torch.zeros(1)}
-    optimiser = torch.optim.SGD(encoder.parameters(), 0.1, momentum=0.9).state_dict()
-    tree = {"epoch": 400, "arch": arch, "optimizer": optimiser, "best_acc": torch.tensor(51.0)}
+    optimizer = torch.optim.SGD(encoder.parameters(), 0.1, momentum=0.9).state_dict()
+    tree = {"epoch": 400, "arch": arch, "optimizer": optimizer, "best_acc": torch.tensor(51.0)}
     torch.save(tree | {"state_dict": {f"module.{k}": v for k, v in state.items()}} | more, path)
     return linear
 

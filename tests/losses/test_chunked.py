@@ -92,7 +92,7 @@ def plain(given: Case, **numbers: float) -> tuple[Tensor, Tensor, list[Tensor]]:
 @pytest.mark.parametrize("prior", [True, False])
 def test_it_equals_the_equation(chunk, prior):
     given = case(1, prior=prior)
-    numbers = {"alpha": 0.1, "tau": 0.3, "centre_tau": 0.7}
+    numbers = {"alpha": 0.1, "tau": 0.3, "center_tau": 0.7}
     terms, grads = in_chunks(given, chunk, **numbers)
     wanted_B, wanted_share_B = paco_loop(
         *given.products, given.y_B, given.y_M, given.drop, given.log_prior, *numbers.values()
@@ -108,14 +108,14 @@ def test_it_equals_the_equation(chunk, prior):
 @pytest.mark.parametrize(("anchors", "others"), [(B, K + N), (1, K + N), (B, 0), (1, 0)])
 def test_it_equals_the_plain_loss(chunk, smoothing, bias, anchors, others):
     given = case(2, anchors=anchors, others=others, bias=bias)
-    terms, grads = in_chunks(given, chunk, smoothing=smoothing, centre_tau=0.5)
-    wanted_B, wanted_share_B, wanted = plain(given, smoothing=smoothing, centre_tau=0.5)
+    terms, grads = in_chunks(given, chunk, smoothing=smoothing, center_tau=0.5)
+    wanted_B, wanted_share_B, wanted = plain(given, smoothing=smoothing, center_tau=0.5)
     torch.testing.assert_close(terms.loss_B, wanted_B, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(terms.P_sup_B, wanted_share_B, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(grads, wanted, rtol=1e-10, atol=1e-12)
-    centre, contrast = given.products
-    assert torch.equal(terms.guess_B, centre.argmax(1))
-    torch.testing.assert_close(terms.centre_B, centre.abs().amax(1))
+    center, contrast = given.products
+    assert torch.equal(terms.guess_B, center.argmax(1))
+    torch.testing.assert_close(terms.center_B, center.abs().amax(1))
     torch.testing.assert_close(terms.contrast_B, contrast.abs().amax(1))
     assert [t.requires_grad for t in terms] == [True, False, False, False, False]
 

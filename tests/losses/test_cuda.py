@@ -12,13 +12,13 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_at_full_size_the_loss_keeps_its_bound(dtype):
-    centre, contrast, *rest = inputs("cuda", dtype, **SIZES)
+    center, contrast, *rest = inputs("cuda", dtype, **SIZES)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    paco_loss(centre, contrast, *rest).backward()
-    taken = torch.cuda.max_memory_allocated() - before - size(centre.grad, contrast.grad)
-    share = taken / size(centre, contrast)
+    paco_loss(center, contrast, *rest).backward()
+    taken = torch.cuda.max_memory_allocated() - before - size(center.grad, contrast.grad)
+    share = taken / size(center, contrast)
     print(f"{dtype}: {taken / 2**20:.0f} MiB, {share:.2f} times the products")
     assert share < BOUND
 
@@ -38,15 +38,15 @@ def test_values_and_gradients_are_those_of_the_cpu_in_float64():
 
 def test_the_loss_can_be_captured_and_never_waits_for_the_host():
     """Also where it works in blocks; a wait during capture would be an error."""
-    centre, contrast, *rest = inputs("cuda", torch.float32, 64, 100_000, 5_000)
+    center, contrast, *rest = inputs("cuda", torch.float32, 64, 100_000, 5_000)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        wanted = torch.autograd.grad(paco_loss(centre, contrast, *rest), [centre, contrast])
+        wanted = torch.autograd.grad(paco_loss(center, contrast, *rest), [center, contrast])
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = torch.autograd.grad(paco_loss(centre, contrast, *rest), [centre, contrast])
+        found = torch.autograd.grad(paco_loss(center, contrast, *rest), [center, contrast])
     graph.replay()
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
@@ -64,7 +64,7 @@ def test_in_chunks_the_loss_is_that_of_the_cpu_in_float64():
     torch.testing.assert_close([g.cpu() for g in grads], wanted, rtol=1e-10, atol=1e-12)
 
 
-def test_a_million_classes_take_chunks_beyond_the_centres_and_their_gradient():
+def test_a_million_classes_take_chunks_beyond_the_centers_and_their_gradient():
     x, c, bias, y_B, met, log_prior = factors("cuda", 128, 8_192, 1_000_000, 16)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()

@@ -25,10 +25,10 @@ IMPOSSIBLE = [-(2**40), -100, -C - 1, -C, -1, C, C + 1, C + M - 1, C + M, 100, 2
 
 
 def paco(smoothing: float = 0.0):
-    centre, contrast, _, y_M, drop, prior = case(0, torch.float32)
+    center, contrast, _, y_M, drop, prior = case(0, torch.float32)
 
     def loss(y_B):
-        return paco_loss(centre, contrast, y_B, y_M, drop, prior, smoothing=smoothing)
+        return paco_loss(center, contrast, y_B, y_M, drop, prior, smoothing=smoothing)
 
     return loss
 
@@ -84,9 +84,9 @@ def test_module_refuses_impossible_labels_before_it_remembers_them(label, chunk)
 
 
 def test_labels_of_samples_are_only_compared():
-    centre, contrast, y_B, y_M, drop, prior = case(0)
-    wanted, _ = paco_terms(centre, contrast, y_B, torch.where(y_M == 3, -7, y_M), drop, prior)
-    found, _ = paco_terms(centre, contrast, y_B, torch.where(y_M == 3, C + 7, y_M), drop, prior)
+    center, contrast, y_B, y_M, drop, prior = case(0)
+    wanted, _ = paco_terms(center, contrast, y_B, torch.where(y_M == 3, -7, y_M), drop, prior)
+    found, _ = paco_terms(center, contrast, y_B, torch.where(y_M == 3, C + 7, y_M), drop, prior)
     assert torch.equal(found[y_B != 3], wanted[y_B != 3])
 
 
@@ -112,13 +112,13 @@ torch.manual_seed(0)
 B, C, M = 6, 5, 9
 y = (torch.arange(B) % C).cuda()
 y[2] = label
-centre, contrast, w = torch.randn(B, C).cuda(), torch.randn(B, M).cuda(), torch.ones(C).cuda()
+center, contrast, w = torch.randn(B, C).cuda(), torch.randn(B, M).cuda(), torch.ones(C).cuda()
 if name == "paco":
-    losses.paco_loss(centre, contrast, y, torch.arange(M).cuda() % C, torch.zeros(B, M, dtype=torch.bool).cuda())
+    losses.paco_loss(center, contrast, y, torch.arange(M).cuda() % C, torch.zeros(B, M, dtype=torch.bool).cuda())
 elif name == "chunked":
     losses.chunked_terms(contrast, torch.randn(C, M).cuda(), None, y)
 else:
-    getattr(losses, name)(centre, y, *[w][: name != "cross_entropy_loss"])
+    getattr(losses, name)(center, y, *[w][: name != "cross_entropy_loss"])
 torch.cuda.synchronize()
 """
 

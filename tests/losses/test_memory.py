@@ -18,12 +18,12 @@ SIZES = {"anchors": 128, "samples": 65_536 + 2 * 128, "classes": 100_000}
 def inputs(device: str, dtype: torch.dtype, anchors: int, samples: int, classes: int) -> tuple[torch.Tensor, ...]:
     """The arguments of the loss; the products are leaves that want gradients."""
     rng = torch.Generator(device).manual_seed(0)
-    centre = torch.randn(anchors, classes, generator=rng, device=device, dtype=dtype).requires_grad_()
+    center = torch.randn(anchors, classes, generator=rng, device=device, dtype=dtype).requires_grad_()
     contrast = torch.rand(anchors, samples, generator=rng, device=device, dtype=dtype).requires_grad_()
     y_B, y_M = (torch.randint(classes, (n,), generator=rng, device=device) for n in (anchors, samples))
     drop = torch.zeros(anchors, samples, dtype=torch.bool, device=device).fill_diagonal_(True)
     log_prior = torch.rand(classes, generator=rng, device=device).log_softmax(0)
-    return centre, contrast, y_B, y_M, drop, log_prior
+    return center, contrast, y_B, y_M, drop, log_prior
 
 
 def size(*tensors: torch.Tensor) -> int:
@@ -100,7 +100,7 @@ def test_the_loss_keeps_nothing_but_its_inputs():
 
 
 def factors(device: str, anchors: int, samples: int, classes: int, width: int = 8) -> tuple[Any, ...]:
-    """The arguments of the loss in chunks; features, centres and bias, queries and samples are leaves."""
+    """The arguments of the loss in chunks; features, centers and bias, queries and samples are leaves."""
     rng = torch.Generator(device).manual_seed(0)
     x, c, q, z = (
         torch.randn(n, width, generator=rng, device=device).requires_grad_()

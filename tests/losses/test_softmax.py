@@ -305,12 +305,12 @@ def test_a_prior_that_is_the_same_for_all_changes_nothing():
 # GPaCo's smoothing
 
 
-def smoothed_paco_loop(centre, contrast, log_prior, y_B, y_M, drop, alpha, tau, smoothing):
-    """Eq. 8, where the own centre's 1 is shared out: `smoothing` to all centres alike, what is left to the own."""
+def smoothed_paco_loop(center, contrast, log_prior, y_B, y_M, drop, alpha, tau, smoothing):
+    """Eq. 8, where the own center's 1 is shared out: `smoothing` to all centers alike, what is left to the own."""
     losses = []
     for i in range(B):
         in_A = [k for k in range(M) if not drop[i, k]]
-        psi_c = [centre[i, c].exp() * log_prior[c].exp() for c in range(C)]
+        psi_c = [center[i, c].exp() * log_prior[c].exp() for c in range(C)]
         psi_z = {k: (contrast[i, k] / tau).exp() for k in in_A}
         Z = sum(psi_c) + sum(psi_z.values())
         in_P = [k for k in in_A if y_M[k] == y_B[i]]
@@ -324,22 +324,22 @@ def smoothed_paco_loop(centre, contrast, log_prior, y_B, y_M, drop, alpha, tau, 
 @pytest.mark.parametrize("seed", CASES)
 @pytest.mark.parametrize("smoothing", [0.1, 0.6])
 def test_smoothed_paco_equals_the_equation(seed, smoothing):
-    centre, contrast, y_B, y_M, drop, log_prior = case(seed)
+    center, contrast, y_B, y_M, drop, log_prior = case(seed)
 
-    def fast(centre, contrast, log_prior):
-        return paco_loss(centre, contrast, y_B, y_M, drop, log_prior, 0.05, 0.1, smoothing=smoothing)
+    def fast(center, contrast, log_prior):
+        return paco_loss(center, contrast, y_B, y_M, drop, log_prior, 0.05, 0.1, smoothing=smoothing)
 
     def slow(*inputs):
         return smoothed_paco_loop(*inputs, y_B, y_M, drop, 0.05, 0.1, smoothing)
 
-    inputs = [centre, contrast, log_prior]
+    inputs = [center, contrast, log_prior]
     assert_same_gradients(fast, slow, inputs)
     assert torch.autograd.gradcheck(fast, [t.requires_grad_() for t in inputs], check_undefined_grad=False)
 
 
 def test_smoothing_without_samples_is_torchs_and_leaves_the_shares_alone():
-    centre, contrast, y_B, y_M, drop, log_prior = case(0)
-    alone = paco_loss(centre, contrast[:, :0], y_B, y_M[:0], drop[:, :0], log_prior, smoothing=0.2)
-    torch.testing.assert_close(alone, F.cross_entropy(centre + log_prior, y_B, label_smoothing=0.2))
-    plain, smoothed = (paco_terms(centre, contrast, y_B, y_M, drop, log_prior, smoothing=s) for s in (0.0, 0.2))
+    center, contrast, y_B, y_M, drop, log_prior = case(0)
+    alone = paco_loss(center, contrast[:, :0], y_B, y_M[:0], drop[:, :0], log_prior, smoothing=0.2)
+    torch.testing.assert_close(alone, F.cross_entropy(center + log_prior, y_B, label_smoothing=0.2))
+    plain, smoothed = (paco_terms(center, contrast, y_B, y_M, drop, log_prior, smoothing=s) for s in (0.0, 0.2))
     assert torch.equal(plain[1], smoothed[1]) and not torch.allclose(plain[0], smoothed[0])

@@ -130,7 +130,7 @@ def test_the_docs_ask_for_a_row_and_for_make_docs(added, tmp_path, monkeypatch):
 
 
 def test_a_run_by_a_method_that_is_not_imported_says_so(tmp_path, capsys):
-    """What is spelt like it is no help here, but is where a user has named it."""
+    """What is spelled like it is no help here, but is where a user has named it."""
     tree = to_dict(tiny("ce"))
     tree["method"] = {"name": "cdt"}
     for name, text in (("config", json.dumps(tree)), ("environment", "{}"), ("metrics", "{}")):

@@ -30,7 +30,7 @@ NAMES = [
 def make(name: str, chunk: int, bias: bool = True) -> Method:
     """With every setting off its default that the loss knows; contrastive ones after two steps, the queue half full."""
     config = tiny(name)
-    changes = {"queue": 56, "centre_tau": 0.7, "smoothing": 0.1} if hasattr(config.method, "queue") else {}
+    changes = {"queue": 56, "center_tau": 0.7, "smoothing": 0.1} if hasattr(config.method, "queue") else {}
     if name == "logit-adjustment":
         changes = {"strength": 1.3}
     torch.manual_seed(0)

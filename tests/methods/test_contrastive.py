@@ -106,7 +106,7 @@ def both_views(method, b: Batch):
 @pytest.mark.parametrize("pushed", [0, 2, 5])
 @pytest.mark.parametrize(("rebalance", "smoothing"), [(True, 0.0), (True, 0.2), (False, 0.2)])
 def test_gpaco_has_both_views_as_anchors_and_as_partners(rebalance, smoothing, pushed):
-    method = after_steps(make("gpaco", rebalance=rebalance, smoothing=smoothing, centre_tau=0.5), pushed)
+    method = after_steps(make("gpaco", rebalance=rebalance, smoothing=smoothing, center_tau=0.5), pushed)
     twin, x, q, z, y, drop = both_views(method, batch())
     assert len(z) == 2 * B + min(pushed * B, 32)
     prior = LOG_PRIOR if rebalance else None

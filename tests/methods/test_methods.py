@@ -12,13 +12,13 @@ from torch import nn
 from longtail import methods
 from longtail.losses import balanced_softmax_loss, cross_entropy_loss, paco_loss, supcon_loss
 from longtail.methods import Batch
-from longtail.models.beside import Beside
 from longtail.models.momentum import EMPTY
+from longtail.models.side_stream import SideStream
 from tests.conftest import tiny
 
 COUNTS = np.array([50, 20, 10, 5, 3, 2, 2, 1, 1, 1])
 B = 12
-HERE = Beside(torch.device("cpu"))
+HERE = SideStream(torch.device("cpu"))
 
 
 def make(name: str, **changes):
@@ -51,7 +51,7 @@ def by_hand(method, b: Batch):
 def test_paco_contrasts_query_key_and_filled_queue(name, pushed):
     config = tiny(name)
     torch.manual_seed(0)
-    method = methods.make(replace(config, method=replace(config.method, queue=32, centre_tau=0.5)), COUNTS)
+    method = methods.make(replace(config, method=replace(config.method, queue=32, center_tau=0.5)), COUNTS)
     for i in range(pushed):  # 5 · 12 > 32: the queue wraps
         method.loss(batch(i + 1))
         method.after_backward(HERE), method.after_step()
@@ -133,7 +133,7 @@ def test_accuracy_is_that_of_the_logits_without_prior():
 def test_only_the_last_block_s_convolutions_learn_where_asked(method):
     """Of the network that was given; what a method adds to it learns, and so do all batch norms."""
     config = tiny(method)
-    config = replace(config, model=replace(config.model, name="resnet20_cifar", learns="last-block"))
+    config = replace(config, model=replace(config.model, name="resnet20_cifar", trainable="last-block"))
     made = methods.make(config, np.array([40, 20, 10]))
     made.enter(made.stages[0])
     trunk = made.net.trunk

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtail import methods, recipes
-from longtail.data.imbalance import exponential_counts
+from longtail.data.long_tail import exponential_counts
 from longtail.data.sources import load
 from longtail.engine.run import Run
 from longtail.methods import Batch, Method, Start
 from longtail.methods.ride import POSITIVE
-from longtail.models.beside import Beside
+from longtail.models.side_stream import SideStream
 from tests.conftest import tiny
 from tests.raises import raises
 
@@ -170,7 +170,7 @@ def test_causal_norm_removes_nothing_where_nothing_drifted_or_removal_is_zero():
 
 def test_the_drift_is_a_moving_sum_of_batch_means():
     """In a step of two batches it moves twice; a step without a batch leaves it."""
-    method, here = make("causal-norm", drift=0.8).train(), Beside(CPU)
+    method, here = make("causal-norm", drift=0.8).train(), SideStream(CPU)
     means = [method.features(images(i).query).detach().double().mean(0) for i in range(4)]
     wanted, drift = torch.zeros_like(means[0]), method.net.head.drift_F
     for step in ([0], [1], [2, 3], []):

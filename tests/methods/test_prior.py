@@ -1,4 +1,4 @@
-"""The class frequencies that a method's logits stand for: found by minimising its own loss where the truth is known.
+"""The class frequencies that a method's logits stand for: found by minimizing its own loss where the truth is known.
 
 X kinds of image, C classes; p(x|y) is a table, and the network is free to give any logits to any kind.
 """
@@ -25,7 +25,7 @@ def made(settings: cfg.MethodConfig, **train) -> methods.Method:
     return methods.make(config, COUNTS.numpy())
 
 
-def learnt(method: methods.Method, drawn_C: torch.Tensor) -> torch.Tensor:
+def learned(method: methods.Method, drawn_C: torch.Tensor) -> torch.Tensor:
     """The logits (X, C) at which the loss is least, of a batch with all kinds and classes as often as they come."""
     often_CX = (20_000 * drawn_C[:, None] * LIKELIHOOD_CX).round().long()
     y_B, x_B = (axis.flatten().repeat_interleave(often_CX.flatten()) for axis in torch.where(often_CX >= 0))
@@ -60,7 +60,7 @@ def learnt(method: methods.Method, drawn_C: torch.Tensor) -> torch.Tensor:
 def test_the_least_loss_has_the_posterior_of_these_frequencies(settings, train):
     method = made(settings, **train)
     method.start_epoch(9, 10)  # late: class weights are in force
-    logits_XC = learnt(method, class_shares(method.stages[0].sampler, COUNTS))
+    logits_XC = learned(method, class_shares(method.stages[0].sampler, COUNTS))
     prior_C = method.prior()
     assert prior_C.sum() == pytest.approx(1) and prior_C.dtype == torch.float64
     joint_XC = (prior_C[:, None] * LIKELIHOOD_CX).T

@@ -12,10 +12,10 @@ from longtail import methods
 from longtail.data.samplers import place
 from longtail.engine.distributed import average
 from longtail.methods import Batch, Method
-from longtail.models.beside import Beside
 from longtail.models.collective import total
 from longtail.models.momentum import permutation
 from longtail.models.norms import groups
+from longtail.models.side_stream import SideStream
 from tests.conftest import tiny
 from tests.processes import together
 
@@ -40,7 +40,7 @@ def make(name: str, norm: str = "batch", ghost: int = 2, **changes: Any) -> Meth
 
 
 def batch(step: int, first: int = 0, every: int = 1) -> Batch:
-    """Images of different scales, so that it matters who is normalised with whom."""
+    """Images of different scales, so that it matters who is normalized with whom."""
     g = torch.Generator().manual_seed(step)
     query, key = torch.randn(2, N, 3, 8, 8, generator=g, dtype=torch.float64) * torch.arange(1, N + 1).view(-1, 1, 1, 1)
     y = torch.randint(10, (N,), generator=g)
@@ -49,17 +49,17 @@ def batch(step: int, first: int = 0, every: int = 1) -> Batch:
 
 def trained(method: Method, loss) -> State:
     """The state after some steps of SGD by `loss(batch number)`, its gradients, and the losses."""
-    optimiser = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
     losses, grads = [], {}
     for step in range(STEPS):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         value = loss(step)
         value.backward()
-        method.after_backward(Beside(torch.device("cpu")))
+        method.after_backward(SideStream(torch.device("cpu")))
         average(method)
         grads = {f"grad {n}": p.grad.clone() for n, p in method.named_parameters() if p.grad is not None}
         losses.append(total(value) / place()[1])
-        optimiser.step()
+        optimizer.step()
         method.after_step()
     return {**method.state_dict(), **grads, "losses": torch.stack(losses).detach()}
 
@@ -156,7 +156,7 @@ def shuffled_keys() -> dict[str, Any]:
     return {"keys": keys, "mean": method.get_buffer("key.net.0.body.bn1.running_mean")}
 
 
-def test_keys_are_normalised_in_mixed_company_and_come_back(tmp_path: Path):
+def test_keys_are_normalized_in_mixed_company_and_come_back(tmp_path: Path):
     world, B = 2, N // 2
     found, method = together(world, tmp_path, shuffled_keys), make("paco", key_norm="shuffled")
     seed = method.shuffle.turn.clone()

@@ -38,8 +38,8 @@ HEAD, SCALE = {"net.head.weight", "net.head.bias"}, {"net.head.scale_C"}
 def short(name: str, epochs: int = 1, **changes) -> Config:
     """An epoch of six steps, and so many in the second stage, where there is one."""
     config = tiny(name, epochs=1)
-    if config.method.second_field:
-        changes = {config.method.second_field: epochs} | changes
+    if config.method.second_stage_epochs_field:
+        changes = {config.method.second_stage_epochs_field: epochs} | changes
     return replace(config, method=replace(config.method, **changes))
 
 
@@ -134,7 +134,7 @@ def test_a_head_drawn_anew_is_a_fresh_one():
     head = method.net.head
     weight, before = head.weight, head.weight.detach().clone()
     method.begin(Start(None, None, torch.Generator().manual_seed(0)))
-    assert head.weight is weight and not torch.isclose(weight, before).any()  # the optimiser has the same parameter
+    assert head.weight is weight and not torch.isclose(weight, before).any()  # the optimizer has the same parameter
     assert weight.std().item() == pytest.approx(math.sqrt(2 / 64), rel=0.1) and (head.bias == 0).all()
     after = weight.detach().clone()
     into(method, 0).begin(Start(None, None, torch.Generator().manual_seed(1)))
@@ -163,10 +163,10 @@ def test_lws_scales_the_logits_of_each_class():
         torch.testing.assert_close(method.classify(x_BF)[:, c], c / 5 * plain[:, c])
 
 
-def test_lws_gives_the_optimiser_its_factors_alone(tmp_path):
+def test_lws_gives_the_optimizer_its_factors_alone(tmp_path):
     run = Run(short("lws"), 0, DATA, tmp_path, CPU)
     run.enter(1)
-    (group,) = run.optimiser.param_groups
+    (group,) = run.optimizer.param_groups
     assert group["weight_decay"] == run.config.method.linear_decay == 5e-4 and [id(p) for p in group["params"]] == [
         id(run.method.net.head.scale_C)
     ]
@@ -176,7 +176,7 @@ def test_lws_gives_the_optimiser_its_factors_alone(tmp_path):
 
 
 def validation(seed: int) -> tuple[torch.Tensor, ...]:
-    """Rows whose lengths fall towards the tail, and features near their own row's direction, long-tailed too."""
+    """Rows whose lengths fall toward the tail, and features near their own row's direction, long-tailed too."""
     g = torch.Generator().manual_seed(seed)
     direction = F.normalize(torch.randn(10, 64, generator=g))
     y_N = torch.arange(10).repeat_interleave(torch.tensor([30, 20, 15, 10, 5, 4, 3, 3, 2, 2]))
@@ -384,13 +384,13 @@ def test_cb_focal_starts_each_sigmoid_at_one_of_its_classes():
     torch.testing.assert_close(method.loss(b)["loss"], wanted)
 
 
-# The optimiser
+# The optimizer
 
 
 def groups_of(run: Run) -> dict[str, tuple[float, float]]:
     """Rate and weight decay of each parameter that learns, by its name."""
     names = {id(p): name for name, p in run.method.named_parameters()}
-    found = [(names[id(p)], (g["lr"], g["weight_decay"])) for g in run.optimiser.param_groups for p in g["params"]]
+    found = [(names[id(p)], (g["lr"], g["weight_decay"])) for g in run.optimizer.param_groups for p in g["params"]]
     assert len(found) == len(dict(found))
     return dict(found)
 

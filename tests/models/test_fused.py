@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from longtail import kernels
-from longtail.kernels import Source, expression
-from longtail.models import fused, parts
-from longtail.models.backbones import CifarResNet, Maps, Trunk
+from longtail.kernels import nvrtc
+from longtail.kernels.nvrtc import CudaSource, expression
+from longtail.models import fused, split_resnets
+from longtail.models.backbones import CifarResNet, FeatureMaps, Trunk
 from tests.emulator import ORDERS, Emulated, emulate
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -18,7 +18,7 @@ SIZES = [(3, 16, 32, 1), (16, 16, 32, 1), (16, 32, 16, 2), (32, 32, 16, 1), (32,
 
 
 @pytest.fixture
-def nvrtc():
+def cuda_bindings():
     pytest.importorskip("cuda.bindings", reason="comes with torch for CUDA")
 
 
@@ -48,7 +48,7 @@ def device(request) -> str:
     return request.param
 
 
-@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.usefixtures("cuda_bindings")
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 def test_the_kernels_compile(architecture, tmp_path, monkeypatch):
     """One of each kind and of each width; what has been compiled is read back from the disk."""
@@ -69,14 +69,14 @@ def test_the_kernels_compile(architecture, tmp_path, monkeypatch):
     for name in names:
         code, lowered = fused.source().cubin(name, architecture)
         assert code[:4] == b"\x7fELF" and name.split("<")[0] in lowered
-        monkeypatch.setattr(Source, "compile", None)  # would fail if it were asked again
+        monkeypatch.setattr(CudaSource, "compile", None)  # would fail if it were asked again
         assert fused.source().cubin(name, architecture) == (code, lowered)
         monkeypatch.undo()
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert len(list((tmp_path / "longtail" / "kernels").iterdir())) == len(set(names))
 
 
-@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.usefixtures("cuda_bindings")
 def test_a_damaged_kernel_on_the_disk_is_replaced(tmp_path, monkeypatch):
     """By a stand-in for the driver, which takes machine code and nothing else."""
 
@@ -86,18 +86,18 @@ def test_a_damaged_kernel_on_the_disk_is_replaced(tmp_path, monkeypatch):
         return name
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(kernels, "Kernel", load)
-    monkeypatch.setattr(kernels, "architecture", lambda: "sm_90")
-    source = Source("nothing.cu", 'extern "C" __global__ void nothing() {}')
+    monkeypatch.setattr(nvrtc, "Kernel", load)
+    monkeypatch.setattr(nvrtc, "architecture", lambda: "sm_90")
+    source = CudaSource("nothing.cu", 'extern "C" __global__ void nothing() {}')
     path = source.place("nothing", "sm_90")
     path.parent.mkdir(parents=True)
     for damaged in (b"nothing\0rubbish", b"rubbish"):
         path.write_bytes(damaged)
-        assert Source(source.name, source.text).kernel("nothing") == "nothing"
+        assert CudaSource(source.name, source.text).kernel("nothing") == "nothing"
         assert path.read_bytes().startswith(b"nothing\0\x7fELF")
 
 
-@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.usefixtures("cuda_bindings")
 def test_what_does_not_compile_says_why():
     with pytest.raises(RuntimeError, match=r"convolve<7> .*sm_90"):
         fused.source().compile("convolve<7>", "sm_90")
@@ -162,16 +162,16 @@ def cut_short(depth: int, part: str, device: str) -> CifarResNet:
     """What the branches of a method share: all blocks, all but the last, or those of the first stage."""
     net = network(depth, device)
     if part == "all but the last":
-        parts.cut(net, 2, len(net.stages[2]) - 1, "")
+        split_resnets.split_blocks(net, 2, len(net.stages[2]) - 1, "")
     if part == "first stage":
-        parts.cut(net, 2, 0, "")
-        parts.cut(net, 1, 0, "")
+        split_resnets.split_blocks(net, 2, 0, "")
+        split_resnets.split_blocks(net, 1, 0, "")
     return net
 
 
 def map_through(net: CifarResNet, images: torch.Tensor, how: str) -> dict[str, torch.Tensor]:
     """The last map under weights of all sizes, as what follows it would have them."""
-    maps = Maps(copy.deepcopy(net))
+    maps = FeatureMaps(copy.deepcopy(net))
     maps.fused = how == "fused"
     with torch.autocast(images.device.type, torch.bfloat16, enabled=how != "fp32"):
         found = maps(images)
@@ -251,7 +251,7 @@ def test_averages_run_over_the_steps(device):
 
 @everywhere
 def test_gradients_have_the_layout_of_their_weights(device):
-    """Or the optimiser would copy each of them."""
+    """Or the optimizer would copy each of them."""
     net = network(8, device)
     grads = pass_through(net, pictures(1, device), "fused")
     for name, p in net.named_parameters():

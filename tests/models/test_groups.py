@@ -41,7 +41,7 @@ def test_norms_and_biases_do_not_decay_and_the_head_is_faster(name):
         assert decay == (0.0 if p.ndim == 1 or positions else None), key
 
 
-def test_layers_of_a_transformer_slow_down_towards_the_images():
+def test_layers_of_a_transformer_slow_down_toward_the_images():
     """Patches and positions, block after block; the last norm goes with the last block."""
     network = method_of(make_trunk("test_vit", image_size=32))
     groups = [{"params": list(network.parameters())}]

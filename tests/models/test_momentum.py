@@ -7,8 +7,8 @@ from torch import nn
 
 from longtail import methods
 from longtail.methods import Batch
-from longtail.models.beside import Beside
-from longtail.models.momentum import EMPTY, LabelledQueue, MomentumNetwork
+from longtail.models.momentum import EMPTY, LabeledQueue, MomentumNetwork
+from longtail.models.side_stream import SideStream
 from tests.conftest import tiny
 from tests.processes import together
 
@@ -23,7 +23,7 @@ def batches(sizes, seed=0):
 @pytest.mark.parametrize("length", [1, 4, 7, 16])
 @pytest.mark.parametrize("sizes", [[3, 3, 3, 3], [5, 1, 7, 2], [16, 5], [40], [1] * 20])
 def test_queue_holds_the_newest_keys_with_their_labels(length, sizes):
-    queue, history = LabelledQueue(length, D), []
+    queue, history = LabeledQueue(length, D), []
     for keys, y in batches(sizes):
         queue.push(keys, y)
         history += list(zip(keys.tolist(), y.tolist(), strict=True))
@@ -32,7 +32,7 @@ def test_queue_holds_the_newest_keys_with_their_labels(length, sizes):
 
 
 def test_oldest_slot_is_overwritten_first_across_the_wrap():
-    queue = LabelledQueue(5, 1)
+    queue = LabeledQueue(5, 1)
     for start in (0, 3):
         values = torch.arange(start, start + 3)
         queue.push(values[:, None].float(), values)
@@ -40,18 +40,18 @@ def test_oldest_slot_is_overwritten_first_across_the_wrap():
 
 
 def test_empty_slots_are_marked_and_zero():
-    queue = LabelledQueue(4, D)
+    queue = LabeledQueue(4, D)
     assert queue.labels_K.tolist() == [EMPTY] * 4 and not queue.keys_KD.any()
 
 
 def test_a_queue_of_no_length_takes_anything():
-    queue = LabelledQueue(0, D)
+    queue = LabeledQueue(0, D)
     queue.push(*batches([3])[0])
     assert queue.keys_KD.shape == (0, D)
 
 
 def test_queue_state_survives_a_checkpoint():
-    one, two = LabelledQueue(5, D), LabelledQueue(5, D)
+    one, two = LabeledQueue(5, D), LabeledQueue(5, D)
     data = batches([3, 4, 2])
     one.push(*data[0])
     two.load_state_dict(one.state_dict())
@@ -66,14 +66,14 @@ def trained_paco() -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     method = methods.make(tiny("paco"), list(range(10, 0, -1)))
     learning = [p for p in method.parameters() if p.requires_grad]
-    optimiser, g = torch.optim.SGD(learning, lr=0.1), torch.Generator().manual_seed(dist.get_rank())
+    optimizer, g = torch.optim.SGD(learning, lr=0.1), torch.Generator().manual_seed(dist.get_rank())
     for _ in range(3):
         x = torch.randn(2, 6, 3, 8, 8, generator=g)
         method.loss(Batch(*x, torch.randint(10, (6,), generator=g)))["loss"].backward()
         for p in learning:
             dist.all_reduce(p.grad)
-        method.after_backward(Beside(torch.device("cpu")))
-        optimiser.step(), optimiser.zero_grad(), method.after_step()
+        method.after_backward(SideStream(torch.device("cpu")))
+        optimizer.step(), optimizer.zero_grad(), method.after_step()
     return {n: t for n, t in method.state_dict().items() if "running" not in n}
 
 
@@ -117,7 +117,7 @@ def test_norm_batch_uses_the_batch_and_norm_ema_does_not():
 
 
 def pushed() -> dict[str, torch.Tensor]:
-    queue, g = LabelledQueue(7, D), torch.Generator().manual_seed(dist.get_rank())
+    queue, g = LabeledQueue(7, D), torch.Generator().manual_seed(dist.get_rank())
     for n in (2, 5, 1):
         queue.push(torch.randn(n, D, generator=g), torch.randint(9, (n,), generator=g))
     return queue.state_dict()
@@ -126,7 +126,7 @@ def pushed() -> dict[str, torch.Tensor]:
 def test_queue_is_the_same_on_two_processes(tmp_path):
     """Two real processes over gloo: both hold what one process would that sees rank 0's keys, then rank 1's."""
     states = together(2, tmp_path, pushed)
-    alone, streams = LabelledQueue(7, D), [torch.Generator().manual_seed(r) for r in (0, 1)]
+    alone, streams = LabeledQueue(7, D), [torch.Generator().manual_seed(r) for r in (0, 1)]
     for n in (2, 5, 1):
         parts = [(torch.randn(n, D, generator=g), torch.randint(9, (n,), generator=g)) for g in streams]
         alone.push(torch.cat([k for k, _ in parts]), torch.cat([y for _, y in parts]))

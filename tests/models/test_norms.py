@@ -1,4 +1,4 @@
-"""Ghost and synchronised batch norm against torch's own: on each group, and on the whole batch."""
+"""Ghost and synchronized batch norm against torch's own: on each group, and on the whole batch."""
 
 import copy
 from pathlib import Path
@@ -11,7 +11,7 @@ from torch import nn
 
 from longtail.data.samplers import place
 from longtail.models.backbones import make_body
-from longtail.models.norms import Ghost, Other, convert, groups
+from longtail.models.norms import CustomStatsBatchNorm, Ghost, convert, groups
 from tests.processes import together
 
 N = 24
@@ -33,7 +33,7 @@ def layers() -> list[tuple[nn.Module, tuple[int, ...]]]:
 
 
 def images(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
-    """Of different means and scales, so that it matters who is normalised with whom."""
+    """Of different means and scales, so that it matters who is normalized with whom."""
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(N, *shape, generator=g, dtype=torch.float64)
     return x * torch.arange(1, N + 1).view(-1, *[1] * len(shape)) + torch.arange(N).view(-1, *[1] * len(shape))
@@ -126,7 +126,7 @@ def test_sync_norm_alone_is_torch_s():
 
 
 @pytest.mark.parametrize("norm", ["ghost", "sync"])
-def test_half_precision_is_normalised_in_float32(norm, monkeypatch):
+def test_half_precision_is_normalized_in_float32(norm, monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     layer = nn.BatchNorm2d(5)
     convert(layer, norm, N)
@@ -143,13 +143,13 @@ def test_every_batch_norm_of_a_network_is_converted(name):
     before = {n for n, m in body.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
     state = body.state_dict().keys()
     convert(body, "ghost", 2)
-    after = {n for n, m in body.named_modules() if isinstance(m, Other)}
+    after = {n for n, m in body.named_modules() if isinstance(m, CustomStatsBatchNorm)}
     assert before == after and body.state_dict().keys() == state
     assert all(isinstance(m, Ghost) and m.ghost == 2 for n, m in body.named_modules() if n in after)
 
 
 def parts_of_sync() -> list[dict[str, torch.Tensor]]:
-    """In one of several processes: its part of the images through synchronised norms."""
+    """In one of several processes: its part of the images through synchronized norms."""
     rank, world = place()
     found = []
     for layer, shape in layers():

@@ -12,7 +12,7 @@ from torch import nn
 from longtail import methods
 from longtail.models.backbones import CifarResNet, make_body, wrap
 from longtail.models.heads import CosineHead, ScaledHead
-from longtail.models.parts import (
+from longtail.models.split_resnets import (
     Attended,
     Attention,
     Experts,

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from longtail.models import update
+from longtail.kernels import sgd
 from tests.emulator import Emulated, emulate
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -14,7 +14,7 @@ everywhere = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", mark
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory) -> Emulated:
-    source = emulate(update.source(), tmp_path_factory.mktemp("update"))
+    source = emulate(sgd.source(), tmp_path_factory.mktemp("update"))
     source.compile_all(["sgd", "follow"])
     return source
 
@@ -24,14 +24,14 @@ def device(request, monkeypatch) -> str:
     """Where the kernels run."""
     if request.param == "cpu":
         source = request.getfixturevalue("compiled")
-        monkeypatch.setattr(update, "source", lambda: source)
+        monkeypatch.setattr(sgd, "source", lambda: source)
     return request.param
 
 
 def tensors(device: str, seed: int = 0) -> list[torch.Tensor]:
     """Of many sizes: more than one launch takes, more than a block takes, and one whose channels lie innermost."""
     random = torch.Generator().manual_seed(seed)
-    shapes = [(), (3,), (update.PIECE,), (2 * update.PIECE + 5,), *[(4,)] * update.MOST]
+    shapes = [(), (3,), (sgd.PIECE,), (2 * sgd.PIECE + 5,), *[(4,)] * sgd.MOST]
     made = [torch.randn(shape, generator=random).to(device) for shape in shapes]
     conv = torch.randn(16, 5, 3, 3, generator=random).to(device, memory_format=torch.channels_last)
     return [*made, conv]
@@ -42,18 +42,18 @@ def tensors(device: str, seed: int = 0) -> list[torch.Tensor]:
 def test_steps_of_sgd_are_torchs(device, nesterov):
     options = {"momentum": 0.9, "nesterov": nesterov, "weight_decay": 5e-2}
     ours, theirs = tensors(device), tensors(device)
-    optimisers = [
-        update.SGD(ours, lr=torch.tensor(0.1, device=device), **options),
+    optimizers = [
+        sgd.SGD(ours, lr=torch.tensor(0.1, device=device), **options),
         torch.optim.SGD(theirs, lr=0.1, **options),
     ]
     for step in range(3):
-        for optimiser, learning in zip(optimisers, (ours, theirs), strict=True):
+        for optimizer, learning in zip(optimizers, (ours, theirs), strict=True):
             for p, g in zip(learning, tensors(device, step + 1), strict=True):
                 p.grad = g
-            optimiser.step()
+            optimizer.step()
     for p, q in zip(ours, theirs, strict=True):
         torch.testing.assert_close(p, q)
-    one, two = (optimiser.state_dict()["state"] for optimiser in optimisers)
+    one, two = (optimizer.state_dict()["state"] for optimizer in optimizers)
     for i in two:
         torch.testing.assert_close(one[i]["momentum_buffer"], two[i]["momentum_buffer"])
 
@@ -67,15 +67,15 @@ def test_a_run_can_go_on_with_either(device):
         p.grad = g
     theirs.step()
     copies = [p.clone().requires_grad_() for p in made]
-    ours = update.SGD(copies, lr=torch.tensor(0.1, device=device), momentum=0.9)
+    ours = sgd.SGD(copies, lr=torch.tensor(0.1, device=device), momentum=0.9)
     here = ours.state_dict()["param_groups"]
     ours.load_state_dict(copy.deepcopy(theirs.state_dict()) | {"param_groups": here})
     ours.param_groups[0]["lr"].fill_(0.05)
     theirs.param_groups[0]["lr"] = 0.05
     for p, g in zip(copies, grads, strict=True):
         p.grad = g.clone()
-    for optimiser in (theirs, ours):
-        optimiser.step()
+    for optimizer in (theirs, ours):
+        optimizer.step()
     for p, q in zip(made, copies, strict=True):
         torch.testing.assert_close(p, q.detach())
 
@@ -87,7 +87,7 @@ def test_without_momentum_torch_keeps_no_state_and_ours_goes_on_from_there(devic
         p.grad = torch.ones_like(p)
     theirs = torch.optim.SGD(made, lr=0.1, momentum=0)
     theirs.step()
-    ours = copy.deepcopy(update.SGD(made, lr=torch.tensor(0.1, device=device), momentum=0))
+    ours = copy.deepcopy(sgd.SGD(made, lr=torch.tensor(0.1, device=device), momentum=0))
     ours.load_state_dict(theirs.state_dict() | {"param_groups": ours.state_dict()["param_groups"]})
     moved = ours.param_groups[0]["params"]
     before = [p.clone() for p in moved]
@@ -103,7 +103,7 @@ def test_a_rate_of_another_kind_is_refused():
         p = torch.ones(3, requires_grad=True)
         p.grad = torch.ones(3)
         with pytest.raises(TypeError, match="rate"):
-            update.SGD([p], lr=rate).step()
+            sgd.SGD([p], lr=rate).step()
 
 
 @everywhere
@@ -111,17 +111,17 @@ def test_only_what_has_a_gradient_learns(device):
     made = tensors(device)[1:3]
     made[0].grad = torch.ones_like(made[0])
     before = [p.clone() for p in made]
-    update.SGD(made, lr=torch.tensor(0.1, device=device), momentum=0.9).step()
+    sgd.SGD(made, lr=torch.tensor(0.1, device=device), momentum=0.9).step()
     torch.testing.assert_close(made[0], before[0] - 0.1)
     torch.testing.assert_close(made[1], before[1], rtol=0, atol=0)
 
 
 @everywhere
 def test_following_is_lerp(device):
-    keys, queries, pieces = tensors(device), tensors(device, 1), update.Pieces()
+    keys, queries, pieces = tensors(device), tensors(device, 1), sgd.Pieces()
     for _ in range(2):
         wanted = [k.lerp(q, 0.01) for k, q in zip(keys, queries, strict=True)]
-        update.follow(list(zip(keys, queries, strict=True)), 0.01, pieces)
+        sgd.follow(list(zip(keys, queries, strict=True)), 0.01, pieces)
         for k, w in zip(keys, wanted, strict=True):
             torch.testing.assert_close(k, w)
 
@@ -129,4 +129,4 @@ def test_following_is_lerp(device):
 def test_tensors_in_another_order_are_refused():
     one = torch.randn(16, 5, 3, 3)
     with pytest.raises(ValueError, match="against"):
-        update.Pieces().of([(one, one.to(memory_format=torch.channels_last))])
+        sgd.Pieces().of([(one, one.to(memory_format=torch.channels_last))])

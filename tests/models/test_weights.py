@@ -64,8 +64,8 @@ def test_the_package_is_advised_where_it_would_help(monkeypatch):
 def test_small_resnets_have_none_anywhere(monkeypatch):
     monkeypatch.setattr(weights, "hub_answers", lambda: True)
     assert weights.found_in("resnet32_cifar") is None
-    assert weights.normalisation("resnet50.tv_in1k") == "imagenet"
-    assert weights.normalisation("tf_efficientnet_lite0") == "half"
+    assert weights.normalization("resnet50.tv_in1k") == "imagenet"
+    assert weights.normalization("tf_efficientnet_lite0") == "half"
 
 
 def test_the_package_has_what_timm_names():

@@ -17,7 +17,7 @@ import matplotlib
 from hypothesis import HealthCheck, settings
 
 from longtail.cli import main
-from longtail.report.server import Server
+from longtail.reporting.server import Server
 from tests.odd import zoo
 
 NOTED = ("predict", "export")  # commands that have something to say before they may fail

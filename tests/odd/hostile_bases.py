@@ -15,7 +15,7 @@ from unittest import mock
 
 import numpy as np
 
-from longtail import runs
+from longtail import run_folder
 from tests.odd import hostile_values as values
 from tests.odd.hostile_values import MARKER
 
@@ -163,10 +163,10 @@ def shorten_run(run: Path) -> None:
 
 def complete_run(run: Path) -> None:
     """Add the files that only some runs have."""
-    (run / runs.WANDB).write_text(json.dumps({"id": "0123456789ab", "epochs": 1}))
+    (run / run_folder.WANDB).write_text(json.dumps({"id": "0123456789ab", "epochs": 1}))
     lines = [{"id": f"train/{i}.png", "why": "truncated"} for i in range(2)]
-    (run / runs.SKIPPED).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (run / runs.LOCK).touch()
+    (run / run_folder.SKIPPED).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run / run_folder.LOCK).touch()
 
 
 def make_images(folder: Path) -> None:
@@ -232,15 +232,15 @@ def arguments(command: str, place: Place) -> list[str]:
         "predict-train": [*predict, "--prior", "train", "--json", "-"],
         "predict-csv": [*predict, "--prior", "uniform", "--csv", "out.csv"],
         "predict-table": predict,
-        "predict-weights": ["predict", str(place.run / runs.MODEL), *predict[2:], "--json", "-"],
+        "predict-weights": ["predict", str(place.run / run_folder.MODEL), *predict[2:], "--json", "-"],
         "export": ["export", run, "--to", "safetensors", *(["-o", "x.safetensors"] if place.run == place.top else [])],
         "eval": ["eval", run, "--device", "cpu"],
         "gradient": ["figure", "gradient", run, "-o", "gradient.svg"],
         "latency": ["figure", "latency", run, "-o", "latency.svg"],
         "from": ["train", "--from", run, "--out", "new", "--log.progress", "none"],
-        "from-file": ["train", "--from", str(place.run / runs.CONFIG), "--out", "new", "--log.progress", "none"],
+        "from-file": ["train", "--from", str(place.run / run_folder.CONFIG), "--out", "new", "--log.progress", "none"],
         "resume": ["train", "digits-lt", *FLAGS, "--out", run, "--resume"],
-        "resume-tensorboard": ["train", "digits-lt", *FLAGS, "--log.to", "tensorboard", "--out", run, "--resume"],
-        "resume-wandb": ["train", "digits-lt", *FLAGS, "--log.to", "wandb", "--out", run, "--resume"],
+        "resume-tensorboard": ["train", "digits-lt", *FLAGS, "--log.loggers", "tensorboard", "--out", run, "--resume"],
+        "resume-wandb": ["train", "digits-lt", *FLAGS, "--log.loggers", "wandb", "--out", run, "--resume"],
     }
     return known[command]

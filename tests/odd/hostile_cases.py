@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from longtail import runs
+from longtail import run_folder
 from tests.odd import hostile_values as values
 from tests.odd.hostile_bases import EXPORT, Case, Place, Spec
 from tests.odd.hostile_checkpoints import checkpoint_cases
@@ -19,41 +19,41 @@ from tests.odd.hostile_values import FILE_KINDS, LINKS, NODES, Exploding, shorte
 # Who reads which file of a finished run, of one that has begun, and of two that are compared.
 DESCRIBING = ("report", "table", "predict", "export", "eval", "board", "latency", "gradient", "predict-weights")
 READERS = {
-    runs.CONFIG: (*DESCRIBING, "from", "from-file", "resume"),
-    runs.ENVIRONMENT: (*DESCRIBING, "resume"),
-    runs.METRICS: DESCRIBING,
-    runs.LOG: ("report", "board"),
-    runs.CALIBRATION: ("predict", "predict-csv", "export", "eval"),
-    runs.SKIPPED: ("report", "board", "eval"),
+    run_folder.CONFIG: (*DESCRIBING, "from", "from-file", "resume"),
+    run_folder.ENVIRONMENT: (*DESCRIBING, "resume"),
+    run_folder.METRICS: DESCRIBING,
+    run_folder.LOG: ("report", "board"),
+    run_folder.CALIBRATION: ("predict", "predict-csv", "export", "eval"),
+    run_folder.SKIPPED: ("report", "board", "eval"),
     "examples": ("report", "board", "eval"),
     "examples/index.json": ("report", "board", "eval"),
     "THUMBNAIL": ("report", "board"),
     "predictions.npz": ("report", "board", "table", "eval"),
     "features.npz": ("report", "board", "eval"),
-    runs.GRADIENTS: ("report", "gradient", "board"),
+    run_folder.GRADIENTS: ("report", "gradient", "board"),
     "checkpoint": ("resume", "eval", "report"),
-    runs.CHECKPOINT: ("resume", "eval", "report"),
-    runs.MODEL: ("predict", "export", "eval", "predict-weights", "predict-table"),
-    runs.LOCK: ("resume", "board", "eval"),
+    run_folder.CHECKPOINT: ("resume", "eval", "report"),
+    run_folder.MODEL: ("predict", "export", "eval", "predict-weights", "predict-table"),
+    run_folder.LOCK: ("resume", "board", "eval"),
 }
 BEGUN_READERS = {
-    runs.CONFIG: ("resume", "report", "board", "from", "table"),
-    runs.ENVIRONMENT: ("resume", "report", "board"),
-    runs.LOG: ("resume", "report", "board", "resume-tensorboard", "resume-wandb"),
-    runs.GRADIENTS: ("resume",),
+    run_folder.CONFIG: ("resume", "report", "board", "from", "table"),
+    run_folder.ENVIRONMENT: ("resume", "report", "board"),
+    run_folder.LOG: ("resume", "report", "board", "resume-tensorboard", "resume-wandb"),
+    run_folder.GRADIENTS: ("resume",),
     "checkpoint": ("resume", "report"),
-    runs.CHECKPOINT: ("resume",),
-    runs.LOCK: ("resume", "board", "report"),
-    runs.SKIPPED: ("resume", "report"),
-    runs.WANDB: ("resume-wandb",),
+    run_folder.CHECKPOINT: ("resume",),
+    run_folder.LOCK: ("resume", "board", "report"),
+    run_folder.SKIPPED: ("resume", "report"),
+    run_folder.WANDB: ("resume-wandb",),
 }
 PAIR_READERS = {
-    runs.CONFIG: ("report", "table", "board", "latency"),
-    runs.ENVIRONMENT: ("report", "table", "board", "latency"),
-    runs.METRICS: ("report", "table", "board", "latency"),
-    runs.LOG: ("report", "board"),
+    run_folder.CONFIG: ("report", "table", "board", "latency"),
+    run_folder.ENVIRONMENT: ("report", "table", "board", "latency"),
+    run_folder.METRICS: ("report", "table", "board", "latency"),
+    run_folder.LOG: ("report", "board"),
     "predictions.npz": ("report", "board"),
-    runs.GRADIENTS: ("report", "gradient"),
+    run_folder.GRADIENTS: ("report", "gradient"),
 }
 READERS_OF = {"finished": READERS, "begun": BEGUN_READERS, "pair": PAIR_READERS}
 EXPORT_READERS = ("predict", "predict-train", "predict-csv", "predict-table", "export")
@@ -78,9 +78,9 @@ BEGUN_WRITTEN = {
     "examples": ("resume",),
     "predictions.npz": ("resume",),
     "features.npz": ("resume",),
-    runs.MODEL: ("resume",),
-    runs.CALIBRATION: ("resume",),
-    runs.METRICS: ("resume", "report"),
+    run_folder.MODEL: ("resume",),
+    run_folder.CALIBRATION: ("resume",),
+    run_folder.METRICS: ("resume", "report"),
     "tensorboard": ("resume-tensorboard",),
     "wandb": ("resume-wandb",),
 }
@@ -200,27 +200,27 @@ def draw_fixed(value: Any, rng: random.Random, old: Any) -> Any:
     return value
 
 
-SWEPT_NUMBERS = [(runs.CALIBRATION, ("temperature",)), (runs.ENVIRONMENT, ("data", "resolution"))]
+SWEPT_NUMBERS = [(run_folder.CALIBRATION, ("temperature",)), (run_folder.ENVIRONMENT, ("data", "resolution"))]
 """Numbers of which every extreme value is tried."""
 SWEPT_LISTS = [
-    (runs.METRICS, ("class_names",)),
-    (runs.METRICS, ("counts",)),
-    (runs.METRICS, ("per_class",)),
-    (runs.ENVIRONMENT, ("data", "counts")),
+    (run_folder.METRICS, ("class_names",)),
+    (run_folder.METRICS, ("counts",)),
+    (run_folder.METRICS, ("per_class",)),
+    (run_folder.ENVIRONMENT, ("data", "counts")),
 ]
 FIELD_CASES = {
-    ("finished", runs.CONFIG): 3,
-    ("finished", runs.ENVIRONMENT): 3,
-    ("finished", runs.METRICS): 3,
-    ("finished", runs.LOG): 2,
-    ("finished", runs.CALIBRATION): 7,
-    ("finished", runs.SKIPPED): 2,
+    ("finished", run_folder.CONFIG): 3,
+    ("finished", run_folder.ENVIRONMENT): 3,
+    ("finished", run_folder.METRICS): 3,
+    ("finished", run_folder.LOG): 2,
+    ("finished", run_folder.CALIBRATION): 7,
+    ("finished", run_folder.SKIPPED): 2,
     ("finished", "examples/index.json"): 3,
-    ("begun", runs.ENVIRONMENT): 2,
-    ("begun", runs.LOG): 2,
-    ("begun", runs.WANDB): 7,
-    ("pair", runs.ENVIRONMENT): 1,
-    ("pair", runs.METRICS): 2,
+    ("begun", run_folder.ENVIRONMENT): 2,
+    ("begun", run_folder.LOG): 2,
+    ("begun", run_folder.WANDB): 7,
+    ("pair", run_folder.ENVIRONMENT): 1,
+    ("pair", run_folder.METRICS): 2,
 }
 """Values that are tried of each field."""
 
@@ -246,8 +246,8 @@ ARRAYS = {
     ("finished", "features.npz"): ("features", "labels"),
     ("finished", "predictions.npz"): ("logits", "labels"),
     ("pair", "predictions.npz"): ("logits",),
-    ("finished", runs.GRADIENTS): ("norms", "stages"),
-    ("begun", runs.GRADIENTS): ("norms",),
+    ("finished", run_folder.GRADIENTS): ("norms", "stages"),
+    ("begun", run_folder.GRADIENTS): ("norms",),
 }
 
 
@@ -307,7 +307,7 @@ def weight_cases(bases: Path) -> Iterator[Spec]:
 
     content = (bases / "export" / EXPORT).read_bytes()
     for kind in values.safetensors_damages(content):
-        yield spec("finished", kind, READERS[runs.MODEL])
+        yield spec("finished", kind, READERS[run_folder.MODEL])
         yield spec("export", kind, EXPORT_READERS)
 
 
@@ -401,7 +401,7 @@ def copy_documents(place: Place, count: int) -> None:
     for i in range(count):
         folder = place.top / f"seed{i + 1}"
         folder.mkdir()
-        for name in (runs.CONFIG, runs.ENVIRONMENT, runs.METRICS, runs.LOG):
+        for name in (run_folder.CONFIG, run_folder.ENVIRONMENT, run_folder.METRICS, run_folder.LOG):
             text = (place.run / name).read_text()
             (folder / name).write_text(text.replace('"seed": 0', f'"seed": {i + 1}'))
 

@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 
-from longtail import runs
+from longtail import run_folder
 from tests.odd import hostile_values as values
 from tests.odd.hostile_bases import Place, Spec
 from tests.odd.hostile_values import Exploding, shorten
@@ -51,24 +51,24 @@ PLAIN: list[Any] = [
 def checkpoint_paths(state: dict[str, Any]) -> list[values.JsonPath]:
     """Return the paths of what a checkpoint holds; of many parameters the first and the last."""
     paths: list[values.JsonPath] = [(key,) for key in state]
-    for key in ("method", "optimiser", "meter", "gradients"):
+    for key in ("method", "optimizer", "meter", "gradients"):
         inner = list(state[key])
         paths += [(key, name) for name in (inner if len(inner) < 10 else [inner[0], inner[-1]])]
-    first = next(iter(state["optimiser"]["state"]))
-    paths += [("optimiser", "state", first), ("optimiser", "state", first, "momentum_buffer")]
+    first = next(iter(state["optimizer"]["state"]))
+    paths += [("optimizer", "state", first), ("optimizer", "state", first, "momentum_buffer")]
     return paths + [("method", name) for name in state["method"] if "queue" in name]
 
 
 def checkpoint_cases(bases: Path) -> Iterator[Spec]:
     """Replace each value of a checkpoint, and the file by ones that would run code or take memory."""
-    original = torch.load(bases / "begun/seed0" / runs.CHECKPOINT, weights_only=True)
+    original = torch.load(bases / "begun/seed0" / run_folder.CHECKPOINT, weights_only=True)
 
     def spec(path: values.JsonPath, kind: str, make: Callable[[random.Random], Any]) -> Spec:
         def change(place: Place, rng: random.Random) -> str:
             value = make(rng)
             state = values.set_value(original, path, value)
             with mock.patch("warnings.warn"):
-                torch.save(state, place.run / runs.CHECKPOINT)
+                torch.save(state, place.run / run_folder.CHECKPOINT)
             return shorten(value)
 
         return "begun", f"begun state.pt: {'.'.join(map(str, path))} {kind}", change, ("resume",), {}
@@ -87,7 +87,7 @@ def checkpoint_cases(bases: Path) -> Iterator[Spec]:
     for kind in checkpoint_files(original, Path("x"), b""):
 
         def change(place: Place, rng: random.Random, kind: str = kind) -> None:
-            file = place.run / runs.CHECKPOINT
+            file = place.run / run_folder.CHECKPOINT
             file.write_bytes(checkpoint_files(original, place.outside / "exploded", file.read_bytes())[kind]())
 
         yield "begun", f"begun state.pt: {kind}", change, ("resume",), {}

@@ -278,7 +278,7 @@ def set_limits() -> None:
 
 def act(command: str, place: Place) -> int:
     if command == "board":
-        from longtail.report.live import Board
+        from longtail.reporting.live import Board
 
         page = Board([place.top]).page()
         (place.work / "board.html").write_bytes(page)
@@ -294,7 +294,7 @@ def patched(command: str) -> Any:
 
     t-SNE is computed in the process of the command, under its limits, because starting a process for it takes seconds.
     """
-    from longtail.report import embedding
+    from longtail.reporting import embedding
 
     unreachable = mock.Mock(side_effect=OSError(errno.ENETUNREACH, "Network is unreachable"))
     with contextlib.ExitStack() as stack:
@@ -310,7 +310,7 @@ def patched(command: str) -> Any:
 
 def embed_here(x_NF: np.ndarray) -> np.ndarray | None:
     """Do in this process what EmbeddingWorker does in another one."""
-    from longtail.report import embedding
+    from longtail.reporting import embedding
 
     scaled = embedding.standardize(x_NF)
     found = None if scaled is None else embedding.compute(scaled)

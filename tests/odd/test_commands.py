@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from longtail.cli import run
-from longtail.errors import NoRoom
+from longtail.errors import DiskFullError
 from tests.odd.harness import STEADY, Zoo, before_the_work, command, ends_well, in_folder
 from tests.odd.words import commands, kinds, trainings
 
@@ -77,7 +77,7 @@ def test_a_setting_is_refused_or_trained_with(words, odd):
 def test_a_full_disk_is_one_line(words, odd):
     found = ends_well(odd, words)
     assert found.code == 1 and odd.named_in(["ZOO/full"])[0] in found.err
-    with pytest.raises(NoRoom), in_folder(odd.place), before_the_work():
+    with pytest.raises(DiskFullError), in_folder(odd.place), before_the_work():
         run(odd.named_in(words))
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import longtail
-from longtail import files, recipes, runs, shapes, theory
-from longtail.errors import why
+from longtail import files, recipes, run_folder, schema, theory
+from longtail.errors import error_text
 from longtail.inference.priors import checked
 from tests.odd.harness import ends_well
 from tests.raises import raises
@@ -48,8 +48,8 @@ def test_one_line_says_it(words, said, odd):
 
 def test_a_run_that_does_not_name_its_device_stands_in_the_table(tmp_path):
     folder = make_run(tmp_path / "seed0", recipes.digits_lt("ce"), 0, FEW)
-    tree = json.loads((folder / runs.ENVIRONMENT).read_text())
-    files.write_json(folder / runs.ENVIRONMENT, {k: v for k, v in tree.items() if k not in ("device", "commit")})
+    tree = json.loads((folder / run_folder.ENVIRONMENT).read_text())
+    files.write_json(folder / run_folder.ENVIRONMENT, {k: v for k, v in tree.items() if k not in ("device", "commit")})
     longtail.table(folder, tmp_path)
     assert json.loads((tmp_path / "table.json").read_text())[0]["devices"] == ["None"]
 
@@ -77,9 +77,9 @@ def test_weights_that_no_float_can_hold(weights):
 
 
 def test_shapes():
-    shape = {"seed": shapes.count, "notes": shapes.maybe([shapes.text]), "by": shapes.named(shapes.number)}
+    shape = {"seed": schema.count, "notes": schema.maybe([schema.text]), "by": schema.named(schema.number)}
     good = {"seed": 0, "by": {"x": 1.5}, "whatever": object}
-    assert shapes.fault(good, shape) is None and shapes.fault(good | {"notes": ["a"]}, shape) is None
+    assert schema.validate(good, shape) is None and schema.validate(good | {"notes": ["a"]}, shape) is None
     wrong = [
         ("seed", True),
         ("seed", -1),
@@ -91,10 +91,10 @@ def test_shapes():
     ]
     wrong += [("by", {"x": float("nan")}), ("seed", None)]
     for key, value in wrong:
-        assert str(shapes.fault(good | {key: value}, shape)).startswith(f"{key} is "), (key, value)
-    assert shapes.fault([], shape).endswith(" []") and shapes.fault({"seed": 0}, shape).split()[0] == "by"
+        assert str(schema.validate(good | {key: value}, shape)).startswith(f"{key} is "), (key, value)
+    assert schema.validate([], shape).endswith(" []") and schema.validate({"seed": 0}, shape).split()[0] == "by"
 
 
 def test_why():
-    assert why(OSError(28, "no space", "/x")) == os.strerror(28)
-    assert why(ValueError("a\nb")) == "a b" and why(ValueError()) == "ValueError"
+    assert error_text(OSError(28, "no space", "/x")) == os.strerror(28)
+    assert error_text(ValueError("a\nb")) == "a b" and error_text(ValueError()) == "ValueError"

@@ -15,7 +15,7 @@ import longtail
 from longtail import UserError, recipes
 from longtail.data import cifar
 from longtail.data.lists import open_lists
-from longtail.report.table import make_rows, to_markdown, to_rich
+from longtail.reporting.table import make_rows, to_markdown, to_rich
 from tests.odd.harness import STEADY, before_the_work, command, in_folder
 from tests.odd.zoo import Bomb
 from tests.raises import raises
@@ -185,15 +185,15 @@ def test_names_are_shown_and_not_obeyed(tmp_path):
 
     from rich.console import Console
 
-    from longtail import files, runs
+    from longtail import files, run_folder
 
     for i, name in enumerate(NAMES):
         folder = make_run(tmp_path / f"{i}/seed0", recipes.digits_lt("ce"), 0, FEW)
-        tree = json.loads((folder / runs.CONFIG).read_text())
+        tree = json.loads((folder / run_folder.CONFIG).read_text())
         tree["data"] |= {"name": "folder", "root": f"/nowhere/{name.replace('/', '')}", "imbalance": 1}
         tree["model"]["name"] = name
-        files.write_json(folder / runs.CONFIG, tree)
-    rows = make_rows(runs.finished(tmp_path))
+        files.write_json(folder / run_folder.CONFIG, tree)
+    rows = make_rows(run_folder.finished(tmp_path))
     screen = Console(file=io.StringIO(), width=400)
     screen.print(to_rich(rows, 400))
     shown, written = screen.file.getvalue(), re.sub(r"\\([\\\[\]])", r"\1", to_markdown(rows))

@@ -82,7 +82,7 @@ def place(tmp_path) -> Place:
 TRACEBACK = b"""Traceback (most recent call last):
   File "/x/src/longtail/cli/__init__.py", line 39, in main
     code = dispatch(args)
-  File "/x/src/longtail/report/table.py", line 7, in table
+  File "/x/src/longtail/reporting/table.py", line 7, in table
     json.loads(text)
   File "/usr/lib/python3.11/json/__init__.py", line 346, in loads
 ValueError: bad
@@ -91,7 +91,7 @@ STACK = """Fatal Python error: Segmentation fault
 
 Current thread 0x00007f (most recent call first):
   File "/usr/lib/python3.11/pathlib.py", line 1059 in read_text
-  File "/x/src/longtail/runs.py", line 9 in read_text
+  File "/x/src/longtail/run_folder.py", line 9 in read_text
   File "/x/src/longtail/cli/__init__.py", line 39 in main
 """
 
@@ -99,10 +99,10 @@ Current thread 0x00007f (most recent call first):
 @pytest.mark.parametrize(
     ("values", "symptom"),
     [
-        ({"status": None, "stack": STACK}, "hang at runs.py:9 read_text"),
-        ({"status": signal.SIGSEGV, "stack": STACK}, "death by SIGSEGV at runs.py:9 read_text"),
-        ({"status": exited(70), "err": TRACEBACK}, "traceback: ValueError at report/table.py:7 table"),
-        ({"status": exited(1), "err": TRACEBACK}, "traceback: ValueError at report/table.py:7 table"),
+        ({"status": None, "stack": STACK}, "hang at run_folder.py:9 read_text"),
+        ({"status": signal.SIGSEGV, "stack": STACK}, "death by SIGSEGV at run_folder.py:9 read_text"),
+        ({"status": exited(70), "err": TRACEBACK}, "traceback: ValueError at reporting/table.py:7 table"),
+        ({"status": exited(1), "err": TRACEBACK}, "traceback: ValueError at reporting/table.py:7 table"),
         ({"status": exited(3)}, "exit code 3"),
         ({"status": exited(2)}, "exit code 2 without a line that says why"),
         ({"status": exited(2), "err": b"longtail: " + b"x" * 30_000}, "a line of more than 20,000 characters"),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from longtail import runs
+from longtail import run_folder
 from longtail.cli import main
 from tests.odd.zoo import Bomb
 from tests.processes import start_command
@@ -134,7 +134,7 @@ def test_what_is_interrupted_leaves_all_or_nothing(verb, signum, work, tmp_path)
 @pytest.mark.parametrize("signum", CODES)
 def test_training_stops_at_a_signal_and_goes_on(signum, tmp_path):
     args = ["train", "digits-lt", "--method", "ce", "--train.epochs", "200", *FAST, "--out", str(tmp_path / "out")]
-    process, log = start_command(args, tmp_path / "said"), tmp_path / "out/seed0" / runs.LOG
+    process, log = start_command(args, tmp_path / "said"), tmp_path / "out/seed0" / run_folder.LOG
     until = time.monotonic() + 60
     while not log.exists() and time.monotonic() < until:
         time.sleep(0.01)
@@ -154,8 +154,8 @@ def test_two_trainings_in_one_folder(tmp_path):
     codes = sorted(process.exitcode for process in both)
     words = "".join((tmp_path / f"said{i}").read_text() for i in range(2))
     assert codes == [0, 2] and str(tmp_path / "out") in words and words.count("\n") == 1, (codes, words)
-    assert len((tmp_path / "out/seed0" / runs.LOG).read_text().splitlines()) == 8
-    assert (tmp_path / "out/seed0" / runs.METRICS).exists()
+    assert len((tmp_path / "out/seed0" / run_folder.LOG).read_text().splitlines()) == 8
+    assert (tmp_path / "out/seed0" / run_folder.METRICS).exists()
 
 
 def test_tables_written_at_once_are_whole(work, tmp_path):

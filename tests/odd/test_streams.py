@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 import longtail
-from longtail import runs
+from longtail import run_folder
 from longtail.cli import VERBS, main, verbs
 from longtail.engine import evaluate
 from longtail.errors import RunError
@@ -86,8 +86,8 @@ def test_training_is_done_where_nobody_listens(tmp_path):
     args = ["train", "digits-lt", "--method", "ce", "--train.epochs", "1", "--train.device", "cpu", "--out", "run"]
     args += ["--model.name", "resnet8_cifar", "--data.image_size", "8", "--train.batch_size", "128"]
     done = redirected(">&- 2>&- <&-", *args, "--log.progress", "bar", cwd=tmp_path)
-    assert done.returncode == 1 and (tmp_path / "run/seed0" / runs.METRICS).exists()
-    assert len((tmp_path / "run/seed0" / runs.LOG).read_text().splitlines()) == 1
+    assert done.returncode == 1 and (tmp_path / "run/seed0" / run_folder.METRICS).exists()
+    assert len((tmp_path / "run/seed0" / run_folder.LOG).read_text().splitlines()) == 1
 
 
 def test_messages_that_cannot_be_written_are_dropped(work, tmp_path):
@@ -257,7 +257,7 @@ def locked(work, tmp_path):
     folder = tmp_path / "locked"
     shutil.copytree(work, folder)
     folder.chmod(0o644)
-    probe = ["cat", str(folder / "run/seed0" / runs.CONFIG)]
+    probe = ["cat", str(folder / "run/seed0" / run_folder.CONFIG)]
     if subprocess.run(probe, preexec_fn=obey_permissions, capture_output=True).returncode == 0:
         pytest.skip("this user may open everything")
     yield folder

@@ -19,12 +19,12 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import longtail
-from longtail import UserError, files, runs
+from longtail import UserError, files, run_folder
 from longtail.cli import main
 from longtail.engine import checkpoint
 from longtail.engine.train import train
-from longtail.report import embedding, reading
-from longtail.report.live import Board
+from longtail.reporting import embedding, reading
+from longtail.reporting.live import Board
 from tests.conftest import tiny
 from tests.inference.made import finished_run
 from tests.odd.harness import within
@@ -130,21 +130,23 @@ def test_an_export_folder_that_is_a_link_is_refused(finished, tmp_path, secret):
 
 
 def test_written_files_can_be_read_by_others(finished):
-    assert {(finished / name).stat().st_mode & 0o777 for name in (runs.MODEL, runs.METRICS, "features.npz")} == {0o644}
+    assert {
+        (finished / name).stat().st_mode & 0o777 for name in (run_folder.MODEL, run_folder.METRICS, "features.npz")
+    } == {0o644}
 
 
 # 3: what is read
 
 
 FILES = (
-    runs.CONFIG,
-    runs.ENVIRONMENT,
-    runs.METRICS,
-    runs.LOG,
-    runs.MODEL,
+    run_folder.CONFIG,
+    run_folder.ENVIRONMENT,
+    run_folder.METRICS,
+    run_folder.LOG,
+    run_folder.MODEL,
     "features.npz",
     "predictions.npz",
-    runs.LOCK,
+    run_folder.LOCK,
 )
 COMMANDS = {
     "fifo": (["table", "RUN"], ["predict", "RUN", "IMAGE"], ["eval", "RUN"], ["board"]),
@@ -153,7 +155,7 @@ COMMANDS = {
 """The long tests of hostile run folders have all combinations."""
 
 
-@pytest.mark.parametrize("name", [*FILES, "examples/index.json", "examples/0.png", runs.CALIBRATION])
+@pytest.mark.parametrize("name", [*FILES, "examples/index.json", "examples/0.png", run_folder.CALIBRATION])
 def test_no_command_waits_for_a_fifo_or_reads_a_device(finished, tmp_path, name):
     Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
     for kind, commands in COMMANDS.items():
@@ -173,7 +175,7 @@ def test_a_thumbnail_is_encoded_again(tmp_path, secret):
     """A link to a private file, a private file of that name, and what a picture has beside its pixels stay out of the page."""
     run = make_run(tmp_path / "run", tiny("paco"), 0, FEW)
     thumbnail = run / "examples/0.png"
-    record = runs.read(run)
+    record = run_folder.read(run)
     with Image.open(thumbnail) as image:
         image.save(thumbnail, pnginfo=None)
         pixels = np.asarray(image.convert("RGB"))
@@ -330,8 +332,8 @@ def test_the_description_of_an_export_is_validated(exported, tmp_path, change):
 )
 def test_the_environment_of_a_run_is_validated(finished, tmp_path, change):
     run = copied(finished, tmp_path / "run")
-    tree = json.loads((run / runs.ENVIRONMENT).read_text())
-    files.write_json(run / runs.ENVIRONMENT, tree | {"data": tree["data"] | change})
+    tree = json.loads((run / run_folder.ENVIRONMENT).read_text())
+    files.write_json(run / run_folder.ENVIRONMENT, tree | {"data": tree["data"] | change})
     if None in change.values():
         assert longtail.load(run, "cpu").class_names[0] == "0"
     else:
@@ -342,10 +344,10 @@ def test_the_environment_of_a_run_is_validated(finished, tmp_path, change):
 @pytest.mark.parametrize("value", [-1, 101, 1e308, float("nan"), "50", True, None])
 def test_accuracies_are_percentages(finished, tmp_path, value):
     run = copied(finished, tmp_path / "run")
-    tree = json.loads((run / runs.METRICS).read_text())
-    (run / runs.METRICS).write_text(json.dumps(tree | {"top1": value}))
+    tree = json.loads((run / run_folder.METRICS).read_text())
+    (run / run_folder.METRICS).write_text(json.dumps(tree | {"top1": value}))
     with pytest.raises(UserError):
-        runs.read(run)
+        run_folder.read(run)
 
 
 def test_weights_of_another_shape_are_not_loaded(exported, tmp_path):
@@ -369,7 +371,7 @@ def test_weights_of_another_shape_are_not_loaded(exported, tmp_path):
 
 def test_a_checkpoint_is_compared_before_it_is_loaded(unfinished, tmp_path):
     path = tmp_path / "checkpoint/state.pt"
-    state = checkpoint.load(unfinished / "seed0" / runs.CHECKPOINT, CPU)
+    state = checkpoint.load(unfinished / "seed0" / run_folder.CHECKPOINT, CPU)
     expected = state["method"]
     name = "net.head.weight"
     checkpoint.save(path, state)
@@ -421,9 +423,9 @@ def test_no_module_of_the_working_directory_is_imported(tmp_path):
 
 def test_measuring_makes_no_folder_that_a_stored_configuration_names(finished, tmp_path):
     run = copied(finished, tmp_path / "run")
-    tree = json.loads((run / runs.CONFIG).read_text())
+    tree = json.loads((run / run_folder.CONFIG).read_text())
     tree["data"] |= {"name": "cifar100", "root": str(tmp_path / "elsewhere/a/b")}
-    files.write_json(run / runs.CONFIG, tree)
+    files.write_json(run / run_folder.CONFIG, tree)
     assert main(["eval", str(run), "--device", "cpu"]) == 2
     assert not (tmp_path / "elsewhere").exists()
 
@@ -526,7 +528,7 @@ def test_arrays_of_other_kinds_are_refused(tmp_path, dtype):
 
 def test_features_of_gigabytes_are_not_mapped(tmp_path):
     run = make_run(tmp_path / "run", tiny("paco"), 0, FEW)
-    record = runs.read(run)
+    record = run_folder.read(run)
     for shape in ((100, 20_000), (300, 2**20)):
         np.savez_compressed(run / "features.npz", features=np.zeros(shape, np.float16), labels=np.zeros(shape[0], int))
         assert reading.features(record, 1000) is None
@@ -549,20 +551,20 @@ def test_the_default_export_does_not_wait_for_a_fifo(finished, tmp_path):
         {"step": 1.5},
         {"stage": -1},
         {"stage": True},
-        {"optimiser": "shape"},
-        {"optimiser": "text"},
-        {"optimiser": "expanded"},
-        {"optimiser": "number"},
-        {"optimiser": "scalar"},
+        {"optimizer": "shape"},
+        {"optimizer": "text"},
+        {"optimizer": "expanded"},
+        {"optimizer": "number"},
+        {"optimizer": "scalar"},
     ],
     ids=str,
 )
 def test_an_edited_checkpoint_is_one_line(unfinished, tmp_path, change, capsys):
     out = copied(unfinished, tmp_path / "out")
-    path = out / "seed0" / runs.CHECKPOINT
+    path = out / "seed0" / run_folder.CHECKPOINT
     state = checkpoint.load(path, CPU)
-    if kind := change.get("optimiser"):
-        first = next(iter(state["optimiser"]["state"].values()))
+    if kind := change.get("optimizer"):
+        first = next(iter(state["optimizer"]["state"].values()))
         changed = {
             "shape": torch.zeros(3),
             "text": "x",
@@ -613,9 +615,9 @@ def _shorten(folder: Path) -> None:
 def test_a_bad_seed_does_not_hide_the_good_one(tmp_path, capsys):
     for seed in (0, 1):
         make_run(tmp_path / f"runs/seed{seed}", tiny("paco"), seed, FEW)
-    tree = json.loads((tmp_path / "runs/seed1" / runs.METRICS).read_text())
+    tree = json.loads((tmp_path / "runs/seed1" / run_folder.METRICS).read_text())
     tree["calibration"] = [b | {"count": 5, "confidence": None} for b in tree["calibration"]]
-    (tmp_path / "runs/seed1" / runs.METRICS).write_text(json.dumps(tree))
+    (tmp_path / "runs/seed1" / run_folder.METRICS).write_text(json.dumps(tree))
     assert main(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "x.html")]) == 0
     assert "seed1" in capsys.readouterr().err and "PaCo" in (tmp_path / "x.html").read_text()
 
@@ -629,8 +631,8 @@ def test_an_unexpected_exception_is_one_line(monkeypatch, capsys):
 
 def test_errors_are_short(finished, tmp_path, capsys):
     run = copied(finished, tmp_path / "run")
-    tree = json.loads((run / runs.CONFIG).read_text())
-    files.write_json(run / runs.CONFIG, tree | {"recipe": ["x" * 1_000_000]})
+    tree = json.loads((run / run_folder.CONFIG).read_text())
+    files.write_json(run / run_folder.CONFIG, tree | {"recipe": ["x" * 1_000_000]})
     assert main(["table", str(run)]) == 2
     assert len(capsys.readouterr().err) < 3_000
 

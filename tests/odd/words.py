@@ -129,8 +129,8 @@ def commands(draw: st.DrawFn, verbs: Sequence[str]) -> list[str]:
 
 
 SLOW = (
-    "--train.step",
-    "--log.to",
+    "--train.execution",
+    "--log.loggers",
     "--model.pretrained",
     "--resume",
     "--out",

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from longtail import recipes, runs
-from longtail.data.packing import shard
+from longtail import recipes, run_folder
+from longtail.data.write_shards import shard
 from tests.conftest import tiny
 from tests.inference.made import finished_run, photographs
 from tests.report.made import FEW, begin_run, make_run
@@ -117,7 +117,7 @@ def odd_weights(root: Path) -> None:
     torch.save({"state_dict": bomb}, root / "bomb.pth.tar")
     torch.save({"state_dict": {"encoder_q.x": torch.ones(1), "linear.weight": torch.ones(())}}, root / "scalar.pth")
     np.savez(root / "bomb.npz", features=np.array([bomb], dtype=object), labels=np.zeros(1))
-    good = (root / "network" / runs.MODEL).read_bytes()
+    good = (root / "network" / run_folder.MODEL).read_bytes()
     (root / "cut.safetensors").write_bytes(good[: len(good) // 2])
     (root / "header.safetensors").write_bytes(b"\xff" * 8 + b"{}")
     described = json.dumps({"__metadata__": {"longtail": '{"config": {}, "class_names": 3}'}}).encode()
@@ -131,7 +131,7 @@ def odd_runs(root: Path) -> None:
         shutil.copytree(root / "runs/ce/seed0", folder)
         spoil(folder)
     shutil.copytree(root / "network", root / "spoilt/weights")
-    (root / "spoilt/weights" / runs.MODEL).write_bytes(b"")
+    (root / "spoilt/weights" / run_folder.MODEL).write_bytes(b"")
 
 
 def text(file: str, content: str):
@@ -153,29 +153,31 @@ def edit(file: str, **values):
 
 
 SPOILT = {
-    "config cut": text(runs.CONFIG, '{"data": {'),
-    "config list": text(runs.CONFIG, "[]"),
-    "config deep": text(runs.CONFIG, "[" * 100_000),
-    "config type": edit(runs.CONFIG, train__epochs="many"),
-    "config huge": edit(runs.CONFIG, train__epochs=10**400),
-    "config key": edit(runs.CONFIG, train__colour="red"),
-    "config names": edit(runs.CONFIG, method={"name": ["paco"]}),
-    "config unhashable": edit(runs.CONFIG, data__name=["digits"]),
-    "environment": edit(runs.ENVIRONMENT, data=3),
-    "environment seed": edit(runs.ENVIRONMENT, seed="x"),
-    "environment started": edit(runs.ENVIRONMENT, started=[1]),
-    "metrics empty": text(runs.METRICS, ""),
-    "metrics nan": edit(runs.METRICS, top1=float("nan"), few=float("inf"), per_class=[float("nan")] * 4),
-    "metrics words": edit(runs.METRICS, top1="high", seconds=[], per_class={}),
-    "metrics classes": edit(runs.METRICS, per_class=[1.0], class_names=[1, None], counts="many"),
-    "metrics none": edit(runs.METRICS, per_class=None, shifted=None),
-    "metrics confusion": edit(runs.METRICS, confusion=[[1], [2, 3]]),
-    "metrics huge": edit(runs.METRICS, top1=10**400, latency_b64=-(10**30)),
-    "metrics zeros": edit(runs.METRICS, counts=[0] * 4, confusion=[[0] * 4] * 4, per_class=[None] * 4),
-    "metrics no class": edit(runs.METRICS, per_class=[], counts=[], class_names=[], confusion=[], calibration=[]),
-    "metrics shifted": edit(runs.METRICS, shifted={"forward": {}, "uniform": None, "backward": {"x": 1}}),
-    "markup": edit(runs.CONFIG, model__name="[/red]\x1b[31m|"),
-    "log": text(runs.LOG, '{"epoch": "x", "loss": null}\n\x00\n[1]\n{"epoch": NaN, "loss": {}, "epochs": 1e400}\n'),
+    "config cut": text(run_folder.CONFIG, '{"data": {'),
+    "config list": text(run_folder.CONFIG, "[]"),
+    "config deep": text(run_folder.CONFIG, "[" * 100_000),
+    "config type": edit(run_folder.CONFIG, train__epochs="many"),
+    "config huge": edit(run_folder.CONFIG, train__epochs=10**400),
+    "config key": edit(run_folder.CONFIG, train__color="red"),
+    "config names": edit(run_folder.CONFIG, method={"name": ["paco"]}),
+    "config unhashable": edit(run_folder.CONFIG, data__name=["digits"]),
+    "environment": edit(run_folder.ENVIRONMENT, data=3),
+    "environment seed": edit(run_folder.ENVIRONMENT, seed="x"),
+    "environment started": edit(run_folder.ENVIRONMENT, started=[1]),
+    "metrics empty": text(run_folder.METRICS, ""),
+    "metrics nan": edit(run_folder.METRICS, top1=float("nan"), few=float("inf"), per_class=[float("nan")] * 4),
+    "metrics words": edit(run_folder.METRICS, top1="high", seconds=[], per_class={}),
+    "metrics classes": edit(run_folder.METRICS, per_class=[1.0], class_names=[1, None], counts="many"),
+    "metrics none": edit(run_folder.METRICS, per_class=None, shifted=None),
+    "metrics confusion": edit(run_folder.METRICS, confusion=[[1], [2, 3]]),
+    "metrics huge": edit(run_folder.METRICS, top1=10**400, latency_b64=-(10**30)),
+    "metrics zeros": edit(run_folder.METRICS, counts=[0] * 4, confusion=[[0] * 4] * 4, per_class=[None] * 4),
+    "metrics no class": edit(run_folder.METRICS, per_class=[], counts=[], class_names=[], confusion=[], calibration=[]),
+    "metrics shifted": edit(run_folder.METRICS, shifted={"forward": {}, "uniform": None, "backward": {"x": 1}}),
+    "markup": edit(run_folder.CONFIG, model__name="[/red]\x1b[31m|"),
+    "log": text(
+        run_folder.LOG, '{"epoch": "x", "loss": null}\n\x00\n[1]\n{"epoch": NaN, "loss": {}, "epochs": 1e400}\n'
+    ),
     "features": text("features.npz", "PK no archive"),
     "pickled": lambda folder: shutil.copy(folder.parents[1] / "bomb.npz", folder / "features.npz"),
     "examples": text("examples/index.json", '{"confusions": [{"truth": 99, "items": "x"}], "best_rare": 3}'),

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from longtail import files, recipes, runs
+from longtail import files, recipes, run_folder
 from longtail.config import Config, to_dict
 from longtail.metrics import evaluate_guesses
-from longtail.report.html import VOID
+from longtail.reporting.html import VOID
 
 PER_CLASS = 8  # test images
 FEW = [300, 120, 12, 4]  # training images of a few classes
@@ -33,10 +33,10 @@ def make_run(
     data = {"checksum": "0", "images": sum(counts), "counts": counts, "notes": []}
     environment = {"seed": seed, "commit": "abc", "device": "CPU", "started": "2026-01-01", "precision": "fp32"}
     log = [{"stage": "train", "epoch": e, "epochs": 5, "loss": 5 - e, "lr": 0.1, "P_sup": 0.1 * e} for e in range(5)]
-    (folder / runs.METRICS).write_text(json.dumps(metrics))
-    files.write_json(folder / runs.CONFIG, to_dict(replace(config, train=replace(config.train, seeds=(seed,)))))
-    files.write_json(folder / runs.ENVIRONMENT, environment | {"data": data, "parameters": 1000})
-    (folder / runs.LOG).write_text("".join(json.dumps(row) + "\n" for row in log))
+    (folder / run_folder.METRICS).write_text(json.dumps(metrics))
+    files.write_json(folder / run_folder.CONFIG, to_dict(replace(config, train=replace(config.train, seeds=(seed,)))))
+    files.write_json(folder / run_folder.ENVIRONMENT, environment | {"data": data, "parameters": 1000})
+    (folder / run_folder.LOG).write_text("".join(json.dumps(row) + "\n" for row in log))
     np.savez(
         folder / "features.npz",
         features=rng.normal(size=(40, 8)).astype(np.float16),
@@ -59,9 +59,11 @@ def begin_run(
     folder.mkdir(parents=True, exist_ok=True)
     data = {"checksum": "0", "images": sum(FEW), "counts": FEW, "notes": []}
     environment = {"seed": seed, "commit": "abc", "device": "CPU", "started": f"2026-01-{day:02}", "precision": "fp32"}
-    files.write_json(folder / runs.CONFIG, to_dict(replace(config, train=replace(config.train, seeds=(seed,)))))
-    files.write_json(folder / runs.ENVIRONMENT, environment | {"data": data} | ({"epochs": total} if total else {}))
-    (folder / runs.LOG).write_text("".join(log_line(e) for e in range(epochs)))
+    files.write_json(folder / run_folder.CONFIG, to_dict(replace(config, train=replace(config.train, seeds=(seed,)))))
+    files.write_json(
+        folder / run_folder.ENVIRONMENT, environment | {"data": data} | ({"epochs": total} if total else {})
+    )
+    (folder / run_folder.LOG).write_text("".join(log_line(e) for e in range(epochs)))
     return folder
 
 

@@ -12,12 +12,12 @@ import pytest
 from PIL import Image
 
 import longtail
-from longtail import recipes, runs
+from longtail import recipes, run_folder
 from longtail.cli import main
-from longtail.report import gradients, plots, reading
-from longtail.report.document import report
-from longtail.report.figures import FIGURES, dots_of_results, figure
-from longtail.report.table import make_rows
+from longtail.paper.figures import FIGURES, dots_of_results, figure
+from longtail.reporting import gradients, plots, reading
+from longtail.reporting.document import report
+from longtail.reporting.table import make_rows
 from tests.raises import fails, raises
 from tests.report.made import Page, make_run
 
@@ -40,12 +40,12 @@ def folder(tmp_path):
     for method, stages in EPOCHS.items():
         for seed in range(3):
             run = make_run(tmp_path / f"runs/{method}/seed{seed}", recipes.digits_lt(method), seed, COUNTS)
-            np.savez(run / runs.GRADIENTS, norms=norms(method, seed), stages=np.array(stages))
+            np.savez(run / run_folder.GRADIENTS, norms=norms(method, seed), stages=np.array(stages))
     return tmp_path / "runs"
 
 
 def pulls(folder):
-    (found,) = gradients.make_pulls(make_rows(runs.finished(folder))).values()
+    (found,) = gradients.make_pulls(make_rows(run_folder.finished(folder))).values()
     return {pull.label: pull for pull in found}
 
 
@@ -63,16 +63,16 @@ def test_a_line_is_the_mean_of_the_last_stage_by_falling_frequency(folder):
 
 
 def test_spread_and_steepness():
-    pull = gradients.Pull("x", np.array([[8.0, 2, 1], [4, 2, 2]]))
+    pull = gradients.ClassGradientNorms("x", np.array([[8.0, 2, 1], [4, 2, 2]]))
     assert pull.spread().tolist() == [[4, 2, 1], [6, 2, 1.5], [8, 2, 2]]
     assert pull.steepness == 4 and pull.named.startswith("x: ") and pull.named.endswith(" 4.0")
-    many = gradients.Pull("x", np.array([[9.0, 3] + [1.0] * 16 + [0.5, 1.5]]))
+    many = gradients.ClassGradientNorms("x", np.array([[9.0, 3] + [1.0] * 16 + [0.5, 1.5]]))
     assert many.steepness == 6  # the first two of twenty over the last two
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")  # such as a division by zero
 def test_without_any_gradient_there_is_no_ratio(folder, tmp_path):
-    for file in folder.rglob(runs.GRADIENTS):
+    for file in folder.rglob(run_folder.GRADIENTS):
         np.savez(file, norms=np.zeros((4, 6)), stages=np.array(EPOCHS["paco"]))
     assert {pull.named for pull in pulls(folder).values()} == {"SupCon", "PaCo"}
     page = Page(report(folder, tmp_path / "page.html").read_text(encoding="utf-8"))
@@ -105,9 +105,9 @@ def test_runs_without_the_file_are_named(folder, tmp_path, capsys):
     assert pulls(folder).keys() == {"SupCon", "PaCo"}
 
 
-@pytest.mark.parametrize("spoilt", ["torn", "other classes", "nothing learnt", "no key"])
+@pytest.mark.parametrize("spoilt", ["torn", "other classes", "nothing learned", "no key"])
 def test_a_file_that_cannot_be_used_is_as_none(spoilt, folder):
-    file = folder / "paco/seed1" / runs.GRADIENTS
+    file = folder / "paco/seed1" / run_folder.GRADIENTS
     if spoilt == "torn":
         file.write_bytes(file.read_bytes()[:50])
     elif spoilt == "no key":
@@ -117,7 +117,7 @@ def test_a_file_that_cannot_be_used_is_as_none(spoilt, folder):
         np.savez(file, norms=stored, stages=np.array(EPOCHS["paco"]))
     assert pulls(folder)["PaCo"].norms_SC.shape == (2, 6)
     if spoilt != "other classes":
-        assert reading.gradients(runs.read(file.parent)) is None
+        assert reading.gradients(run_folder.read(file.parent)) is None
 
 
 def test_the_page_has_it_where_runs_have_it(folder, tmp_path):
@@ -129,14 +129,14 @@ def test_the_page_has_it_where_runs_have_it(folder, tmp_path):
     assert head[0] == "rank" and {*head[1:]} == {"SupCon", "PaCo"} and len(rest) == 5
     for label, value in zip(head[1:], first[1:], strict=True):
         assert float(value) == pytest.approx(found[label].norms_SC.mean(0)[0])
-    for file in folder.rglob(runs.GRADIENTS):
+    for file in folder.rglob(run_folder.GRADIENTS):
         file.unlink()
     page = Page(report(folder, tmp_path / "page.html").read_text(encoding="utf-8"))
     assert not [a for a in page.of("a") if a.get("download") == "gradients.csv"]
 
 
 def test_a_class_without_any_gradient_does_not_break_the_page(folder, tmp_path):
-    file = folder / "paco/seed0" / runs.GRADIENTS
+    file = folder / "paco/seed0" / run_folder.GRADIENTS
     np.savez(file, norms=np.where(np.arange(6) == 2, 0, norms("paco", 0)), stages=np.array(EPOCHS["paco"]))
     assert "NaN" not in report(folder, tmp_path / "page.html").read_text(encoding="utf-8")
     figure("gradient", folder, tmp_path / "g.png")
@@ -168,7 +168,7 @@ def test_latency_says_what_it_cannot_read(folder, tmp_path):
             figure("latency", tmp_path / name, out)
     with raises("conflict", folder):
         figure("latency", [folder, tmp_path / "a.json"], out)
-    for file in folder.rglob(runs.METRICS):
+    for file in folder.rglob(run_folder.METRICS):
         file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "latency_b64"}))
     with raises("missing-file", "latency_b64", "longtail eval"):
         figure("latency", folder, out)
@@ -180,7 +180,7 @@ def test_latency_says_what_it_cannot_read(folder, tmp_path):
 
 def test_extra_marks_its_minimum(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("longtail.report.curves.save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr("longtail.paper.theory_figures.save", lambda figure, path: drawn.append(figure))
     figure("extra", out=tmp_path / "e.svg")
     (axis,) = drawn[0].axes
     curve, dot = axis.lines
@@ -192,9 +192,9 @@ def test_extra_marks_its_minimum(tmp_path, monkeypatch):
 
 def test_the_framework_of_the_docs_is_the_one_that_is_written(tmp_path):
     out = longtail.figure("framework", out=tmp_path / "f.svg")
-    assert out.read_bytes() == (ROOT / "src/longtail/report/framework.svg").read_bytes()
+    assert out.read_bytes() == (ROOT / "src/longtail/reporting/framework.svg").read_bytes()
     words = " ".join("".join(e.itertext()) for e in ElementTree.parse(out).iter("{http://www.w3.org/2000/svg}text"))
-    assert all(word in words for word in ("query network", "key network", "centres", "queue", "PaCo loss"))
+    assert all(word in words for word in ("query network", "key network", "centers", "queue", "PaCo loss"))
     with raises("invalid-value", "f.png", ".svg"):
         figure("framework", out=tmp_path / "f.png")
 

@@ -1,4 +1,4 @@
-"""The pieces of the page: escaping, scales, looks, and colours that everyone can tell apart."""
+"""The pieces of the page: escaping, scales, looks, and colors that everyone can tell apart."""
 
 import itertools
 import math
@@ -8,13 +8,13 @@ from importlib import resources
 import numpy as np
 import pytest
 
-from longtail.report.html import Ours, el
-from longtail.report.parts import NBSP, download, listed, plural, points
-from longtail.report.svg import COLOURS, Look, Plot, Scale, around, number
+from longtail.reporting.html import TrustedText, el
+from longtail.reporting.parts import NBSP, download, listed, plural, points
+from longtail.reporting.svg import COLORS, Plot, Scale, SeriesStyle, around, number
 from tests.expected_text import check_text
 from tests.report.made import Page
 
-CSS = resources.files("longtail.report").joinpath("page.css").read_text()
+CSS = resources.files("longtail.reporting").joinpath("page.css").read_text()
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_name_cannot_turn_the_writing_round():
 def test_absent_children_and_attributes_leave_nothing():
     assert str(el("details", None, 1.5, open=True, id=None, hidden=False)) == "<details open>1.5</details>"
     assert str(el("img", class_="y")) == '<img class="y">'
-    assert str(el("script", Ours("a<b"))) == "<script>a<b</script>"
+    assert str(el("script", TrustedText("a<b"))) == "<script>a<b</script>"
 
 
 def test_data_of_a_plot_come_back_from_its_link():
@@ -70,10 +70,10 @@ def test_a_tick_at_the_edge_is_whole():
 def test_a_line_carries_its_marker(length):
     for i in range(9):
         plot = Plot("t", "s", Scale(0, length), Scale(0, 1))
-        plot.marked_line([(float(x), 0.5) for x in range(length)], Look(i), "a")
+        plot.marked_line([(float(x), 0.5) for x in range(length)], SeriesStyle(i), "a")
         line, markers = plot.marks
         shown = str(markers.attributes["d"]).count("M")
-        assert 1 <= shown <= min(length, 7) and line.attributes["class_"].split()[1] == Look(i).colour
+        assert 1 <= shown <= min(length, 7) and line.attributes["class_"].split()[1] == SeriesStyle(i).color
 
 
 def test_epochs_are_whole_numbers():
@@ -106,8 +106,8 @@ def test_a_scale_is_linear_or_logarithmic_and_can_be_turned_round():
 
 def test_a_plot_says_what_it_shows_and_marks_lie_inside():
     plot = Plot("title", "description", Scale(0, 1), Scale(0, 1), "x", "y")
-    plot.line([(0, 0), (1, 1)], Look(0), "a line")
-    plot.bars([(0, 0.5, 1), (0.5, 1, 0.2)], Look(1), ["one", "two"])
+    plot.line([(0, 0), (1, 1)], SeriesStyle(0), "a line")
+    plot.bars([(0, 0.5, 1), (0.5, 1, 0.2)], SeriesStyle(1), ["one", "two"])
     page = Page(str(plot.element()))
     assert page.text["title"] == ["title", "a line", "one", "two"] and page.text["desc"] == ["description"]
     first, second = (a for a in page.of("rect"))
@@ -117,12 +117,12 @@ def test_a_plot_says_what_it_shows_and_marks_lie_inside():
 
 
 def test_twenty_methods_look_different():
-    looks = [Look(i) for i in range(20)]
-    assert len({(look.colour, look.dashes) for look in looks}) == 20
-    assert len({(look.colour, look.marker(0, 0)) for look in looks}) == 20
+    looks = [SeriesStyle(i) for i in range(20)]
+    assert len({(look.color, look.dashes) for look in looks}) == 20
+    assert len({(look.color, look.marker(0, 0)) for look in looks}) == 20
 
 
-# Colours
+# Colors
 
 THEMES = {"light": CSS[: CSS.index("@media")], "dark": CSS[CSS.index("@media") :]}
 # What eyes without one kind of cone see, in linear RGB (Machado et al. 2009, severity 1).
@@ -158,14 +158,14 @@ def test_text_and_marks_stand_out(theme):
         assert contrast(theme, text, ground) >= 4.5, (text, ground)
     for text, ground in itertools.product(("ink", "quiet"), ("many", "medium", "few")):
         assert contrast(theme, text, ground) >= 4.5, (text, ground)
-    for i, ground in itertools.product(range(COLOURS), ("paper", "many", "medium", "few")):
+    for i, ground in itertools.product(range(COLORS), ("paper", "many", "medium", "few")):
         assert contrast(theme, f"c{i}", ground) >= 3, (i, ground)
 
 
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("eye", EYES)
-def test_colours_can_be_told_apart_by_every_eye(theme, eye):
-    seen = [lab(np.clip(np.array(EYES[eye]) @ linear(theme, f"c{i}"), 0, 1)) for i in range(COLOURS)]
+def test_colors_can_be_told_apart_by_every_eye(theme, eye):
+    seen = [lab(np.clip(np.array(EYES[eye]) @ linear(theme, f"c{i}"), 0, 1)) for i in range(COLORS)]
     nearest = min((float(np.linalg.norm(a - b)), i, j) for (i, a), (j, b) in itertools.combinations(enumerate(seen), 2))
     assert nearest[0] > 20, nearest
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from longtail import recipes, runs
+from longtail import recipes, run_folder
 from longtail.engine.folder import locked
-from longtail.report import live, reading, training
-from longtail.report.document import report
-from longtail.report.live import Board
-from longtail.report.table import data_name
+from longtail.reporting import live, reading, training
+from longtail.reporting.document import report
+from longtail.reporting.live import Board
+from longtail.reporting.table import data_name
 from tests.report.made import FEW, Page, begin_run, log_line, make_run, under_way
 
 HOSTILE = "<script>alert(1)</script>"
@@ -59,12 +59,12 @@ def test_progress_is_that_of_the_log(tmp_path):
 def test_a_run_is_named_by_its_folder_and_data(tmp_path):
     folder = begin_run(tmp_path / "a/seed0", 1)
     (found,) = under_way(read(Board([tmp_path]))).values()
-    assert found["folder"][0] == str(folder) and found["data"][0] == data_name(runs.read_begun(folder))
+    assert found["folder"][0] == str(folder) and found["data"][0] == data_name(run_folder.read_begun(folder))
 
 
 def test_epochs_are_those_of_all_stages_and_the_latest_run_comes_first(tmp_path):
     for i, (total, expected) in enumerate(((30, 30), (None, 8), (2, 5))):
-        run = runs.read_begun(begin_run(tmp_path / f"{i}/seed0", 5, total=total, day=i + 1))
+        run = run_folder.read_begun(begin_run(tmp_path / f"{i}/seed0", 5, total=total, day=i + 1))
         assert training.look_at(run).epochs == expected
     assert list(under_way(read(Board([tmp_path])))) == [run_name("Cross-entropy", 0, f"{i}/seed0") for i in (2, 1, 0)]
 
@@ -77,12 +77,12 @@ def test_paths_may_be_of_both_kinds(tmp_path, monkeypatch):
     assert found.keys() == {run_name("Cross-entropy", 0, f"{place}/seed0") for place in ("here", "there")}
 
 
-def test_a_run_keeps_its_colour(tmp_path):
+def test_a_run_keeps_its_color(tmp_path):
     """In table, curves and legend, while others begin, and also where one has no epoch yet."""
     begin_run(tmp_path / "a/seed0", 0, day=1)
     begin_run(tmp_path / "b/seed0", 3, "paco", day=2)
     for others in range(2):
-        text = str(training.unfinished([runs.read_begun(folder) for folder in runs.find(tmp_path)]))
+        text = str(training.unfinished([run_folder.read_begun(folder) for folder in run_folder.find(tmp_path)]))
         lines = re.findall(r'<path d="M[^"]*L[^"]*" class="line (c\d)"><title>([^<]*)</title>', text)
         assert ("c1", run_name("PaCo", 0)) in lines
         beside = re.findall(r'class="line (c\d)"></path><path [^>]*></path></svg> (?:<[^>]*>)?PaCo, seed 0<', text)
@@ -106,27 +106,27 @@ def test_a_run_begins_goes_on_and_ends(tmp_path):
     os.replace(tmp_path / "made", tmp_path / "later/paco")
     page = read(board)
     assert len(under_way(page)) == 1 and "In short" in page.words()
-    for file in (runs.METRICS, runs.ENVIRONMENT):
+    for file in (run_folder.METRICS, run_folder.ENVIRONMENT):
         (tmp_path / "later/ce/seed0" / file).write_bytes((tmp_path / "later/paco" / file).read_bytes())
     assert under_way(read(board)) == {}
 
 
 def test_nothing_is_made_twice(tmp_path, monkeypatch):
     made = make_run(tmp_path / "done/seed0", recipes.digits_lt("paco"), 0, FEW)
-    log, calls, finished = begin_run(tmp_path / "going/seed0", 1) / runs.LOG, [], live.finished
+    log, calls, finished = begin_run(tmp_path / "going/seed0", 1) / run_folder.LOG, [], live.finished
     monkeypatch.setattr(live, "finished", lambda rows: calls.append(len(rows)) or finished(rows))
     board = Board([tmp_path])
     assert board.page() is board.page()
     log.write_text(log.read_text() + log_line(1))
     assert epochs_of(under_way(read(board))[CE]) == (2, 8) and calls == [1]  # results are kept while others are trained
-    (made / runs.METRICS).write_text((made / runs.METRICS).read_text() + "\n")
+    (made / run_folder.METRICS).write_text((made / run_folder.METRICS).read_text() + "\n")
     assert board.page() and calls == [1, 1]
     monkeypatch.setattr(live, "GLANCE", 60.0)
     monkeypatch.setattr(live, "stamp", lambda folders: pytest.fail("looked again"))
     assert board.version() == board.version()
 
 
-@pytest.mark.parametrize("file", [runs.CONFIG, runs.ENVIRONMENT, runs.LOG, runs.METRICS])
+@pytest.mark.parametrize("file", [run_folder.CONFIG, run_folder.ENVIRONMENT, run_folder.LOG, run_folder.METRICS])
 def test_half_written_files_do_no_harm(tmp_path, file):
     begin_run(tmp_path / "sound/seed0", 2)
     path = begin_run(tmp_path / "half/seed1", 3, "paco", seed=1) / file
@@ -137,13 +137,13 @@ def test_half_written_files_do_no_harm(tmp_path, file):
         os.utime(path, ns=(size, size))
         page = read(board)
         assert CE in under_way(page)
-        assert (PACO in under_way(page)) == (file == runs.LOG)
-        assert (page.missing() != []) == (file != runs.LOG)
+        assert (PACO in under_way(page)) == (file == run_folder.LOG)
+        assert (page.missing() != []) == (file != run_folder.LOG)
 
 
 def test_a_log_is_read_up_to_what_is_just_being_written(tmp_path):
-    run = runs.read_begun(begin_run(tmp_path / "a/seed0", 3))
-    (run.folder / runs.LOG).write_text(log_line(0) + log_line(1) + log_line(2)[:20])
+    run = run_folder.read_begun(begin_run(tmp_path / "a/seed0", 3))
+    (run.folder / run_folder.LOG).write_text(log_line(0) + log_line(1) + log_line(2)[:20])
     assert len(training.look_at(run).log) == 2
 
 
@@ -151,7 +151,7 @@ def test_a_log_is_read_up_to_what_is_just_being_written(tmp_path):
     "content", ['{"loss": "x", "seconds": [], "epochs": {}}', '{"loss": NaN, "seconds": Infinity}']
 )
 def test_lines_that_make_no_sense_are_shown_as_nothing(tmp_path, content):
-    log = begin_run(tmp_path / "a/seed0", 0, total=None) / runs.LOG
+    log = begin_run(tmp_path / "a/seed0", 0, total=None) / run_folder.LOG
     log.write_text(content + "\n")
     (found,) = under_way(read(Board([tmp_path]))).values()
     assert found["loss"][0] == found[LEFT][0] == "–"
@@ -159,11 +159,11 @@ def test_lines_that_make_no_sense_are_shown_as_nothing(tmp_path, content):
 
 def test_what_is_wrong_with_a_run_is_said_and_later_mended(tmp_path):
     folder = make_run(tmp_path / "a/seed0", recipes.digits_lt("ce"), 0, FEW)
-    board, whole = Board([tmp_path]), (folder / runs.ENVIRONMENT).read_text()
-    (folder / runs.ENVIRONMENT).write_text(whole.replace('"checksum"', '"another"'))
+    board, whole = Board([tmp_path]), (folder / run_folder.ENVIRONMENT).read_text()
+    (folder / run_folder.ENVIRONMENT).write_text(whole.replace('"checksum"', '"another"'))
     (missing,) = read(board).missing()
     assert "checksum" in missing and str(folder) in missing
-    (folder / runs.ENVIRONMENT).write_text(whole)
+    (folder / run_folder.ENVIRONMENT).write_text(whole)
     assert "In short" in read(board).words()
 
 
@@ -171,7 +171,7 @@ def test_what_nobody_foresaw_is_said_and_later_mended(tmp_path, monkeypatch):
     make_run(tmp_path / "a/seed0", recipes.digits_lt("ce"), 0, FEW)
     board = Board([tmp_path])
     with monkeypatch.context() as patch:
-        patch.setattr("longtail.report.live.finished", lambda rows: {}["foreseen"])
+        patch.setattr("longtail.reporting.live.finished", lambda rows: {}["foreseen"])
         assert "KeyError('foreseen')" in read(board).words()
     begin_run(tmp_path / "b/seed0", 1)
     assert "In short" in read(board).words()
@@ -182,7 +182,7 @@ def test_hostile_names_are_text(tmp_path):
     begin_run(tmp_path / "x" / "seed0", 2)  # then folders tell them apart
     make_run(tmp_path / "done" / "seed0", recipes.digits_lt("paco"), 0, FEW, [HOSTILE, "'\"", "&", "<b>"])
     (tmp_path / "<i>").mkdir()
-    for name in (runs.CONFIG, runs.ENVIRONMENT):
+    for name in (run_folder.CONFIG, run_folder.ENVIRONMENT):
         (tmp_path / "<i>" / name).write_text("{")
     page = read(Board([tmp_path]))
     assert len(page.of("script")) == 2 and page.of("b") == page.of("i") == []
@@ -231,8 +231,8 @@ def left_of(board):
 
 
 def test_a_look_at_the_lock_does_not_turn_a_run_away(tmp_path):
-    (tmp_path / runs.LOCK).touch()
-    with open(tmp_path / runs.LOCK) as file:
+    (tmp_path / run_folder.LOCK).touch()
+    with open(tmp_path / run_folder.LOCK) as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         threading.Timer(0.1, fcntl.flock, (file, fcntl.LOCK_UN)).start()
         with locked(tmp_path):

@@ -15,10 +15,10 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 
 import longtail
-from longtail import recipes, runs
-from longtail.errors import escape_markdown, quote_markdown, visible
-from longtail.report import page
-from longtail.report.table import make_rows, markdown, to_markdown
+from longtail import recipes, run_folder
+from longtail.paper import results_page
+from longtail.reporting.table import make_rows, markdown, to_markdown
+from longtail.text import escape_markdown, escape_nonprintable, quote_markdown
 from tests.inference.made import finished_run, folder_config, photographs
 from tests.odd.harness import STEADY
 from tests.report.made import FEW, make_run
@@ -51,16 +51,21 @@ def cells(text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cell_displays_the_name(name):
-    assert cells(markdown(["method", "n"], [[name, "1.0±0.1"]])) == ["method", "n", visible(name), "1.0±0.1"]
+    assert cells(markdown(["method", "n"], [[name, "1.0±0.1"]])) == [
+        "method",
+        "n",
+        escape_nonprintable(name),
+        "1.0±0.1",
+    ]
 
 
 @STEADY
 @given(st.text(st.sampled_from("ab_*`[]()<>&|\\~! #-+1.:/\"'=\n"), min_size=1, max_size=12))
 def test_every_name_is_displayed_as_it_is(name):
-    shown = visible(name).strip()  # Markdown ignores spaces around a cell
+    shown = escape_nonprintable(name).strip()  # Markdown ignores spaces around a cell
     assert cells(markdown(["method", "n"], [[name, "–"]])) == ["method", "n", shown, "–"]
     (text,) = re.findall(r"<p>(.*)</p>", RENDER(f"x {escape_markdown(name)} x"))
-    assert html.unescape(text) == f"x {visible(name)} x"
+    assert html.unescape(text) == f"x {escape_nonprintable(name)} x"
 
 
 @STEADY
@@ -89,17 +94,17 @@ def test_the_table_of_runs(name, tmp_path):
         config = recipes.digits_lt("ce" if i else "paco")
         config = replace(config, data=replace(config.data, name="folder", root=Path("/nowhere") / data, imbalance=1))
         make_run(tmp_path / f"{i}/seed0", replace(config, model=replace(config.model, name=name)), 0, FEW)
-    written = to_markdown(make_rows(runs.finished(tmp_path)))
+    written = to_markdown(make_rows(run_folder.finished(tmp_path)))
     found = cells(written)
-    assert visible(name) in found and "other" in found
+    assert escape_nonprintable(name) in found and "other" in found
     assert "<img" not in RENDER(written) and "<a" not in RENDER(written) and "<code>" not in RENDER(written)
 
 
 def test_the_page_of_a_reproduced_table():
     """Whatever a results file says of its runs."""
     tree = json.loads((RESULTS / "cifar100_lt.json").read_text())
-    assert page.to_markdown(tree) == (RESULTS / "cifar100_lt.md").read_text()
-    spoilt, plain = copy.deepcopy(tree), RENDER(page.to_markdown(tree))
+    assert results_page.to_markdown(tree) == (RESULTS / "cifar100_lt.md").read_text()
+    spoilt, plain = copy.deepcopy(tree), RENDER(results_page.to_markdown(tree))
     spoilt["updated"] = spoilt["runs"][0]["command"] = spoilt["runs"][0]["precision"] = IMAGE
     spoilt["runs"][0] |= {"device": IMAGE, "commit": IMAGE, "started": "<b>bold</b>"}
     spoilt["runs"][0]["identity"]["model"]["name"] = IMAGE
@@ -108,7 +113,7 @@ def test_the_page_of_a_reproduced_table():
         row["label"] += IMAGE
     for verdict in spoilt["verdicts"]:
         verdict["first"] += IMAGE
-    found = RENDER(page.to_markdown(spoilt))
+    found = RENDER(results_page.to_markdown(spoilt))
     assert found.count("<img") == plain.count("<img") and "<b>" not in found and found.count("&lt;img") > 8
     assert found.count("<a ") == plain.count("<a ")
 
@@ -119,7 +124,7 @@ def test_reproduced_tables_take_no_markup_from_labels():
     for row in tree["rows"]:
         row["label"] = "[/red]"
     screen = Console(file=io.StringIO(), width=150)
-    for table in page.to_rich(tree):
+    for table in results_page.to_rich(tree):
         screen.print(table)
     assert screen.file.getvalue().count("[/red]") > 0
 
@@ -128,7 +133,7 @@ def test_a_model_card(tmp_path):
     """Names of classes are those of folders."""
     config = folder_config(photographs(tmp_path / "data", n=(12, 6, 4)), "ce", image_size=32)
     folder = finished_run(tmp_path / "run/seed0", config)
-    path = folder / runs.METRICS
+    path = folder / run_folder.METRICS
     metrics = json.loads(path.read_text())
     names = [IMAGE, "`a` [b](c) | d", "e & f"]
     path.write_text(json.dumps(metrics | {"class_names": names}))

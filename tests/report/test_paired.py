@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from longtail import files as safe_files
-from longtail import recipes, runs
+from longtail import recipes, run_folder
 from longtail.metrics import evaluate_guesses
-from longtail.report import reading, words
-from longtail.report.chapter import make_chapters
-from longtail.report.paired import difference_noise, doubt
-from longtail.report.table import make_rows
-from longtail.report.tested import noise, paired_noise
-from longtail.report.verdict import judge, verdict, worth
+from longtail.reporting import reading, words
+from longtail.reporting.chapter import make_chapters
+from longtail.reporting.paired import difference_noise, doubt
+from longtail.reporting.table import make_rows
+from longtail.reporting.tested import noise, paired_noise
+from longtail.reporting.verdict import judge, verdict, worth
 from tests.expected_text import check_text
 from tests.report.made import make_run
 
@@ -28,9 +28,9 @@ def answered(folder, method, counts, labels, right, files=True):
     guess_N = np.where(right, y_N, (y_N + 1) % len(counts))
     for seed in SEEDS:
         run = make_run(folder / f"{method}/seed{seed}", recipes.digits_lt(method), seed, counts)
-        metrics = json.loads((run / runs.METRICS).read_text())
+        metrics = json.loads((run / run_folder.METRICS).read_text())
         metrics |= evaluate_guesses(guess_N, np.full(len(y_N), 0.5), y_N, counts, names)
-        (run / runs.METRICS).write_text(json.dumps(metrics))
+        (run / run_folder.METRICS).write_text(json.dumps(metrics))
         if files:
             np.savez_compressed(run / reading.PREDICTIONS, logits=np.eye(len(counts))[guess_N], labels=y_N)
 
@@ -41,7 +41,7 @@ def first(n, right):
 
 def concluded(folder):
     """Return what is claimed of the best method, the judgment on PaCo, and the chapter; both are said as they are."""
-    rows = make_rows(runs.finished(folder))
+    rows = make_rows(run_folder.finished(folder))
     (chapter,) = make_chapters(rows)
     claims, judgment = words.sort_claims(chapter), judge(chapter.peers, chapter.tested)
     shown = unescape(re.sub("<[^>]*>", "", str(words.conclusion(chapter) or "")))
@@ -71,7 +71,7 @@ def everything(folder, n, ours, theirs, **options):
     return concluded(folder)
 
 
-def change(folder, edit, file=runs.METRICS):
+def change(folder, edit, file=run_folder.METRICS):
     for path in folder.rglob(file):
         tree = json.loads(path.read_text())
         edit(tree)
@@ -197,7 +197,7 @@ def test_without_rare_classes_all_test_images_are_judged(tmp_path):
 def test_where_classes_have_no_counts_all_test_images_are_judged(tmp_path):
     rare(tmp_path, 9, first(9, 9), first(9, 0))
     change(tmp_path, lambda tree: tree.pop("counts"))
-    change(tmp_path, lambda tree: tree["data"].pop("counts"), runs.ENVIRONMENT)
+    change(tmp_path, lambda tree: tree["data"].pop("counts"), run_folder.ENVIRONMENT)
     claims, judgment, chapter = concluded(tmp_path)
     assert chapter.rare == "few" and claims is None and judgment.kind == "too-few-images"
     assert chapter.tested.classes_T is None and chapter.tested.images == 19
@@ -228,7 +228,7 @@ def test_rarest_classes_without_test_images_are_named(tmp_path, counts, said):
     labels = [c for c in range(4 - untested) for _ in range(30)]
     for method in ("ce", "paco"):
         answered(tmp_path, method, counts, labels, first(len(labels), 50))
-    (chapter,) = make_chapters(make_rows(runs.finished(tmp_path)))
+    (chapter,) = make_chapters(make_rows(run_folder.finished(tmp_path)))
     (caution,) = [caution for caution in words.cautions(chapter) if caution.kind == "untested-classes"]
     assert not caution.sound and said in caution.says
     assert sum(caution.says in line for line in verdict(chapter.rows)) == 1
@@ -243,5 +243,5 @@ def test_classes_between_without_test_images_are_not_the_rarest(tmp_path):
 
 
 def kinds_of_cautions(folder) -> list[str]:
-    (chapter,) = make_chapters(make_rows(runs.finished(folder)))
+    (chapter,) = make_chapters(make_rows(run_folder.finished(folder)))
     return [caution.kind for caution in words.cautions(chapter)]

@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 
 import longtail
-from longtail import recipes, runs
+from longtail import recipes, run_folder
 from longtail.cli import main
 from longtail.metrics import paired_difference
-from longtail.report import closer, reading, words
-from longtail.report.by_class import NO_COUNTS
-from longtail.report.chapter import make_chapters
-from longtail.report.document import report
-from longtail.report.table import make_rows, standing, to_markdown
-from longtail.report.ties import LENGTH, explained
+from longtail.reporting import closer, reading, words
+from longtail.reporting.by_class import NO_COUNTS
+from longtail.reporting.chapter import make_chapters
+from longtail.reporting.document import report
+from longtail.reporting.table import make_rows, standing, to_markdown
+from longtail.reporting.ties import LENGTH, explained
 from tests.raises import fails, raises
 from tests.report import browser
 from tests.report.made import PER_CLASS, Page, make_run
@@ -55,7 +55,7 @@ def read(path) -> Page:
 
 
 def chapter_of(folder):
-    (chapter,) = make_chapters(make_rows(runs.finished(folder)))
+    (chapter,) = make_chapters(make_rows(run_folder.finished(folder)))
     return chapter
 
 
@@ -109,7 +109,7 @@ def test_the_summary_gives_the_difference_on_rare_classes_with_its_interval(fold
 
 def test_cost_is_the_mean_in_table_plot_and_data(folder, tmp_path):
     """Of milliseconds 3, 4 and 11, whose median is another."""
-    path = folder / "paco/seed2" / runs.METRICS
+    path = folder / "paco/seed2" / run_folder.METRICS
     path.write_text(json.dumps(json.loads(path.read_text()) | {"latency_b64": 11.0}))
     page = read(report(folder, tmp_path / "page.html"))
     (costs,) = [t for t in page.tables if t[0][1][0].startswith("milliseconds")]
@@ -135,7 +135,7 @@ def test_ties_are_called_ties(folder):
 
 def test_two_seeds_get_no_verdict(folder, tmp_path):
     for method in SHARES:
-        (folder / method / "seed2" / runs.METRICS).unlink()
+        (folder / method / "seed2" / run_folder.METRICS).unlink()
     text = report(folder, tmp_path / "page.html").read_text()
     chapter = chapter_of(folder)
     (rare, *_) = words.summary(chapter)
@@ -166,11 +166,11 @@ def test_grounds_for_doubt_are_named(folder, tmp_path):
     assert f"{2 * PER_CLASS} test" in found["test-images"].says and f"{half:.1f} points" in found["test-images"].says
     page = read(report(folder, tmp_path / "page.html"))
     assert {*page.kinds()} == found.keys()
-    path = folder / "ce/seed0" / runs.ENVIRONMENT
+    path = folder / "ce/seed0" / run_folder.ENVIRONMENT
     tree = json.loads(path.read_text())
     tree["data"]["notes"], tree["commit"] = ["7 images <lost>"], "def-dirty"
     path.write_text(json.dumps(tree))
-    (folder / "ce/seed0" / runs.SKIPPED).write_text("{}\n{}\n")
+    (folder / "ce/seed0" / run_folder.SKIPPED).write_text("{}\n{}\n")
     after = {ground.kind: ground for ground in words.grounds(chapter_of(folder))}
     added = {"data-notes": "<lost>", "skipped-images": "2 images", "unequal-runs": "abc, def-dirty", "uncommitted": ""}
     assert after.keys() == found.keys() | added.keys()
@@ -200,7 +200,7 @@ def test_only_methods_that_can_be_compared_are_called_best(folder, tmp_path):
     marks = page.text["span"]
     assert marks.count("best") == 2 and marks.count("another length") == 4  # over all, and on rare classes
     assert explained({LENGTH}) in page.words()
-    (chapter,) = make_chapters(rows := make_rows(runs.finished(folder)))
+    (chapter,) = make_chapters(rows := make_rows(run_folder.finished(folder)))
     assert {row.label for row in chapter.peers} == {"PaCo", "Cross-entropy"}
     words_of = dict(zip([row.label for row in rows], standing(rows), strict=True))
     assert words_of["Focal"] == words_of["Balanced Softmax"] == "another length"
@@ -233,7 +233,7 @@ def said(element) -> str:
 def test_settings_are_those_that_were_stored(folder, tmp_path):
     config = recipes.digits_lt("paco")
     config = replace(config, method=replace(config.method, alpha="auto"))
-    path = make_run(folder / "auto/seed0", config, 0, COUNTS) / runs.ENVIRONMENT
+    path = make_run(folder / "auto/seed0", config, 0, COUNTS) / run_folder.ENVIRONMENT
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chosen": {"alpha": 0.0345}}))
     page = read(report(folder, tmp_path / "page.html"))
     (found,) = [t for t in page.tables if t[0][1][0] == "its own settings"]
@@ -255,13 +255,13 @@ def test_each_data_set_has_a_chapter(folder, tmp_path):
     make_run(folder / "other/seed0", recipes.cifar100_lt("paco", 100), 0, [200, 30, 5])
     page = read(report(folder, tmp_path / "page.html"))
     assert page.text["h2"] == ["In short"]
-    assert {row.data for row in make_rows(runs.finished(folder))} < {*page.text["bdi"]}
+    assert {row.data for row in make_rows(run_folder.finished(folder))} < {*page.text["bdi"]}
 
 
 def test_optimum_of_P_sup_is_what_batches_give(folder):
     """Against batches and queues drawn at random: the mean over anchors of 1/(1 + alpha·positives)."""
     config = recipes.digits_lt("paco")
-    run = runs.read(folder / "paco/seed0")
+    run = run_folder.read(folder / "paco/seed0")
     rng, counts, B, K = np.random.default_rng(0), np.array(COUNTS), config.train.batch_size, config.method.queue
     shares = []
     for _ in range(400):
@@ -271,14 +271,14 @@ def test_optimum_of_P_sup_is_what_batches_give(folder):
             positives = 1 + 2 * (others == y).sum() + (y_K == y).sum()
             shares.append(1 / (1 + config.method.alpha * positives))
     assert closer.optimal_P_sup(run) == pytest.approx(np.mean(shares), rel=0.02)
-    assert closer.optimal_P_sup(runs.read(folder / "ce/seed0")) is None
+    assert closer.optimal_P_sup(run_folder.read(folder / "ce/seed0")) is None
     auto = replace(run.config, method=replace(run.config.method, alpha="auto"))
     chosen = replace(run, config=auto, environment=run.environment | {"chosen": {"alpha": config.method.alpha}})
     assert closer.optimal_P_sup(chosen) == closer.optimal_P_sup(run)
 
 
 def test_calibration_pools_the_seeds(folder):
-    records = [runs.read(folder / f"ce/seed{s}") for s in range(3)]
+    records = [run_folder.read(folder / f"ce/seed{s}") for s in range(3)]
     bins = closer.pooled_bins(records)
     assert sum(b.images for b in bins) == 3 * len(COUNTS) * PER_CLASS
     right = sum(b.images * b.accuracy for b in bins) / sum(b.images for b in bins)
@@ -336,7 +336,7 @@ def test_what_is_missing_is_said(folder, tmp_path):
 
 
 def test_without_images_confusions_are_those_of_metrics_json(folder):
-    run = runs.read(folder / "ce/seed0")
+    run = run_folder.read(folder / "ce/seed0")
     (run.folder / "examples/index.json").unlink()
     note, table = closer.confusions(run)
     assert "confusions" in said(note) and 'class="absent"' in str(note)
@@ -348,20 +348,20 @@ def test_without_images_confusions_are_those_of_metrics_json(folder):
 
 def test_a_class_is_shown_as_best_or_as_worst(folder):
     """Runs of an older version list it twice."""
-    tables = Page("".join(map(str, closer.rare_classes(runs.read(folder / "ce/seed0"))))).tables
+    tables = Page("".join(map(str, closer.rare_classes(run_folder.read(folder / "ce/seed0"))))).tables
     assert len(tables) == 1
 
 
 def test_the_first_seed_that_has_features_is_mapped(folder):
     (folder / "ce/seed0/features.npz").unlink()
-    (row,) = make_rows(runs.finished(folder / "ce"))
+    (row,) = make_rows(run_folder.finished(folder / "ce"))
     assert Page("".join(map(str, closer.look_at(row)))).missing() == []
     (folder / "ce/seed1/log.jsonl").unlink()
     (missing,) = Page(str(closer.training(row))).missing()
     assert "seed 1" in missing
 
 
-@pytest.mark.parametrize("file", [runs.METRICS, runs.CONFIG, runs.ENVIRONMENT])
+@pytest.mark.parametrize("file", [run_folder.METRICS, run_folder.CONFIG, run_folder.ENVIRONMENT])
 def test_a_run_that_cannot_be_read_is_left_out_by_name(folder, tmp_path, capsys, file):
     whole = (folder / "ce/seed1" / file).read_text()
     (folder / "ce/seed1" / file).write_text(whole[: len(whole) // 2])
@@ -373,9 +373,9 @@ def test_a_run_that_cannot_be_read_is_left_out_by_name(folder, tmp_path, capsys,
         report(folder / "ce/seed1", tmp_path / "alone.html")
 
 
-@pytest.mark.parametrize("file", [runs.CONFIG, runs.ENVIRONMENT])
+@pytest.mark.parametrize("file", [run_folder.CONFIG, run_folder.ENVIRONMENT])
 def test_a_finished_run_that_has_lost_a_file_is_not_passed_over(folder, tmp_path, capsys, file):
-    (folder / "ce/seed1" / runs.MODEL).touch()
+    (folder / "ce/seed1" / run_folder.MODEL).touch()
     (folder / "ce/seed1" / file).unlink()
     assert any(file in sentence for sentence in read(report(folder, tmp_path / "page.html")).missing())
     assert file in capsys.readouterr().err
@@ -385,7 +385,7 @@ def test_a_finished_run_that_has_lost_a_file_is_not_passed_over(folder, tmp_path
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no archive", b"null"])
 def test_broken_files_are_as_good_as_none(folder, content):
-    run = runs.read(folder / "ce/seed0")
+    run = run_folder.read(folder / "ce/seed0")
     for name in ("features.npz", "log.jsonl", "examples/index.json", "examples/0.png"):
         (run.folder / name).write_bytes(content)
     assert reading.features(run, 10) is None and reading.log(run) == [] and reading.examples(run) == {}
@@ -395,20 +395,20 @@ def test_broken_files_are_as_good_as_none(folder, content):
 def test_features_that_make_no_map(folder, shape):
     y_N = np.zeros(shape[0], dtype=int)
     np.savez(folder / "ce/seed0/features.npz", features=np.full(shape, 7, np.float16), labels=y_N)
-    assert len(Page(str(closer.feature_map(runs.read(folder / "ce/seed0")))).missing()) == 1
+    assert len(Page(str(closer.feature_map(run_folder.read(folder / "ce/seed0")))).missing()) == 1
 
 
 def test_features_beyond_float16_are_left_out(folder):
     x_NF = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float16)
     x_NF[:5, 0] = np.inf
     np.savez(folder / "ce/seed0/features.npz", features=x_NF, labels=np.arange(40) % 6)
-    run = runs.read(folder / "ce/seed0")
+    run = run_folder.read(folder / "ce/seed0")
     assert len(reading.features(run, 1000)[1]) == 35 and len(reading.features(run, 7)[1]) == 7
     assert "35 test" in str(closer.feature_map(run))
 
 
 def test_a_run_without_counts_still_has_its_results(folder, tmp_path):
-    for path, keys in ((runs.METRICS, ("counts", "class_names")), (runs.ENVIRONMENT, ())):
+    for path, keys in ((run_folder.METRICS, ("counts", "class_names")), (run_folder.ENVIRONMENT, ())):
         tree = json.loads((folder / "ce/seed0" / path).read_text())
         for key in keys:
             del tree[key]
@@ -422,7 +422,7 @@ def test_classes_without_test_or_training_images(tmp_path):
     make_run(tmp_path / "a/seed0", recipes.digits_lt("ce"), 0, [50, 10, 0])
     make_run(tmp_path / "b/seed0", recipes.digits_lt("paco"), 0, [50, 10, 0])
     for name in "ab":
-        path = tmp_path / name / "seed0" / runs.METRICS
+        path = tmp_path / name / "seed0" / run_folder.METRICS
         tree = json.loads(path.read_text())
         tree["per_class"][1] = None
         path.write_text(json.dumps(tree))
@@ -474,12 +474,12 @@ def test_the_verb_writes_the_page(folder, tmp_path, capsys):
 
 def test_the_package_is_the_twin_and_needs_neither_torch_nor_matplotlib(folder, tmp_path):
     assert longtail.report([folder], out=tmp_path / "page.html") == tmp_path / "page.html"
-    assert longtail.report.__name__ == "longtail.report" and "report" in dir(longtail)
+    assert "report" in dir(longtail)
     code = (
         "import sys, longtail\n"
         f"longtail.report({str(folder)!r}, {str(tmp_path / 'page.html')!r})\n"
-        "from longtail.report.table import table\n"
-        "assert callable(longtail.report) and longtail.report.table.table is table\n"
+        "from longtail.reporting.table import table\n"
+        "assert callable(longtail.report) and longtail.table is table\n"
         "assert not {'torch', 'matplotlib', 'tyro'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -516,11 +516,11 @@ def test_a_browser_shows_it_clean(folder, tmp_path):
 def test_a_phone_shows_few_and_that_there_is_more(folder, tmp_path):
     """Without scrolling, beside the method; and an axis label clears its ticks, of which 0.0015 is a long one."""
     log, sizes = (
-        folder / "ce/seed0" / runs.LOG,
+        folder / "ce/seed0" / run_folder.LOG,
         "e => { const r = e.getBoundingClientRect(); return [r.left, r.right] }",
     )
     log.write_text(json.dumps({"stage": "train", "epoch": 0, "epochs": 5, "loss": 1.0, "lr": 0.0016}) + "\n")
-    (folder / "ce/seed0" / runs.METRICS).unlink()
+    (folder / "ce/seed0" / run_folder.METRICS).unlink()
     path = report(folder, tmp_path / "page.html")
     table = "[...document.querySelectorAll('table')].find(t => t.innerText.includes('k-NN'))"
     texts = "[...document.querySelectorAll('.plot')].find(p => p.innerHTML.includes('learning rate')).querySelectorAll('text')"
@@ -585,8 +585,8 @@ def test_the_policy_stops_what_is_not_ours(folder, tmp_path):
 @pytest.mark.long
 @browser.needed
 def test_a_screen_reader_finds_a_name_for_everything(folder, tmp_path):
-    (folder / "ce/seed2" / runs.METRICS).unlink()
-    log = folder / "ce/seed2" / runs.LOG
+    (folder / "ce/seed2" / run_folder.METRICS).unlink()
+    log = folder / "ce/seed2" / run_folder.LOG
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:3]))  # so that one run is under way
     with browser.Browser() as chromium:
         chromium.open(report(folder, tmp_path / "page.html"))

@@ -15,11 +15,11 @@ from dataclasses import replace
 import pytest
 
 import longtail
-from longtail import recipes, runs
+from longtail import recipes, run_folder
 from longtail.engine.log import Log
 from longtail.engine.train import train
-from longtail.report import live, server
-from longtail.report.document import policy
+from longtail.reporting import live, server
+from longtail.reporting.document import policy
 from tests.conftest import tiny
 from tests.processes import start
 from tests.raises import fails, raises
@@ -207,7 +207,7 @@ def test_a_real_run_is_followed_to_its_end(watching, tmp_path):
     assert run.exitcode == 0 and seen == sorted(seen) and len({*seen} - {0}) >= 2 and len({*versions}) > 2
     time.sleep(1.1)
     page = Page(ask(port)[2].decode())
-    metrics = json.loads((tmp_path / "runs/seed0" / runs.METRICS).read_text())
+    metrics = json.loads((tmp_path / "runs/seed0" / run_folder.METRICS).read_text())
     (results,) = [t for t in page.tables if t[0][-1][0] == "seeds"]
     assert under_way(page) == {} and float(results[1][1][1]) == pytest.approx(metrics["top1"])
     process.send_signal(signal.SIGINT)
@@ -253,7 +253,7 @@ def test_an_epoch_arrives_in_a_browser_by_itself(watching, tmp_path):
         place = "[...document.querySelectorAll('h3')].at(-1).getBoundingClientRect().top"
         focus = "document.activeElement.innerText"
         before = [chromium.evaluate(what) for what in (place, folded, focus)]
-        with open(tmp_path / "runs/a/seed2" / runs.LOG, "a") as log:
+        with open(tmp_path / "runs/a/seed2" / run_folder.LOG, "a") as log:
             log.writelines(map(log_line, range(1, 6)))
         begin_run(tmp_path / "runs/b/seed9", 1, "focal", seed=9)  # above what is being read
         chromium.until(f"'' + {column} === '6,3,2,1'")  # sorted as before

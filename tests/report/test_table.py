@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from longtail import files, recipes, runs
+from longtail import files, recipes, run_folder
 from longtail.config import to_dict
 from longtail.errors import UserError
-from longtail.report import plots
-from longtail.report.cells import Curve
-from longtail.report.plots import accuracy_by_frequency, binned
-from longtail.report.table import COLUMNS, make_rows, shifted_table, table, to_markdown, to_rich
+from longtail.reporting import plots
+from longtail.reporting.cells import Curve
+from longtail.reporting.plots import accuracy_by_frequency, binned
+from longtail.reporting.table import COLUMNS, make_rows, shifted_table, table, to_markdown, to_rich
 from tests.raises import raises
 
 PACO, CE = (recipes.cifar100_lt(method, 100) for method in ("paco", "ce"))
@@ -35,9 +35,9 @@ def write(folder, config, seed, top1, few=None, started="2026-01-01", checksum="
     metrics |= {"seconds": 60, "counts": [200, 50, 3], "per_class": [90.0, None, 10.0], "shifted": shifted}
     environment = {"seed": seed, "commit": "abc", "device": "CPU", "started": started, "precision": "fp32"}
     environment["data"] = {"checksum": checksum}
-    files.write_json(folder / runs.METRICS, metrics)
-    files.write_json(folder / runs.CONFIG, to_dict(replace(config, train=replace(config.train, seeds=(seed,)))))
-    files.write_json(folder / runs.ENVIRONMENT, environment)
+    files.write_json(folder / run_folder.METRICS, metrics)
+    files.write_json(folder / run_folder.CONFIG, to_dict(replace(config, train=replace(config.train, seeds=(seed,)))))
+    files.write_json(folder / run_folder.ENVIRONMENT, environment)
 
 
 @pytest.fixture
@@ -83,15 +83,15 @@ def test_other_images_make_another_row_and_a_repeated_seed_counts_once(made):
 
 
 def test_unfinished_runs_are_left_out(made):
-    (made / "ce/seed0" / runs.METRICS).unlink()
-    assert {row.label[:4] for row in make_rows(runs.finished([made]))} == {"PaCo"}
+    (made / "ce/seed0" / run_folder.METRICS).unlink()
+    assert {row.label[:4] for row in make_rows(run_folder.finished([made]))} == {"PaCo"}
     with raises("unfinished-run", made / "ce", "1 unfinished"):
-        runs.finished([made / "ce"])
+        run_folder.finished([made / "ce"])
 
 
 def test_a_foreign_folder_is_one_line(tmp_path):
     for content in ("{", "{}", "[]"):
-        for name in (runs.CONFIG, runs.ENVIRONMENT, runs.METRICS):
+        for name in (run_folder.CONFIG, run_folder.ENVIRONMENT, run_folder.METRICS):
             (tmp_path / name).write_text(content)
         with pytest.raises(UserError) as caught:
             table([tmp_path])

@@ -7,14 +7,14 @@ from html import unescape
 import numpy as np
 import pytest
 
-from longtail import recipes, runs
+from longtail import recipes, run_folder
 from longtail.metrics import evaluate_guesses
-from longtail.report import words
-from longtail.report.chapter import make_chapters
-from longtail.report.table import make_rows, to_markdown
-from longtail.report.tested import SOUND, TOO_FEW, basis, noise, whole
-from longtail.report.verdict import judge, verdict
-from longtail.report.verdict import worth as worth_of
+from longtail.reporting import words
+from longtail.reporting.chapter import make_chapters
+from longtail.reporting.table import make_rows, to_markdown
+from longtail.reporting.tested import SOUND, TOO_FEW, basis, noise, whole
+from longtail.reporting.verdict import judge, verdict
+from longtail.reporting.verdict import worth as worth_of
 from tests.expected_text import check_text
 from tests.report.made import make_run
 
@@ -31,10 +31,10 @@ def give(folder, images, right, seeds=3):
             hit_N = within_N < np.round(np.array(right) * images)[y_N]
             guess_N = np.where(hit_N & (method == "paco"), y_N, 0)
             names = [f"class {c}" for c in range(len(COUNTS))]
-            metrics = json.loads((run / runs.METRICS).read_text())
+            metrics = json.loads((run / run_folder.METRICS).read_text())
             metrics |= evaluate_guesses(guess_N, np.full(len(y_N), 0.5), y_N, COUNTS, names)
-            (run / runs.METRICS).write_text(json.dumps(metrics))
-    return make_rows(runs.finished(folder))
+            (run / run_folder.METRICS).write_text(json.dumps(metrics))
+    return make_rows(run_folder.finished(folder))
 
 
 def ground(rows):

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 import longtail
-from longtail import methods, recipes, runs, theory
+from longtail import methods, recipes, run_folder, theory
 from longtail.cli import main
 from longtail.config import Config, PaCo, from_dict, to_dict
 from longtail.engine.train import train
@@ -32,7 +32,7 @@ def test_auto_on_balanced_data_is_the_papers_example(classes, queue, batch):
 @pytest.mark.parametrize("counts", [CIFAR, [5000, 1], [1, 1], np.arange(1, 3000)], ids=len)
 def test_auto_gives_the_mean_anchor_its_optimum(counts, queue):
     alpha, K = theory.auto_alpha(counts, queue, 128), theory.positives(counts, queue, 128)
-    assert np.divide(counts, np.sum(counts)) @ theory.centre(alpha, K) == pytest.approx(0.71, abs=0.001)
+    assert np.divide(counts, np.sum(counts)) @ theory.center(alpha, K) == pytest.approx(0.71, abs=0.001)
     assert 0 < alpha <= 0.41
 
 
@@ -40,16 +40,16 @@ def test_auto_is_where_descent_on_the_real_loss_ends():
     """Counts 3 1 1 with a queue of 20 and single images: anchors of the classes have 13, 5 and 5 positives."""
     assert theory.positives([3, 1, 1], 20, 1).tolist() == pytest.approx([13, 5, 5])
     alpha = theory.auto_alpha([3, 1, 1], 20, 1)
-    centre, contrast, *labels = anchors(13, 13, 13, 5, 5)
-    terms = lambda: paco_terms(centre, contrast, *labels, None, alpha, 1.0)  # noqa: E731
-    least(lambda: terms()[0].sum(), centre, contrast)
+    center, contrast, *labels = anchors(13, 13, 13, 5, 5)
+    terms = lambda: paco_terms(center, contrast, *labels, None, alpha, 1.0)  # noqa: E731
+    least(lambda: terms()[0].sum(), center, contrast)
     assert terms()[1].mean().item() == pytest.approx(0.71, abs=0.002)
 
 
 def test_auto_keeps_the_optimum_where_the_queue_grows():
     short, long = (theory.auto_alpha(CIFAR, queue, 128) for queue in (1024, 8192))
     assert 0.01 < short < 0.02  # the released value and the text's
-    head = [theory.centre(a, theory.positives(CIFAR, n, 128)[0]) for a, n in ((short, 1024), (long, 8192))]
+    head = [theory.center(a, theory.positives(CIFAR, n, 128)[0]) for a, n in ((short, 1024), (long, 8192))]
     assert long < short / 6 and head[1] == pytest.approx(head[0], abs=0.02)
 
 
@@ -124,19 +124,19 @@ def test_auto_knows_whom_an_anchor_meets(method, training, counts, batch):
 def test_a_run_with_auto_is_the_run_with_its_number_and_says_so(tmp_path, capsys):
     auto = replace(with_alpha("auto"), log=replace(tiny().log, progress="plain"))
     (folder,) = train(auto, tmp_path / "auto")
-    alpha = runs.read_json(folder / runs.ENVIRONMENT)["chosen"]["alpha"]
+    alpha = run_folder.read_json(folder / run_folder.ENVIRONMENT)["chosen"]["alpha"]
     assert (
         alpha == theory.table("digits-lt", batch=64).auto
         and f"PaCo, alpha {alpha:g}, resnet8" in capsys.readouterr().out
     )
-    assert runs.load_config(folder).method.alpha == "auto"
+    assert run_folder.load_config(folder).method.alpha == "auto"
     (other,) = train(with_alpha(alpha), tmp_path / "fixed")
-    assert runs.read_json(other / runs.ENVIRONMENT)["chosen"] == {}
-    states = [torch.load(f / runs.CHECKPOINT)["method"] for f in (folder, other)]
+    assert run_folder.read_json(other / run_folder.ENVIRONMENT)["chosen"] == {}
+    states = [torch.load(f / run_folder.CHECKPOINT)["method"] for f in (folder, other)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     lower, *_ = train(with_alpha(alpha / 2), tmp_path / "lower")
     assert not torch.equal(
-        torch.load(lower / runs.CHECKPOINT)["method"]["net.head.weight"], states[0]["net.head.weight"]
+        torch.load(lower / run_folder.CHECKPOINT)["method"]["net.head.weight"], states[0]["net.head.weight"]
     )
 
 

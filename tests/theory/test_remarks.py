@@ -1,4 +1,4 @@
-"""Closed forms against the losses that are trained: minimised by a numeric optimiser, differentiated, counted."""
+"""Closed forms against the losses that are trained: minimized by a numeric optimizer, differentiated, counted."""
 
 import math
 
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from longtail import theory
-from longtail.data.imbalance import exponential_counts
+from longtail.data.long_tail import exponential_counts
 from longtail.data.samplers import epoch_order
 from longtail.losses import paco_terms, supcon_loss
 from longtail.models.momentum import EMPTY
@@ -23,24 +23,24 @@ def anchors(*positives: int, scale: float = 1.0):
     """For each number an anchor of class 1 with so many positives in A(i), and some negatives; their logits are free."""
     M = max(positives) + NEGATIVES
     g = torch.Generator().manual_seed(M)
-    centre, contrast = (scale * torch.randn(len(positives), n, generator=g, dtype=torch.float64) for n in (C, M))
+    center, contrast = (scale * torch.randn(len(positives), n, generator=g, dtype=torch.float64) for n in (C, M))
     y_M = torch.tensor([1] * max(positives) + [0] * NEGATIVES)
     place = torch.arange(M)
     drop = torch.stack([(place >= K) & (y_M == 1) for K in positives])
-    return centre.requires_grad_(), contrast.requires_grad_(), torch.ones(len(positives), dtype=torch.long), y_M, drop
+    return center.requires_grad_(), contrast.requires_grad_(), torch.ones(len(positives), dtype=torch.long), y_M, drop
 
 
 def least(loss, *logits) -> float:
     """Brings the logits to the minimum."""
-    optimiser = torch.optim.LBFGS(logits, max_iter=1000, tolerance_grad=1e-10, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(logits, max_iter=1000, tolerance_grad=1e-10, line_search_fn="strong_wolfe")
 
     def closure():
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         value = loss()
         value.backward()
         return value
 
-    optimiser.step(closure)
+    optimizer.step(closure)
     return loss().item()
 
 
@@ -54,7 +54,7 @@ def test_positives_of_cifar_100_lt_are_those_worked_out_by_hand():
     assert [round(found["expected"][c], 2) for c in (0, -1)] == [59.91, 1.59]
     assert theory.absent(CIFAR, 1024)[-1] == pytest.approx(0.62, abs=0.005)
     for alpha, head, tail in ((0.01, 0.63, 0.98), (0.02, 0.45, 0.97), (0.05, 0.25, 0.93)):
-        P_sup = theory.centre(alpha, found["expected"])
+        P_sup = theory.center(alpha, found["expected"])
         assert (round(P_sup[0], 2), round(P_sup[-1], 2)) == (head, tail)
 
 
@@ -72,7 +72,7 @@ def mean_positives(name: str, draw, B: int, steps: int) -> np.ndarray:
                 seen[y].append(n)
         method.fresh.append((q_BD, y_B))
         method.after_backward(HERE)
-    return np.array([(np.mean(s), np.std(s) / math.sqrt(len(s) / 16)) for s in seen])  # neighbours share a queue
+    return np.array([(np.mean(s), np.std(s) / math.sqrt(len(s) / 16)) for s in seen])  # neighbors share a queue
 
 
 COUNTS = np.array([50, 20, 10, 5, 5, 5, 2, 1, 1, 1])
@@ -116,20 +116,20 @@ def test_remark_1(K):
 @pytest.mark.parametrize("rebalance", [False, True])
 @pytest.mark.parametrize(("alpha", "K"), CASES)
 def test_remark_2(alpha, K, rebalance):
-    centre, contrast, y_B, y_M, drop = anchors(K)
+    center, contrast, y_B, y_M, drop = anchors(K)
     log_q = torch.tensor([0.7, 0.01, 0.09, 0.2], dtype=torch.float64).log() if rebalance else None
-    terms = lambda: paco_terms(centre, contrast, y_B, y_M, drop, log_q, alpha, 0.7, 0.3)  # noqa: E731
-    found = least(lambda: terms()[0].sum(), centre, contrast)
-    centres = centre / 0.3 + (log_q if rebalance else 0)
-    p = torch.cat([centres, contrast / 0.7], 1).softmax(1)[0].detach()
+    terms = lambda: paco_terms(center, contrast, y_B, y_M, drop, log_q, alpha, 0.7, 0.3)  # noqa: E731
+    found = least(lambda: terms()[0].sum(), center, contrast)
+    centers = center / 0.3 + (log_q if rebalance else 0)
+    p = torch.cat([centers, contrast / 0.7], 1).softmax(1)[0].detach()
     np.testing.assert_allclose(p[C : C + K], theory.pair(alpha, K), rtol=1e-3)
-    np.testing.assert_allclose(p[1], theory.centre(alpha, K), rtol=1e-3)
-    np.testing.assert_allclose(terms()[1].item(), theory.centre(alpha, K), rtol=1e-3)
+    np.testing.assert_allclose(p[1], theory.center(alpha, K), rtol=1e-3)
+    np.testing.assert_allclose(terms()[1].item(), theory.center(alpha, K), rtol=1e-3)
     assert found == pytest.approx(theory.minimum(alpha, K), abs=1e-3)
 
 
-def test_alpha_zero_leaves_the_centres_alone():
-    assert theory.minimum(0, 60) == 0 and theory.centre(0, 60) == 1 and theory.pair(0, 60) == 0
+def test_alpha_zero_leaves_the_centers_alone():
+    assert theory.minimum(0, 60) == 0 and theory.center(0, 60) == 1 and theory.pair(0, 60) == 0
 
 
 def test_the_range_from_head_to_tail():
@@ -148,9 +148,9 @@ def test_the_range_from_head_to_tail():
 @pytest.mark.parametrize(("alpha", "K"), CASES)
 def test_equation_5(alpha, K):
     """PaCo before its scaling is cross-entropy and alpha times the plain sum of SupCon, and L_extra."""
-    centre, contrast, y_B, y_M, drop = (t.detach() for t in anchors(K, scale=2))
-    loss, P_sup = (t.item() for t in paco_terms(centre, contrast, y_B, y_M, drop, None, alpha, 0.2))
-    parts = F.cross_entropy(centre, y_B) + alpha * K * supcon_loss(contrast, y_B, y_M, drop, 0.2)
+    center, contrast, y_B, y_M, drop = (t.detach() for t in anchors(K, scale=2))
+    loss, P_sup = (t.item() for t in paco_terms(center, contrast, y_B, y_M, drop, None, alpha, 0.2))
+    parts = F.cross_entropy(center, y_B) + alpha * K * supcon_loss(contrast, y_B, y_M, drop, 0.2)
     assert loss * (1 + alpha * K) - parts.item() == pytest.approx(theory.extra(P_sup, alpha * K), rel=1e-10)
 
 
@@ -168,14 +168,14 @@ def test_l_extra_is_least_where_the_whole_loss_is(alpha_K):
 def test_figure_4():
     P_sup, value = theory.extra_curve()
     assert P_sup[value.argmin()] == pytest.approx(0.71, abs=0.005)
-    assert theory.centre(0.05, 8.192) == pytest.approx(0.71, abs=0.001)
+    assert theory.center(0.05, 8.192) == pytest.approx(0.71, abs=0.001)
     assert theory.pair(0.05, 8.192) == pytest.approx(0.035, abs=0.001)
 
 
 @pytest.mark.parametrize(("alpha", "K"), CASES)
 def test_equation_7(alpha, K):
     """The loss of samples whose positives have the optimal probability, and whose negatives the rest of 1 - P_sup."""
-    best = theory.centre(alpha, K)
+    best = theory.center(alpha, K)
     shares = np.linspace(0.05, 1, 7)[:-1] * best
     for P_sup in shares:
         rest = (1 - P_sup - K * theory.pair(alpha, K)) / NEGATIVES
@@ -192,7 +192,7 @@ def test_equation_7(alpha, K):
 
 @pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize(("alpha", "K"), CASES)
-def test_gradient_of_the_centres(alpha, K, scaled):
+def test_gradient_of_the_centers(alpha, K, scaled):
     _, contrast, y_B, y_M, drop = anchors(K)
     g = torch.Generator().manual_seed(7)
     x_D, c_CD = (torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((5,), (C, 5)))
@@ -201,12 +201,12 @@ def test_gradient_of_the_centres(alpha, K, scaled):
     (loss if scaled else loss * (1 + alpha * K)).backward()
     kept = contrast.detach()[0, : K + NEGATIVES]
     p_C = torch.cat([c_CD.detach() @ x_D, kept]).softmax(0)[:C]
-    wanted = theory.centre_gradient(p_C.numpy(), 1, alpha, K, scaled)
+    wanted = theory.center_gradient(p_C.numpy(), 1, alpha, K, scaled)
     np.testing.assert_allclose(c_CD.grad, np.outer(wanted, x_D), rtol=1e-10)
 
 
-def test_the_own_centre_is_pulled_until_its_optimal_probability():
+def test_the_own_center_is_pulled_until_its_optimal_probability():
     alpha, K = 0.05, 8.192
     for scaled in (True, False):
-        pull = [theory.centre_gradient([1 - p, p], 1, alpha, K, scaled)[1] for p in (0.0, 0.7, 0.72)]
+        pull = [theory.center_gradient([1 - p, p], 1, alpha, K, scaled)[1] for p in (0.0, 0.7, 0.72)]
         assert pull[0] < pull[1] < 0 < pull[2]

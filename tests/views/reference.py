@@ -37,7 +37,7 @@ def apply_by_torchvision(image: ImageT, op: Op, value: float, fill: int) -> Imag
             return TF.rotate(image, value, nearest, fill=background)
         case Op.BRIGHTNESS:
             return TF.adjust_brightness(image, value)
-        case Op.COLOUR:
+        case Op.COLOR:
             return TF.adjust_saturation(image, value)
         case Op.CONTRAST:
             return TF.adjust_contrast(image, value)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from longtail import kernels
 from longtail.config import ViewConfig, ViewsConfig
-from longtail.kernels import expression
-from longtail.views import Views, crops, fused, ops, policies, tones
+from longtail.kernels import nvrtc, views
+from longtail.kernels.nvrtc import expression
+from longtail.views import Views, color, crops, ops, policies
 from longtail.views.ops import Op
 from longtail.views.view import STATISTICS
 from tests.emulator import ORDERS, Emulated, emulate
@@ -19,7 +19,7 @@ everywhere = pytest.mark.parametrize("device", devices, indirect=True)
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory) -> Emulated:
-    return emulate(fused.source(), tmp_path_factory.mktemp("views"))
+    return emulate(views.source(), tmp_path_factory.mktemp("views"))
 
 
 @pytest.fixture
@@ -28,9 +28,9 @@ def device(request) -> str:
     if request.param == "cuda":
         return "cuda"
     compiled, monkeypatch = request.getfixturevalue("compiled"), request.getfixturevalue("monkeypatch")
-    monkeypatch.setattr(fused, "source", lambda: compiled)
+    monkeypatch.setattr(views, "source", lambda: compiled)
     monkeypatch.setattr(compiled, "order", request.param)
-    monkeypatch.setattr(kernels, "available", lambda device: True)
+    monkeypatch.setattr(nvrtc, "available", lambda device: True)
     return "cpu"
 
 
@@ -45,13 +45,13 @@ INSTANCES = [
 def test_the_kernels_compile(name, tmp_path, monkeypatch):
     pytest.importorskip("cuda.bindings", reason="comes with torch for CUDA")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    code, lowered = fused.source().cubin(name, "sm_80")
+    code, lowered = views.source().cubin(name, "sm_80")
     assert code[:4] == b"\x7fELF" and name.split("<")[0] in lowered
 
 
 def test_elsewhere_the_operations_answer():
     images = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
-    assert not fused.knows(images)
+    assert not views.supports(images)
 
 
 def pictures(n: int, device: str, side: int = 32) -> torch.Tensor:
@@ -86,7 +86,7 @@ def test_each_operation_is_bit_for_bit(op, side, device):
     x, value = pictures(n, device, side), values(op, n, side).to(device)
     code = torch.full((n, 1), int(op), device=device)
     wanted = ops.apply_op(x, code[:, 0], value, 128)
-    assert torch.equal(fused.apply_draw(x, code, value[:, None], 128), wanted)
+    assert torch.equal(views.apply_draw(x, code, value[:, None], 128), wanted)
 
 
 @everywhere
@@ -98,7 +98,7 @@ def test_what_lies_between_pixels_is_rounded_alike(op, side, device):
     x, value = pictures(n, device, side), values(op, n, side).to(device)
     code = torch.full((n, 1), int(op), device=device)
     wanted = ops.apply_op(x, code[:, 0], value, 128, bilinear=True).int()
-    far = (fused.apply_draw(x, code, value[:, None], 128, bilinear=True).int() - wanted).abs()
+    far = (views.apply_draw(x, code, value[:, None], 128, bilinear=True).int() - wanted).abs()
     edges = far > 1  # where a source lies on the very border it may be outside for one of the two
     assert (far > 0).float().mean() < 0.02 and edges.float().mean() < 1e-3
 
@@ -114,7 +114,7 @@ def test_two_operations_in_a_row_are_bit_for_bit(device):
     wanted = x
     for op_N, value_N in zip(draw.op.unbind(1), draw.value.unbind(1), strict=True):
         wanted = ops.apply_op(wanted, op_N, value_N, 128)
-    assert fused.knows(x) and torch.equal(policies.apply_draw(x, draw, 128, kernels=True), wanted)
+    assert views.supports(x) and torch.equal(policies.apply_draw(x, draw, 128, kernels=True), wanted)
 
 
 @everywhere
@@ -123,7 +123,7 @@ def test_sim_is_the_operations_up_to_rounding(side, device):
     """Sums are in another order; a pixel whose hue stands at a corner of the circle may fall on the other side of it."""
     x = pictures(many(device) if side == 32 else 24, device, side)
     draw = policies.draw_sim(len(x), torch.Generator(device).manual_seed(2))
-    wanted, found = policies.apply_sim(ops.to_float(x), draw), fused.apply_sim(x, *draw)
+    wanted, found = policies.apply_sim(ops.to_float(x), draw), views.apply_sim(x, *draw)
     far = (found - wanted).abs()
     assert far.max() < (1e-3 if device == "cuda" else 2e-6) and far.mean() < 1e-6
 
@@ -134,8 +134,8 @@ def test_tones_are_the_operations_up_to_rounding(side, device):
     x, rng = pictures(24, device, side), torch.Generator(device).manual_seed(3)
     factor = 0.6 + 0.8 * torch.rand(24, 3, generator=rng, device=device)
     order = torch.rand(24, 3, generator=rng, device=device).argsort(1)
-    wanted = ops.to_uint8(255 * tones.tone_jitter(ops.to_float(x), factor, order)).int()
-    far = (fused.apply_tone(x, factor, order).int() - wanted).abs()
+    wanted = ops.to_uint8(255 * color.tone_jitter(ops.to_float(x), factor, order)).int()
+    far = (views.apply_tone(x, factor, order).int() - wanted).abs()
     assert far.max() <= 1 and (far > 0).float().mean() < 1e-3
 
 
@@ -148,31 +148,35 @@ def test_crops_are_the_operations_up_to_rounding(side, size, device):
     box = crops.draw_box(sizes, (0.08, 1.0), rng)
     flip = torch.rand(24, generator=rng, device=device) < 0.5
     wanted = ops.to_uint8(ops.resized_crop(x, *box, size, flip)).int()
-    far = (fused.crop(x, *box, size, flip).int() - wanted).abs()
+    far = (views.crop(x, *box, size, flip).int() - wanted).abs()
     assert far.max() <= 1 and (far > 0).float().mean() < 5e-3
 
 
 @everywhere
 @pytest.mark.parametrize("side", [32, 84])
 @pytest.mark.parametrize("floats", [False, True])
-def test_what_is_finished_is_normalised_and_rounded(floats, side, device):
+def test_what_is_finished_is_normalized_and_rounded(floats, side, device):
     """Division by 255 may be a product: on the CPU it is none, and a sum at the middle of two numbers falls to the other."""
     x, out = pictures(12, device, side), torch.empty(12, 3, side, side, device=device, dtype=torch.bfloat16)
     x, out = ops.to_float(x) ** 0.5 if floats else x, out.to(memory_format=torch.channels_last)
     scale = [torch.tensor(values, device=device)[:, None, None] for values in STATISTICS["imagenet"]]
-    wanted = ops.normalise(ops.to_float(x), *scale).bfloat16()
-    assert fused.finishes(x, out) and fused.finish(x, *scale, out) is out
+    wanted = ops.normalize(ops.to_float(x), *scale).bfloat16()
+    assert views.can_write_into(x, out) and views.finish(x, *scale, out) is out
     assert torch.equal(out, wanted) or (not floats and device == "cpu" and (out != wanted).float().mean() < 1e-3)
     torch.testing.assert_close(out, wanted, rtol=2**-7, atol=0)
 
 
 def test_only_what_the_kernel_knows_is_finished_by_it(monkeypatch):
-    monkeypatch.setattr(kernels, "available", lambda device: True)
+    monkeypatch.setattr(nvrtc, "available", lambda device: True)
     x, last = torch.zeros(2, 3, 8, 8), torch.channels_last
     out = torch.zeros(2, 3, 8, 8, dtype=torch.bfloat16).to(memory_format=last)
-    assert fused.finishes(x, out) and fused.finishes(x.byte(), out)
-    assert not fused.finishes(x.mT, out) and not fused.finishes(x.half(), out) and not fused.finishes(x[:, :1], out)
-    assert not fused.finishes(x, out.float()) and not fused.finishes(x, out.contiguous())
+    assert views.can_write_into(x, out) and views.can_write_into(x.byte(), out)
+    assert (
+        not views.can_write_into(x.mT, out)
+        and not views.can_write_into(x.half(), out)
+        and not views.can_write_into(x[:, :1], out)
+    )
+    assert not views.can_write_into(x, out.float()) and not views.can_write_into(x, out.contiguous())
 
 
 @everywhere
@@ -182,13 +186,13 @@ def test_a_view_is_the_same_by_kernels(policy, device):
     x, sizes = pictures(16, device, 48), torch.tensor([[48, 48], [40, 30]], device=device).repeat(8, 1)
     view = ViewConfig(crop="resized", policy=policy, jitter=0.4 if policy != "auto" else 0.0)
     plain, kernels = (
-        Views(ViewsConfig(query=view, normalise="half"), 36, k).query(x, torch.Generator(device).manual_seed(5), sizes)
+        Views(ViewsConfig(query=view, normalize="half"), 36, k).query(x, torch.Generator(device).manual_seed(5), sizes)
         for k in (False, True)
     )
     far = (plain - kernels).abs() * 127.5
     assert (far > 1.01).float().mean() < 0.01 and far.mean() < 0.05
     for layout in (torch.channels_last, torch.contiguous_format):
         out = torch.empty_like(kernels, dtype=torch.bfloat16, memory_format=layout)
-        by_kernels = Views(ViewsConfig(query=view, normalise="half"), 36, True)
+        by_kernels = Views(ViewsConfig(query=view, normalize="half"), 36, True)
         assert by_kernels.query(x, torch.Generator(device).manual_seed(5), sizes, out) is out
         torch.testing.assert_close(out.float(), kernels, rtol=2**-8, atol=1e-6)

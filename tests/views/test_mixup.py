@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from longtail.config import OptimConfig, ViewConfig, ViewsConfig
 from longtail.data.loader import ResidentLoader
 from longtail.data.samplers import epoch_order
-from longtail.data.sources import Source
+from longtail.data.sources import Split
 from longtail.engine.batches import Batches
 from longtail.methods import Batch, Stage
 from longtail.views import Views
@@ -78,15 +78,15 @@ def test_nothing_waits_for_the_host():
 
 LABELS = np.random.RandomState(0).permutation(np.repeat(np.arange(6), [60, 30, 20, 12, 6, 2]))  # 130 images
 B = 16
-LEVEL = 40  # grey levels from one label to the next
+LEVEL = 40  # gray levels from one label to the next
 
 
 def batches(stage: Stage, accumulate: int = 1, first_epoch: int = 0) -> Batches:
     images = np.broadcast_to((LEVEL * LABELS).astype(np.uint8)[:, None, None, None], (130, 4, 4, 3)).copy()
-    source = Source(images, LABELS, tuple("abcdef"), np.arange(130))
+    source = Split(images, LABELS, tuple("abcdef"), np.arange(130))
     loader = ResidentLoader(source, B, 3, torch.device("cpu"))
     plain = ViewConfig(crop="none", flip=False)
-    views = Views(ViewsConfig(query=plain, key=plain, normalise="half"), 4)
+    views = Views(ViewsConfig(query=plain, key=plain, normalize="half"), 4)
     made = Batches(loader, views, accumulate, torch.channels_last, torch.float32)
     made.enter(1, stage, first_epoch, captured=False)
     return made

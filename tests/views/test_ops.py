@@ -12,7 +12,7 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from sklearn.datasets import load_sample_images
 from torch import Tensor
 
-from longtail.views import levels, ops, tones
+from longtail.views import color, lut, ops
 from longtail.views.ops import Op
 from tests.views.reference import apply_by_torchvision
 
@@ -88,7 +88,7 @@ def test_resized_crop(shape: tuple[int, int], size: int) -> None:
     def torchvision(image: Tensor, top: int, left: int, h: int, w: int) -> Tensor:
         return TF.resized_crop(image, top, left, h, w, [size, size], antialias=True)
 
-    assert gap(ours, by_torchvision(x.float(), torchvision, *box)).max() < 2e-3  # of 255 grey levels
+    assert gap(ours, by_torchvision(x.float(), torchvision, *box)).max() < 2e-3  # of 255 gray levels
     assert gap(ours, by_pil(x, pil, *box)).max() < 1.01  # PIL rounds to a level after each direction
 
 
@@ -173,7 +173,7 @@ def test_geometry_is_torchvisions(shape: tuple[int, int], op: Op) -> None:
     ours = ops.apply_op(x, torch.full((24,), op), value, FILL)
     of_pil = by_pil(x, lambda image, v: apply_by_torchvision(image, op, v, FILL), value)
     of_tensors = by_torchvision(x, lambda image, v: apply_by_torchvision(image, op, v, FILL), value)
-    # PIL has 16-bit fixed-point positions, torchvision normalised ones: ties fall on either side.
+    # PIL has 16-bit fixed-point positions, torchvision normalized ones: ties fall on either side.
     assert differing(ours, of_pil) < 0.002
     assert differing(ours, of_tensors) < 0.02
     assert differing(ours, x) > 0.3
@@ -205,7 +205,7 @@ def test_affine_fills_the_uncovered_with_fill_alone() -> None:
     assert torch.equal(moved, expected.expand(1, 3, 8, 8))
 
 
-# Grey levels.
+# Gray levels.
 
 
 def solarize_add(image: Image.Image, added: float) -> Image.Image:
@@ -223,7 +223,7 @@ NONE = torch.zeros(24)
 PHOTOMETRY: dict[Op, tuple[Callable[[Image.Image, float], Image.Image], Tensor]] = {
     Op.IDENTITY: (lambda image, v: image, FACTORS),
     Op.BRIGHTNESS: (lambda image, v: ImageEnhance.Brightness(image).enhance(v), FACTORS),
-    Op.COLOUR: (lambda image, v: ImageEnhance.Color(image).enhance(v), FACTORS),
+    Op.COLOR: (lambda image, v: ImageEnhance.Color(image).enhance(v), FACTORS),
     Op.CONTRAST: (lambda image, v: ImageEnhance.Contrast(image).enhance(v), FACTORS),
     Op.SHARPNESS: (lambda image, v: ImageEnhance.Sharpness(image).enhance(v), FACTORS),
     Op.POSTERIZE: (posterize, torch.arange(24.0) % 9),
@@ -234,19 +234,19 @@ PHOTOMETRY: dict[Op, tuple[Callable[[Image.Image, float], Image.Image], Tensor]]
     Op.INVERT: (lambda image, v: ImageOps.invert(image), NONE),
 }
 LUTS: dict[Op, Callable[..., Tensor]] = {
-    Op.BRIGHTNESS: levels.brightness_lut,
-    Op.CONTRAST: levels.contrast_lut,
-    Op.POSTERIZE: levels.posterize_lut,
-    Op.SOLARIZE: levels.solarize_lut,
-    Op.SOLARIZE_ADD: levels.solarize_add_lut,
-    Op.AUTOCONTRAST: levels.autocontrast_lut,
-    Op.EQUALIZE: levels.equalize_lut,
-    Op.INVERT: levels.invert_lut,
+    Op.BRIGHTNESS: lut.brightness_lut,
+    Op.CONTRAST: lut.contrast_lut,
+    Op.POSTERIZE: lut.posterize_lut,
+    Op.SOLARIZE: lut.solarize_lut,
+    Op.SOLARIZE_ADD: lut.solarize_add_lut,
+    Op.AUTOCONTRAST: lut.autocontrast_lut,
+    Op.EQUALIZE: lut.equalize_lut,
+    Op.INVERT: lut.invert_lut,
 }
 
 
 def hard_images(height: int, width: int) -> Tensor:
-    """Patches as they are, dull, grey, constant and of two levels: what the integer algorithms stumble on."""
+    """Patches as they are, dull, gray, constant and of two levels: what the integer algorithms stumble on."""
     x = patches(height, width).clone()
     x[:4] = x[:4] // 4 + 90
     x[4:8] = x[4:8, :1]
@@ -276,12 +276,12 @@ def test_tables_are_exactly_pils(op: Op) -> None:
     bare = op in (Op.AUTOCONTRAST, Op.EQUALIZE, Op.INVERT)
     lut = LUTS[op](x) if bare else LUTS[op](x, value)
     assert lut.dtype == torch.uint8 and lut.shape[2] == 256
-    assert torch.equal(levels.apply_lut(x, lut), by_pil(x, function, value))
+    assert torch.equal(lut.apply_lut(x, lut), by_pil(x, function, value))
 
 
-@pytest.mark.parametrize("op", [Op.COLOUR, Op.SHARPNESS])
+@pytest.mark.parametrize("op", [Op.COLOR, Op.SHARPNESS])
 def test_blends_are_exactly_pils(op: Op) -> None:
-    x, function = hard_images(32, 32), {Op.COLOUR: levels.saturation, Op.SHARPNESS: levels.sharpness}[op]
+    x, function = hard_images(32, 32), {Op.COLOR: lut.saturation, Op.SHARPNESS: lut.sharpness}[op]
     assert torch.equal(function(x, FACTORS), by_pil(x, PHOTOMETRY[op][0], FACTORS))
 
 
@@ -304,7 +304,7 @@ def test_constant_images_stay_under_equalize_and_autocontrast() -> None:
         assert torch.equal(ops.apply_op(flat, torch.full((len(flat),), op), torch.zeros(len(flat)), FILL), flat)
 
 
-NEUTRAL = {Op.BRIGHTNESS: 1, Op.COLOUR: 1, Op.CONTRAST: 1, Op.SHARPNESS: 1, Op.POSTERIZE: 8, Op.SOLARIZE: 256}
+NEUTRAL = {Op.BRIGHTNESS: 1, Op.COLOR: 1, Op.CONTRAST: 1, Op.SHARPNESS: 1, Op.POSTERIZE: 8, Op.SOLARIZE: 256}
 
 
 @pytest.mark.parametrize("bilinear", [False, True])
@@ -357,34 +357,34 @@ def jitters(n: int) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_colour_jitter_in_all_orders(shape: tuple[int, int]) -> None:
+def test_color_jitter_in_all_orders(shape: tuple[int, int]) -> None:
     x, params = hard_images(*shape) / 255, jitters(24)
     oracle = by_torchvision(x, jitter_oracle, *params)
-    assert gap(tones.colour_jitter(x, *params), oracle).max() < 1e-4
+    assert gap(color.color_jitter(x, *params), oracle).max() < 1e-4
     backwards = (*params[:4], params[4].flip(1))
-    assert gap(tones.colour_jitter(x, *backwards), oracle).max() > 0.02
+    assert gap(color.color_jitter(x, *backwards), oracle).max() > 0.02
 
 
-def test_colour_jitter_is_near_pils() -> None:
+def test_color_jitter_is_near_pils() -> None:
     x, params = patches(32, 32), jitters(24)
-    ours = 255 * tones.colour_jitter(x / 255, *params)
+    ours = 255 * color.color_jitter(x / 255, *params)
     oracle = by_pil(x, jitter_oracle, *params)
-    assert gap(ours, oracle).mean() < 2 < gap(x, oracle).mean()  # grey levels; PIL cuts to whole levels at each step
+    assert gap(ours, oracle).mean() < 2 < gap(x, oracle).mean()  # gray levels; PIL cuts to whole levels at each step
 
 
 def test_shift_hue() -> None:
     x, hue = hard_images(32, 32) / 255, torch.linspace(-0.5, 0.5, 24)
-    assert gap(tones.shift_hue(x, hue), by_torchvision(x, TF.adjust_hue, hue)).max() < 1e-4
-    grey = x[:, :1].expand_as(x)
-    assert torch.equal(tones.shift_hue(grey, hue), grey)
+    assert gap(color.shift_hue(x, hue), by_torchvision(x, TF.adjust_hue, hue)).max() < 1e-4
+    gray = x[:, :1].expand_as(x)
+    assert torch.equal(color.shift_hue(gray, hue), gray)
 
 
-def test_greyscale() -> None:
+def test_grayscale() -> None:
     x = patches(32, 32)
-    ours = tones.greyscale(x / 255)
+    ours = color.grayscale(x / 255)
     assert gap(ours, TF.rgb_to_grayscale(x / 255, 3)).max() < 1e-6
     assert gap(255 * ours, by_pil(x, lambda image: image.convert("L").convert("RGB"))).max() < 1
-    assert torch.equal(levels.grey_levels(x).expand_as(x), by_pil(x, lambda i: i.convert("L").convert("RGB")).int())
+    assert torch.equal(lut.gray_levels(x).expand_as(x), by_pil(x, lambda i: i.convert("L").convert("RGB")).int())
 
 
 @pytest.mark.parametrize("side", [1, 7, 16, 100])
@@ -400,9 +400,9 @@ def test_cutout(side: int) -> None:
     assert inner == min(side, 24) * min(side, 40)
 
 
-def test_normalise() -> None:
+def test_normalize() -> None:
     x, mean, std = patches(32, 32) / 255, torch.tensor([0.5, 0.4, 0.3]), torch.tensor([0.2, 0.3, 0.1])
-    ours = ops.normalise(x, mean[:, None, None], std[:, None, None])
+    ours = ops.normalize(x, mean[:, None, None], std[:, None, None])
     assert gap(ours, TF.normalize(x, mean.tolist(), std.tolist())).max() < 1e-6
 
 

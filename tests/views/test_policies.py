@@ -30,7 +30,7 @@ DRAWS = 6000
 SIGMAS = 5  # a right sampler fails one such comparison in two million
 FILL = 128
 PLAIN = ViewConfig(crop="none", flip=False)
-BARE = (torch.zeros(3, 1, 1), torch.ones(3, 1, 1))  # no normalisation
+BARE = (torch.zeros(3, 1, 1), torch.ones(3, 1, 1))  # no normalization
 
 
 @functools.cache
@@ -47,7 +47,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def raw(x: Tensor, view: ViewConfig, size: int, seed: int = 0) -> Tensor:
-    """The view before normalisation, in [0, 1]."""
+    """The view before normalization, in [0, 1]."""
     return make_view(x, view, size, seeded(seed), *BARE)
 
 
@@ -88,7 +88,7 @@ NAMES = {
     "TranslateY": Op.TRANSLATE_Y,
     "Rotate": Op.ROTATE,
     "Brightness": Op.BRIGHTNESS,
-    "Color": Op.COLOUR,
+    "Color": Op.COLOR,
     "Contrast": Op.CONTRAST,
     "Sharpness": Op.SHARPNESS,
     "Posterize": Op.POSTERIZE,
@@ -97,7 +97,7 @@ NAMES = {
     "Equalize": Op.EQUALIZE,
     "Invert": Op.INVERT,
 }
-ENHANCE = (Op.BRIGHTNESS, Op.COLOUR, Op.CONTRAST, Op.SHARPNESS)
+ENHANCE = (Op.BRIGHTNESS, Op.COLOR, Op.CONTRAST, Op.SHARPNESS)
 
 
 def test_cifar_policy_is_torchvisions() -> None:
@@ -267,13 +267,13 @@ def test_rand_view_is_pils_pipeline() -> None:
 def test_sim_draws() -> None:
     draw = policies.draw_sim(DRAWS, seeded())
     assert_share(draw.jittered, 0.8)
-    assert_share(draw.grey, 0.2)
+    assert_share(draw.gray, 0.2)
     assert_share(draw.sigma > 0, 0.5)
     assert_uniform(draw.sigma[draw.sigma > 0], 0.1, 2.0)
     for factor in draw.factor.unbind(1):
         assert_uniform(factor, 0.6, 1.4)
     assert_uniform(draw.hue, -0.1, 0.1)
-    pairs = itertools.combinations([draw.jittered, draw.grey, draw.sigma > 0, *draw.factor.T, draw.hue], 2)
+    pairs = itertools.combinations([draw.jittered, draw.gray, draw.sigma > 0, *draw.factor.T, draw.hue], 2)
     for a, b in pairs:  # independent of one another
         assert abs(np.corrcoef(a, b)[0, 1]) < SIGMAS / math.sqrt(DRAWS)
 
@@ -306,7 +306,7 @@ def test_sim_view_is_torchvisions_pipeline(crop: str) -> None:
         )
         for k in draw.order[i].tolist() if draw.jittered[i] else []:
             image = adjust[k](image)
-        image = TF.rgb_to_grayscale(image, 3) if draw.grey[i] else image
+        image = TF.rgb_to_grayscale(image, 3) if draw.gray[i] else image
         return TF.gaussian_blur(image, [13, 13], [draw.sigma[i].item()]) if draw.sigma[i] else image
 
     ours = raw(patches(32), ViewConfig(crop=crop, flip=False, policy="sim"), 32)
@@ -321,7 +321,7 @@ def test_stacked_rand_is_sim_then_rand() -> None:
     assert torch.equal(raw(x, stacked, 32), ops.to_float(policies.apply_draw(jittered, draw, 128, bilinear=True)))
 
 
-# Colour jitter before the policy.
+# Color jitter before the policy.
 
 
 def jittered(x: Tensor, amount: float, rng: torch.Generator) -> Tensor:
@@ -356,12 +356,12 @@ def test_jitter_comes_before_randaugment() -> None:
 
 
 def test_jitter_is_in_place_of_sims_own() -> None:
-    """Greyscale and blur are left to it; stacked, RandAugment follows."""
+    """Grayscale and blur are left to it; stacked, RandAugment follows."""
     x, rng = patches(32), after_flip(16)
     before = jittered(x, 0.4, rng)
     draw = policies.draw_sim(16, rng, jitters=False)
     wanted = policies.apply_sim(before, draw._replace(jittered=torch.zeros(16, dtype=torch.bool)))
-    assert not draw.jittered.any() and draw.grey.any() and (draw.sigma > 0).any()
+    assert not draw.jittered.any() and draw.gray.any() and (draw.sigma > 0).any()
     ours = raw(x, ViewConfig(crop="none", flip=False, policy="sim", jitter=0.4), 32)
     assert 255 * (ours - wanted).abs().max() < 0.51
     rand = policies.draw_randaugment(16, 32, 3, 10.0, 0.5, rng)
@@ -400,7 +400,7 @@ def test_box_is_torchvisions(height: int, width: int, scale: tuple[float, float]
 
 
 @pytest.mark.parametrize("height, width", [(8, 64), (64, 8), (9, 12), (50, 49)])
-def test_box_falls_back_to_the_centre(height: int, width: int) -> None:
+def test_box_falls_back_to_the_center(height: int, width: int) -> None:
     """Where no candidate can fit (all of the area, in a ratio the image does not have) the box is torchvision's."""
     box = crops.draw_box(sizes(200, height, width), (1.0, 1.0), seeded())
     torch.manual_seed(0)
@@ -464,7 +464,7 @@ def test_boxes_lie_within_their_images() -> None:
 @pytest.mark.parametrize("share", [1.0, 0.875])
 def test_the_plain_view_is_the_central_square(share: float) -> None:
     x, sizes = canvases(0)
-    ours = 255 * Views(ViewsConfig(normalise="half", test_crop=share), 28).plain(x, sizes).mul(0.5).add(0.5)
+    ours = 255 * Views(ViewsConfig(normalize="half", test_crop=share), 28).plain(x, sizes).mul(0.5).add(0.5)
     for i, (height, width) in enumerate(sizes.tolist()):
         side = round(min(height, width) * share)
         box = (height - side) // 2, (width - side) // 2, side, side
@@ -474,10 +474,10 @@ def test_the_plain_view_is_the_central_square(share: float) -> None:
 
 def test_padded_crop_and_flip_draws() -> None:
     seen = (255 * raw(places(32, DRAWS), ViewConfig(crop="pad"), 32)).round().long()
-    centre, right = seen[:, :2, 16, 16], seen[:, 1, 16, 17]
-    flipped = right < centre[:, 1]
+    center, right = seen[:, :2, 16, 16], seen[:, 1, 16, 17]
+    flipped = right < center[:, 1]
     assert_share(flipped, 0.5)
-    row_shift, column_shift = centre[:, 0] - 17, centre[:, 1] - torch.where(flipped, 16, 17)
+    row_shift, column_shift = center[:, 0] - 17, center[:, 1] - torch.where(flipped, 16, 17)
     for down, across in itertools.product(range(-4, 5), repeat=2):
         assert_share((row_shift == down) & (column_shift == across), 1 / 81)
 
@@ -500,7 +500,7 @@ def test_resized_crop_view_is_torchvisions() -> None:
         assert (ours[i] - TF.to_tensor(theirs)).abs().max() < 1.5 / 255
 
 
-def test_cutout_centres_are_uniform() -> None:
+def test_cutout_centers_are_uniform() -> None:
     white = torch.full((DRAWS, 3, 32, 32), 255, dtype=torch.uint8)
     black = raw(white, ViewConfig(crop="none", cutout=16), 32).amax(1) == 0
     assert black.flatten(1).any(1).all()
@@ -510,7 +510,7 @@ def test_cutout_centres_are_uniform() -> None:
         assert_share(black[:, row, column], (reach[row] * reach[column]).item())
 
 
-def test_cutout_is_black_before_normalisation() -> None:
+def test_cutout_is_black_before_normalization() -> None:
     x, view = patches(32), ViewConfig(crop="none", flip=False, cutout=8)
     mean, std = statistics_of("cifar10", x.device)
     ours = make_view(x, view, 32, seeded(), mean, std)
@@ -581,15 +581,15 @@ def test_views() -> None:
     config = ViewsConfig(
         query=ViewConfig(crop="resized", policy="auto", cutout=8),
         key=ViewConfig(crop="resized", policy="sim"),
-        normalise="imagenet",
+        normalize="imagenet",
     )
     views, statistics = Views(config, 32), statistics_of("imagenet", x.device)
     for made, view in ((views.query, config.query), (views.key, config.key)):
         assert torch.equal(made(x, seeded()), make_view(x, view, 32, seeded(), *statistics))
     steps = [T.Resize(32), T.ToTensor(), T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
     theirs = torch.stack([T.Compose(steps)(TF.to_pil_image(image)) for image in x])
-    assert (views.plain(x) - theirs).abs().max() < 1.5 / 255 / 0.224  # one grey level
-    assert torch.equal(Views(config, 64).plain(x), ops.normalise(ops.to_float(x), *statistics))
+    assert (views.plain(x) - theirs).abs().max() < 1.5 / 255 / 0.224  # one gray level
+    assert torch.equal(Views(config, 64).plain(x), ops.normalize(ops.to_float(x), *statistics))
 
 
 @pytest.mark.parametrize("name", STATISTICS)
@@ -655,4 +655,6 @@ def test_a_view_turns_before_its_policy_and_its_cutout() -> None:
     turned = ops.to_uint8(255 * raw(x, ViewConfig(crop="none", flip=False, rotate=45), 32))
     rng = after_flip(16)
     torch.rand(16, 1, generator=rng)  # the angles
-    assert torch.equal(raw(x, view, 32), ops.to_float(policies.cut(policies._auto(turned, view, rng, False), 8, rng)))
+    assert torch.equal(
+        raw(x, view, 32), ops.to_float(policies.random_cutout(policies._auto(turned, view, rng, False), 8, rng))
+    )

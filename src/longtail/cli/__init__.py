@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from longtail import __version__
 from longtail.cli import arguments, manual, used, verbs
 from longtail.cli.streams import STANDARD_OUTPUT, discard_output, flush_output, guard_streams
-from longtail.errors import Alone, RunError, UserError, full_disk, unknown, visible, why
-from longtail.progress import speaks
-from longtail.world import read_world
+from longtail.config.migrate import migrate_flags
+from longtail.deprecated import REMOVAL
+from longtail.errors import RankError, RunError, UserError, disk_full_text, error_text, unknown_name
+from longtail.progress import is_main_process
+from longtail.text import escape_nonprintable
+from longtail.torchrun import read_world
 
 LONGEST_ERROR = 2_000  # characters of an error message
 TRACEBACK = "LONGTAIL_TRACEBACK"
@@ -42,7 +45,7 @@ def main(args: Sequence[str] | None = None) -> int:
         except UserError as error:
             if reports(error):
                 complain(" ".join(str(error).split()), manual.helpful(error))
-            return RunError.exit_code if full_disk(error) else error.exit_code
+            return RunError.exit_code if disk_full_text(error) else error.exit_code
         except KeyboardInterrupt:
             complain("interrupted")
             return 130
@@ -80,13 +83,13 @@ def run(args: list[str]) -> int:
 def complain(message: str, more: str = "") -> None:
     """Print an error in one line on standard error; values of a file from somebody else may be very long, and are cut."""
     message = message if len(message) <= LONGEST_ERROR else f"{message[:LONGEST_ERROR]}…"
-    print(f"longtail: {visible(message)}{more}", file=sys.stderr)
+    print(f"longtail: {escape_nonprintable(message)}{more}", file=sys.stderr)
 
 
 def reports(error: UserError) -> bool:
     """Return whether this process prints the error: among several processes on a machine the first one does."""
     try:
-        return speaks() or isinstance(error, Alone)
+        return is_main_process() or isinstance(error, RankError)
     except UserError:  # the variables that say which process this is are themselves wrong
         return True
 
@@ -94,12 +97,12 @@ def reports(error: UserError) -> bool:
 def describe_system_error(error: OSError) -> str:
     """Return one line that names the file and the reason that the system gives."""
     if error.filename == STANDARD_OUTPUT:
-        fix = "free some space" if full_disk(error) else "redirect it to a file, or to /dev/null"
-        return f"cannot write to {STANDARD_OUTPUT} ({why(error)}): {fix}"
+        fix = "free some space" if disk_full_text(error) else "redirect it to a file, or to /dev/null"
+        return f"cannot write to {STANDARD_OUTPUT} ({error_text(error)}): {fix}"
     if error.filename is None:
-        return f"a file cannot be read or written ({why(error)}): check the disk"
+        return f"a file cannot be read or written ({error_text(error)}): check the disk"
     name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else error.filename
-    return f"cannot use {name} ({why(error)}): check its path, its permissions and the disk"
+    return f"cannot use {name} ({error_text(error)}): check its path, its permissions and the disk"
 
 
 def describe_bug(error: Exception) -> str:
@@ -123,14 +126,17 @@ def dispatch(args: list[str]) -> int:
         print(f"longtail {__version__}")
         return 0
     if args[0] not in VERBS:
-        raise unknown("command", args[0], VERBS)
+        raise unknown_name("command", args[0], VERBS)
     check_working_directory()
     if read_world().size > 1 and args[0] != "train":
         raise UserError(
             f"torchrun is for `longtail train`: run `longtail {args[0]}` without it, or unset WORLD_SIZE",
             kind="unsupported",
         )
-    return VERBS[args[0]][1](args[1:]) or 0
+    rest, renamed = migrate_flags(args[1:])
+    for old, new in renamed.items():
+        print(f"longtail: {old} was renamed to {new}; {REMOVAL}", file=sys.stderr)
+    return VERBS[args[0]][1](rest) or 0
 
 
 def check_working_directory() -> None:
@@ -139,7 +145,7 @@ def check_working_directory() -> None:
         os.getcwd()
     except OSError as error:
         raise UserError(
-            f"the working directory cannot be used ({why(error)}): change to another one", kind="missing-file"
+            f"the working directory cannot be used ({error_text(error)}): change to another one", kind="missing-file"
         ) from error
 
 

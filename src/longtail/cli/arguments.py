@@ -75,7 +75,7 @@ class TableArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportArgs:
-    """One HTML page of runs that needs nothing else: what was learnt, which method is best, whether to believe it."""
+    """One HTML page of runs that needs nothing else: what was learned, which method is best, whether to believe it."""
 
     runs: Positional[tuple[Path, ...]]
     """Run folders, or folders that hold runs."""
@@ -165,7 +165,7 @@ class Reproduce:
     """Where the archives lie (else $LONGTAIL_DATA, else ./data)."""
     minutes: float = 0
     """End before a cell that would likely not fit into so many minutes; 0: no limit."""
-    again: bool = False
+    rerun: bool = False
     """Train once more what is recorded; the older run folders are renamed."""
 
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from longtail import recipes, runs
+from longtail import recipes, run_folder
 from longtail.cli.arguments import Compare, Inspect, Train
 from longtail.cli.parsing import check_path, name_first, parse, scanned
 from longtail.config import Config, OptimConfig, PaCo
 from longtail.errors import UserError
-from longtail.progress import columns, speaks, wrapped
+from longtail.progress import columns, is_main_process, wrapped
 
 SHARED = ("data", "views", "model", "optim", "train", "log")  # sections that all methods have alike
 EVERY = ("method", *SHARED)
@@ -29,8 +29,8 @@ def train_arguments(args: list[str]) -> tuple[str, Train, Config]:
     given = parse(Train, "train", args, Train(recipe=name, **sections_of(config, *EVERY)))
     if given.again:
         raise UserError(f"--from {given.again}: it comes first, instead of {name}", kind="conflict")
-    if recipes.is_own(name) and given.setting is None:
-        if (Path(name) / runs.CONFIG).exists() or any(Path(name).glob(f"seed*/{runs.CONFIG}")):
+    if recipes.is_user_data(name) and given.setting is None:
+        if (Path(name) / run_folder.CONFIG).exists() or any(Path(name).glob(f"seed*/{run_folder.CONFIG}")):
             again = f"longtail train --from {shlex.quote(name)}"
             raise UserError(f"{name} is a run, not a folder of images: `{again}` trains it anew", kind="conflict")
         config = chosen_for(name, args, given)
@@ -46,8 +46,10 @@ def stored_arguments(args: list[str]) -> tuple[str, Train, Config]:
         )
     check_path(args[1])
     if not os.path.exists(args[1]):
-        raise UserError(f"--from {args[1]} does not exist: name a run folder or a {runs.CONFIG}", kind="missing-file")
-    config, name = runs.stored_config(Path(args[1])), f"{Path(args[1]).resolve().stem}-again"
+        raise UserError(
+            f"--from {args[1]} does not exist: name a run folder or a {run_folder.CONFIG}", kind="missing-file"
+        )
+    config, name = run_folder.stored_config(Path(args[1])), f"{Path(args[1]).resolve().stem}-again"
     given = parse(Train, "train", [name, *args[2:]], Train(recipe=name, **sections_of(config, *EVERY)))
     for flag in ("method_name", "imbalance", "setting", "network", "augment", "strategy"):
         if getattr(given, flag) is not None:
@@ -81,14 +83,14 @@ def chosen_recipe(name: str, args: list[str]) -> Config:
 def chosen_for(name: str, args: list[str], given: Train) -> Config:
     """For the user's images; one that is resumed goes on as it was chosen when it began, with the images that are named now:
     they may have been moved, and others are refused by their checksum."""
-    if given.resume and given.out and given.out.exists() and (begun := runs.find(given.out)):
-        stored = runs.load_config(begun[0])
+    if given.resume and given.out and given.out.exists() and (begun := run_folder.find(given.out)):
+        stored = run_folder.load_config(begun[0])
         return replace(stored, data=replace(stored.data, **{key: getattr(given.data, key) for key in PLACE}))
 
-    from longtail.choices import choose, look
+    from longtail.autoconfig import choose, inspect_data
 
     values = given_values(args, given)
-    chosen = choose(name, look(given.data, given.train.device), given.method_name, values, given.imbalance)
+    chosen = choose(name, inspect_data(given.data, given.train.device), given.method_name, values, given.imbalance)
     say(chosen.lines(width=columns()))
     config = chosen.config
     return config if given.strategy is None else recipes.with_strategy(config, given.strategy)
@@ -96,9 +98,9 @@ def chosen_for(name: str, args: list[str], given: Train) -> Config:
 
 def budget_for(name: str, args: list[str], given: Compare) -> Callable[[str], Config]:
     """The same choices for every method that is compared."""
-    from longtail.choices import choose, look
+    from longtail.autoconfig import choose, inspect_data
 
-    facts, values = look(given.data, given.train.device), given_values(args, given)
+    facts, values = inspect_data(given.data, given.train.device), given_values(args, given)
     if given.epochs is not None:
         values["train.epochs"] = given.epochs
     chosen = choose(name, facts, "paco", values, given.imbalance)
@@ -115,12 +117,12 @@ def given_values(args: list[str], given: Any) -> dict[str, Any]:
 
 def expected(name: str, args: list[str], given: Inspect, all_read: bool) -> list[str]:
     """What `longtail train` would choose for these images, and how to begin."""
-    from longtail.choices import choose, look
+    from longtail.autoconfig import choose, inspect_data
 
     words = [word for flag, value in given_values(args, given).items() for word in as_typed(flag, value)]
     images = " ".join([*map(shlex.quote, [name, *words]), *([] if all_read else ["--data.on_error skip"])])
     return [
-        *(wrapped(line, columns()) for line in choose(name, look(given.data)).lines(width=columns())),
+        *(wrapped(line, columns()) for line in choose(name, inspect_data(given.data)).lines(width=columns())),
         "next:",
         f"  longtail train {images}      PaCo with these choices",
         f"  longtail compare {images}    is it worth it? cross-entropy, Balanced Softmax and PaCo, three seeds each",
@@ -137,15 +139,15 @@ def as_typed(flag: str, value: Any) -> list[str]:
 
 def contrast_for(name: str) -> dict[str, int]:
     """Queue and batch of PaCo on these images, as `longtail train` would choose them."""
-    from longtail.choices import choose, look
+    from longtail.autoconfig import choose, inspect_data
 
-    config = choose(name, look(recipes.make(name).data), "paco").config
+    config = choose(name, inspect_data(recipes.make(name).data), "paco").config
     assert isinstance(config.method, PaCo)
     return {"queue": config.method.queue, "batch": config.train.batch_size}
 
 
 def say(lines: list[str]) -> None:
-    if speaks():
+    if is_main_process():
         print(*(wrapped(line, columns()) for line in lines), sep="\n", flush=True)
 
 

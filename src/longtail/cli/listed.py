@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.table import Table
 
 from longtail import recipes
-from longtail.errors import unknown
-from longtail.recipes.rows import Printed
+from longtail.errors import unknown_name
+from longtail.recipes.published_rows import Printed
 
 WORDS = "top-1 percentages, most from the PaCo paper. Ours stand in results/; docs/methods.md says what each does."
 
@@ -25,7 +25,7 @@ def show_all(screen: Console) -> None:
 
 def show_one(name: str, screen: Console) -> None:
     if name not in recipes.RECIPES:
-        raise unknown("recipe", name, recipes.RECIPES)
+        raise unknown_name("recipe", name, recipes.RECIPES)
     recipe = recipes.RECIPES[name]
     print(inspect.getdoc(recipe.build), end="\n\n")
     if recipe.networks:

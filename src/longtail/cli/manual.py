@@ -9,11 +9,11 @@ from types import TracebackType
 from tyro.conf import Positional
 
 from longtail.cli.parsing import parse
-from longtail.errors import Interrupted, NoRoom, UserError, unknown
+from longtail.errors import DiskFullError, Interrupted, UserError, unknown_name
 
 # Where an error is raised says what it is about; the longest name that fits counts.
 HELPS = {
-    "longtail.choices": "data",
+    "longtail.autoconfig": "data",
     "longtail.cli.used": "use",
     "longtail.comparison": "choosing",
     "longtail.config": "commands",
@@ -28,11 +28,11 @@ HELPS = {
     "longtail.models": "methods",
     "longtail.models.weights": "data",
     "longtail.recipes": "data",
-    "longtail.recipes.large": "large",
-    "longtail.report": "report",
-    "longtail.report.figures": "figures",
-    "longtail.reproduction": "reproduce",
-    "longtail.runs": "start",
+    "longtail.recipes.imagenet_scale": "large",
+    "longtail.reporting": "report",
+    "longtail.paper.figures": "figures",
+    "longtail.paper": "reproduce",
+    "longtail.run_folder": "start",
     "longtail.theory": "theory",
     "longtail.views": "data",
 }
@@ -72,7 +72,7 @@ def show(name: str | None) -> None:
         return
     if name not in found:
         raise (
-            unknown("page", name, found)
+            unknown_name("page", name, found)
             if found
             else UserError("the pages were not installed with this package", kind="missing-file")
         )
@@ -89,7 +89,11 @@ def show(name: str | None) -> None:
 def helpful(error: UserError) -> str:
     """Where to read on about an error, in brackets; nothing for one that only tells of a stop, or of a full disk."""
     page = page_of(error.__traceback__)
-    return f" (more: longtail docs {page})" if page in pages() and not isinstance(error, Interrupted | NoRoom) else ""
+    return (
+        f" (more: longtail docs {page})"
+        if page in pages() and not isinstance(error, Interrupted | DiskFullError)
+        else ""
+    )
 
 
 def page_of(trace: TracebackType | None) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import tyro
 
-from longtail.errors import Kind, UserError, why
+from longtail.errors import Kind, UserError, error_text
 
 T = TypeVar("T")
 
@@ -42,7 +42,8 @@ def check_path(path: str | Path) -> None:
         os.stat(path)
     except PermissionError as error:
         raise UserError(
-            f"cannot open {path} ({why(error)}): change its permissions, or name another path", kind="unreadable-file"
+            f"cannot open {path} ({error_text(error)}): change its permissions, or name another path",
+            kind="unreadable-file",
         ) from error
     except UnicodeEncodeError as error:
         raise UserError(f"{str(path)!r} cannot be the name of a file ({error.reason}): name another path") from error

@@ -7,8 +7,8 @@ from rich.console import Console
 
 
 def show_tables(rows: Any) -> None:
-    from longtail.report.table import shifted_table, to_rich
-    from longtail.report.tested import basis
+    from longtail.reporting.table import shifted_table, to_rich
+    from longtail.reporting.tested import basis
 
     screen = console()
     screen.print(to_rich(rows, screen.width))

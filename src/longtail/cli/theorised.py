@@ -8,7 +8,7 @@ from longtail.theory import OPTIMUM, Table
 POSITIVES = """\
 Positives of an anchor, K_y: q·queue in the text, q·(queue + 2·batch − 1) in the supplement,
 and expected, as its own key is always one: 1 + q·(queue + 2·batch − 2)"""
-SHARES = "Optimal share of the centres, P_sup = 1 / (1 + alpha·K_y)"
+SHARES = "Optimal share of the centers, P_sup = 1 / (1 + alpha·K_y)"
 PAIRS = "Optimal probability of a positive pair, in percent: SupCon 1 / K_y, PaCo alpha / (1 + alpha·K_y)"
 ADVICE = """\
 A smaller alpha makes the pairs of frequent and rare classes more alike; a larger one gives contrast among samples more weight.

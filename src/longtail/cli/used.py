@@ -15,8 +15,9 @@ from longtail.cli.parsing import parse
 from longtail.cli.screen import console
 from longtail.cli.streams import is_output_closed
 from longtail.cli.verbs import check_writable
-from longtail.errors import RunError, UserError, visible
-from longtail.progress import speaks
+from longtail.errors import RunError, UserError
+from longtail.progress import is_main_process
+from longtail.text import escape_nonprintable
 
 if TYPE_CHECKING:
     from longtail.inference.predict import Predicted
@@ -87,7 +88,7 @@ def run_predict(args: list[str]) -> int:
         screen.print(as_table(found, screen.width))
     for file in files:
         if file != STANDARD:
-            print(f"written to {visible(file)}", file=sys.stderr if STANDARD in files else sys.stdout)
+            print(f"written to {escape_nonprintable(file)}", file=sys.stderr if STANDARD in files else sys.stdout)
     bad = [row for row in found if row.error]
     print(*about_bad(bad, len(found)), sep="\n", end="", file=sys.stderr)
     return 1 if len(bad) == len(found) else 0
@@ -97,7 +98,7 @@ def about_bad(bad: "Sequence[Predicted]", images: int) -> Iterator[str]:
     """The lines that name images which could not be read."""
     if bad:
         yield f"images that could not be read: {len(bad):,} of {images:,}"
-        yield from (f"  {visible(row.path)} ({visible(row.error)})" for row in bad[:SHOWN])
+        yield from (f"  {escape_nonprintable(row.path)} ({escape_nonprintable(row.error)})" for row in bad[:SHOWN])
         yield f"  … and {len(bad) - SHOWN:,} more: --csv and --json list all\n" if len(bad) > SHOWN else ""
 
 
@@ -112,9 +113,9 @@ def as_table(rows: "Sequence[Predicted]", width: int = 150) -> Table:
     folders = {os.path.dirname(os.path.abspath(row.path)) for row in rows}
     above = os.path.commonpath(folders) if len(rows) > 1 else ""
     for row in rows:
-        cells = [f"{visible(guess.name)} {100 * guess.probability:.1f}%" for guess in row.guesses[:some]]
+        cells = [f"{escape_nonprintable(guess.name)} {100 * guess.probability:.1f}%" for guess in row.guesses[:some]]
         name = os.path.relpath(row.path, above) if above else row.path
-        table.add_row(*(Text(cell) for cell in (visible(name), *(cells or ["cannot be read"]))))
+        table.add_row(*(Text(cell) for cell in (escape_nonprintable(name), *(cells or ["cannot be read"]))))
     return table
 
 
@@ -123,7 +124,7 @@ def run_export(args: list[str]) -> None:
 
     from longtail.inference.export import export
 
-    if speaks():
+    if is_main_process():
         print(f"writing {given.to}, then running it and comparing: some seconds", flush=True)
     done = export(given.run, given.to, given.out, given.prior)
-    print(*map(visible, done.words()), sep="\n")
+    print(*map(escape_nonprintable, done.words()), sep="\n")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from longtail import files, recipes, runs
+from longtail import files, recipes, run_folder
 from longtail.cli.arguments import (
     Compare,
     Demo,
@@ -27,7 +27,7 @@ from longtail.cli.chosen import SHARED, budget_for, contrast_for, expected, sect
 from longtail.cli.parsing import check_path, name_first, not_both, parse, scanned
 from longtail.cli.screen import console, show_tables
 from longtail.config import Config
-from longtail.errors import UserError, unknown, why
+from longtail.errors import UserError, error_text, unknown_name
 from longtail.progress import columns, wrapped
 
 
@@ -36,7 +36,7 @@ def run_train(args: list[str]) -> None:
 
     from longtail.engine.distributed import is_first
     from longtail.engine.train import train
-    from longtail.report.table import table
+    from longtail.reporting.table import table
 
     chosen = (given.setting, given.network, given.augment)
     out = given.out or default_out(name, given.method_name or config.method.name, config, *chosen)
@@ -52,15 +52,15 @@ def run_train(args: list[str]) -> None:
 
 def default_out(name: str, method: str, config: Config, *chosen: str | None) -> Path:
     factor = config.data.imbalance
-    drawn = f"{factor:g}" if factor > 1 or not recipes.is_own(name) else None
-    return Path("runs") / "-".join(filter(None, [runs.short_name(name), method, drawn, *chosen]))
+    drawn = f"{factor:g}" if factor > 1 or not recipes.is_user_data(name) else None
+    return Path("runs") / "-".join(filter(None, [run_folder.short_name(name), method, drawn, *chosen]))
 
 
 def run_eval(args: list[str]) -> None:
     given = parse(Eval, "eval", args)
 
     from longtail.engine.evaluate import evaluate
-    from longtail.report.table import table
+    from longtail.reporting.table import table
 
     folders = list(evaluate(given.run, given.data_root, given.device))
     show_tables(table(folders))
@@ -71,7 +71,7 @@ def run_table(args: list[str]) -> None:
     if not given.runs:
         raise UserError("name the runs, as in `longtail table runs`")
 
-    from longtail.report.table import table, to_rich
+    from longtail.reporting.table import table, to_rich
 
     out = given.out or given.runs[0]
     screen = console()
@@ -84,7 +84,7 @@ def run_report(args: list[str]) -> None:
     if not given.runs:
         raise UserError("name the runs, as in `longtail report runs -o report.html`")
 
-    from longtail.report.document import report
+    from longtail.reporting.document import report
 
     print(f"written to {report(given.runs, given.out)}")
 
@@ -94,7 +94,7 @@ def run_figure(args: list[str]) -> None:
     if not given.name:
         raise UserError("name the figure, latency, gradient, framework or extra: as in `longtail figure extra`")
 
-    from longtail.report.figures import figure
+    from longtail.paper.figures import figure
 
     print(f"written to {figure(given.name, given.runs, given.out)}")
 
@@ -104,7 +104,7 @@ def run_watch(args: list[str]) -> None:
     if not given.runs:
         raise UserError("name the runs, as in `longtail watch runs`")
 
-    from longtail.report.server import watch
+    from longtail.reporting.server import watch
 
     watch(given.runs, given.port)
 
@@ -112,8 +112,8 @@ def run_watch(args: list[str]) -> None:
 def run_demo(args: list[str]) -> None:
     given = parse(Demo, "demo", args)
 
-    from longtail.quickstart import demo, verdict
-    from longtail.report.table import to_rich
+    from longtail.demo_run import demo, verdict
+    from longtail.reporting.table import to_rich
 
     rows = demo(given.out, given.seeds)
     screen = console()
@@ -124,17 +124,17 @@ def run_demo(args: list[str]) -> None:
 def run_compare(args: list[str]) -> None:
     name = name_first("compare", args)
     not_both(args, ("--epochs", "--train.epochs"), ("--seeds", "--train.seeds"), ("--imbalance", "--data.imbalance"))
-    config = recipes.one_budget(name, imbalance=scanned(args[1:], imbalance=float)["imbalance"])
+    config = recipes.equal_budget(name, imbalance=scanned(args[1:], imbalance=float)["imbalance"])
     given, budget = parse(Compare, "compare", args, Compare(images=name, **sections_of(config, *SHARED))), None
-    if recipes.is_own(name):
+    if recipes.is_user_data(name):
         budget, seeds = budget_for(name, args, given), config.train.seeds
         config = budget("ce")
         config = replace(config, train=replace(config.train, seeds=seeds))
         given = parse(Compare, "compare", args, Compare(images=name, **sections_of(config, *SHARED)))
 
     from longtail.comparison import compare, default_out
-    from longtail.report.table import cost_table, to_rich
-    from longtail.report.verdict import verdict
+    from longtail.reporting.table import cost_table, to_rich
+    from longtail.reporting.verdict import verdict
 
     def change(config: Config) -> Config:
         return replace(config, **sections_of(given, *SHARED))
@@ -157,9 +157,9 @@ def run_compare(args: list[str]) -> None:
 def run_reproduce(args: list[str]) -> None:
     given = dict(vars(parse(Reproduce, "reproduce", args)))
 
-    from longtail.report.cells import lengths, pictures
-    from longtail.report.page import to_rich
-    from longtail.reproduction import reproduce
+    from longtail.paper import reproduce
+    from longtail.paper.results_page import to_rich
+    from longtail.reporting.cells import lengths, pictures
 
     tree = reproduce(given.pop("table"), **given)
     screen, place = console(), given["results"] / tree["name"].replace("-", "_")
@@ -175,7 +175,7 @@ def run_data(args: list[str]) -> int | None:
         print("longtail data shard DATA --out DIR    the same as parquet shards")
         return 0
     if args[0] not in DATA_VERBS:
-        raise unknown("command", f"data {args[0]}", [f"data {verb}" for verb in DATA_VERBS])
+        raise unknown_name("command", f"data {args[0]}", [f"data {verb}" for verb in DATA_VERBS])
     return DATA_VERBS[args[0]][1](args[1:])
 
 
@@ -190,7 +190,7 @@ def run_inspect(args: list[str]) -> int:
     check_writable(json=given.json)
     found = inspect(given.data, given.quick)
     show(found, console())
-    if recipes.is_own(name) and (given.quick or found.read):
+    if recipes.is_user_data(name) and (given.quick or found.read):
         print("", *expected(name, args, given, not found.unreadable), sep="\n")
     if given.json:
         with writing(given.json):
@@ -214,7 +214,7 @@ def writing(file: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"cannot write {file} ({why(error)}): name another file", kind="not-writable") from error
+        raise UserError(f"cannot write {file} ({error_text(error)}): name another file", kind="not-writable") from error
 
 
 def run_theory(args: list[str]) -> None:
@@ -224,13 +224,13 @@ def run_theory(args: list[str]) -> None:
     check_path(given["recipe"] or "")
 
     from longtail.cli.theorised import show
-    from longtail.report.figures import check_out
+    from longtail.paper.figures import check_out
     from longtail.theory import table
 
     if figure:
         check_out("theory", figure, "--figure")
     name = given["recipe"]
-    if name and recipes.is_own(name) and given["setting"] is None:
+    if name and recipes.is_user_data(name) and given["setting"] is None:
         given |= {what: n for what, n in contrast_for(name).items() if given[what] is None}
     found = table(counts=counts_given(counts), **given)
     show(found, console())
@@ -238,10 +238,10 @@ def run_theory(args: list[str]) -> None:
         with writing(json):
             files.write_output_json(json, found.to_dict())
     if figure:
-        from longtail.report import curves
+        from longtail.paper import theory_figures
 
         with writing(figure):
-            curves.theory(found.counts, found.positives["expected"], [o.alpha for o in found.optima], figure)
+            theory_figures.theory(found.counts, found.positives["expected"], [o.alpha for o in found.optima], figure)
     for file in filter(None, (json, figure)):
         print(f"written to {file}")
 
@@ -262,7 +262,7 @@ def run_shard(args: list[str]) -> None:
     if given.out is None:
         raise UserError("say where to write the shards: --out DIR")
 
-    from longtail.data.packing import shard
+    from longtail.data.write_shards import shard
 
     packed = shard(given.data, given.out, given.megabytes)
     for line in (*packed.notes, *(f"left out: {image.id} ({image.why})" for image in packed.skipped)):

@@ -59,9 +59,9 @@ class Config(Section):
     model: ModelConfig = field(default_factory=ModelConfig)
     """The trunk."""
     method: MethodConfig = field(default_factory=CrossEntropy)
-    """What is learnt, and how."""
+    """What is learned, and how."""
     optim: OptimConfig = field(default_factory=OptimConfig)
-    """Optimiser and schedule."""
+    """Optimizer and schedule."""
     train: TrainConfig = field(default_factory=TrainConfig)
     """Length, batch, device."""
     log: LogConfig = field(default_factory=LogConfig)
@@ -83,7 +83,7 @@ class Config(Section):
             raise UserError(f"--model.norm sync has one batch of all processes, so that {advice}", kind="conflict")
 
     @classmethod
-    def chosen_by(cls, tree: dict[str, Any]) -> type[Section]:
+    def resolve_type(cls, tree: dict[str, Any]) -> type[Section]:
         """Convert the tree of an earlier version."""
         migrate_config(tree)
         return cls
@@ -97,7 +97,7 @@ class Config(Section):
         del tree["version"], tree["recipe"], tree["log"]
         for key in SOURCE:
             del tree["data"][key]
-        for key in ("seeds", "device", "step", "together", "checkpoint_every", "validate_every"):
+        for key in ("seeds", "device", "execution", "parallel_seeds", "checkpoint_every", "validate_every"):
             del tree["train"][key]
         tree["method"].pop("chunk", None)
         if not isinstance(self.method, Contrast):

@@ -6,7 +6,7 @@ import typing
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
-from longtail.errors import UserError, unknown
+from longtail.errors import UserError, unknown_name
 
 S = TypeVar("S", bound="Section")
 
@@ -28,7 +28,7 @@ class Section:
             object.__setattr__(self, f.name, coerce(hints[f.name], getattr(self, f.name), where))
 
     @classmethod
-    def chosen_by(cls, tree: dict[str, Any]) -> "type[Section]":
+    def resolve_type(cls, tree: dict[str, Any]) -> "type[Section]":
         """Which section a tree describes, where there are several to choose from; takes the name out of it."""
         return cls
 
@@ -57,11 +57,11 @@ def from_dict(kind: type[S], tree: Any, where: str = "") -> S:
     if not isinstance(tree, dict):
         raise UserError(f"{where or 'the configuration'} must be an object, got {tree!r}")
     tree = dict(tree)
-    kind = kind.chosen_by(tree)  # type: ignore[assignment]
+    kind = kind.resolve_type(tree)  # type: ignore[assignment]
     names = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for key in tree:
         if key not in names:
-            raise unknown("configuration key", f"{where}{key}", (where + n for n in names))
+            raise unknown_name("configuration key", f"{where}{key}", (where + n for n in names))
     return kind(**tree)
 
 

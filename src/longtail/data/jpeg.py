@@ -42,7 +42,7 @@ def read_header(encoded: bytes) -> Header | None:
 
 
 def is_plain(encoded: bytes, side: int) -> bool:
-    """Upright, grey or three colours, eight bits, whole by its last bytes, and not larger than a square of `side` pixels."""
+    """Upright, gray or three colors, eight bits, whole by its last bytes, and not larger than a square of `side` pixels."""
     header = read_header(encoded)
     return (
         header is not None

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from longtail import files
-from longtail.data.files import check_text
 from longtail.data.folder import file_pool, own_split
-from longtail.data.pool import IntArray, Opened, Pool, check_last_label, files_of, no_image_notes
-from longtail.errors import UserError, some
+from longtail.data.lazy_images import IntArray, LazyImages, RawDataset, check_last_label, files_of, no_image_notes
+from longtail.data.paths import check_text
+from longtail.errors import UserError
+from longtail.text import preview
 
 COLUMNS = ("path", "label")  # of a CSV that does not say otherwise
 LABEL_DIGITS = 9  # a number with more is no class
@@ -55,7 +56,7 @@ def open_lists(
     columns: Sequence[str],
     image_size: int,
     skip: bool = False,
-) -> Opened:
+) -> RawDataset:
     """What two lists name, or one: then a fifth of it is evaluated on. Only labels are read; images once they are chosen."""
     if train_list is None:
         raise UserError("the data are a list of files, but which one? add --data.train_list FILE")
@@ -73,7 +74,7 @@ def open_lists(
     test = _pool(test_list, other, classes, root, image_size, skip)
     notes += [*other.notes, *_repeated(test_list, test), *_in_both(train, test)]
     notes += no_image_notes(classes.names, train.counts, test.counts, "evaluation")
-    return Opened(train_list.stem, train, test, int(train.counts.max()), tuple(notes))
+    return RawDataset(train_list.stem, train, test, int(train.counts.max()), tuple(notes))
 
 
 # Reading
@@ -255,7 +256,7 @@ def _numbers(listed: Listed, classes: Classes) -> IntArray:
 # Files
 
 
-def _pool(path: Path, listed: Listed, classes: Classes, root: Path | None, size: int, skip: bool) -> Pool:
+def _pool(path: Path, listed: Listed, classes: Classes, root: Path | None, size: int, skip: bool) -> LazyImages:
     base = root or path.parent
     if not os.path.isdir(base):
         raise UserError(
@@ -268,7 +269,7 @@ def _pool(path: Path, listed: Listed, classes: Classes, root: Path | None, size:
     if missing and not skip:
         fix = "set --data.root to where the paths begin, or leave them out with --data.on_error skip"
         raise UserError(
-            f"{len(missing):,} of the {len(ids):,} files of {path} are not in {base} ({some(missing)}): {fix}",
+            f"{len(missing):,} of the {len(ids):,} files of {path} are not in {base} ({preview(missing)}): {fix}",
             kind="missing-file",
         )
     return pool
@@ -294,10 +295,10 @@ def _mixed(path: Path, listed: Listed) -> list[str]:
     names = sorted(label for label in labels if not NUMBER.fullmatch(label))
     if not names or len(names) == len(labels):
         return []
-    return [f"warning: labels of {path.name} are numbers but for {some(names)}: all of them are taken as names"]
+    return [f"warning: labels of {path.name} are numbers but for {preview(names)}: all of them are taken as names"]
 
 
-def _repeated(path: Path, pool: Pool) -> list[str]:
+def _repeated(path: Path, pool: LazyImages) -> list[str]:
     """Files that a list names more than once."""
     labels: dict[str, set[int]] = {}
     files, ids = files_of(pool), pool.ids.tolist()
@@ -306,15 +307,15 @@ def _repeated(path: Path, pool: Pool) -> list[str]:
     again = len(ids) - len(labels)
     called = dict(zip(files, ids, strict=True))
     torn = [called[file] for file, found in labels.items() if len(found) > 1]
-    words = f", some of them in several classes ({some(torn)})" if torn else ""
+    words = f", some of them in several classes ({preview(torn)})" if torn else ""
     return [f"warning: {path.name} names files more than once, {again:,} lines in all{words}"] if again else []
 
 
-def _in_both(train: Pool, test: Pool) -> list[str]:
+def _in_both(train: LazyImages, test: LazyImages) -> list[str]:
     there = set(files_of(train))
     both = sorted(name for file, name in zip(files_of(test), test.ids.tolist(), strict=True) if file in there)
     return (
-        [f"warning: files that are in both lists, training and evaluation: {len(both):,} ({some(both)})"]
+        [f"warning: files that are in both lists, training and evaluation: {len(both):,} ({preview(both)})"]
         if both
         else []
     )

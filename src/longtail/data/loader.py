@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from longtail.config import Sampler
+from longtail.data.lazy_images import IntArray, StreamedImages
 from longtail.data.nvjpeg import decoder_for
-from longtail.data.pool import IntArray, OnDisk
 from longtail.data.samplers import epoch_order, place
-from longtail.data.sources import Source
+from longtail.data.sources import Split
 from longtail.data.stream import Frames, Reader, check_room
 from longtail.errors import UserError
 
@@ -25,9 +25,7 @@ NOWHERE = (-1, 0)
 class Loader:
     """What both have in common; `purpose` tells loaders of the same run apart."""
 
-    def __init__(
-        self, source: Source, batch_size: int, seed: int, device: torch.device, purpose: str = "order"
-    ) -> None:
+    def __init__(self, source: Split, batch_size: int, seed: int, device: torch.device, purpose: str = "order") -> None:
         self.source, self.seed, self.device, self.purpose = source, seed, device, purpose
         self.rank, self.world = place()  # each process has its part of an epoch
         self.images = len(source.labels) // self.world
@@ -76,7 +74,7 @@ class ResidentLoader(Loader):
 
     def __init__(
         self,
-        source: Source,
+        source: Split,
         batch_size: int,
         seed: int,
         device: torch.device,
@@ -108,7 +106,7 @@ class ResidentLoader(Loader):
         return Frames(self.images_N[rows]), self.y_N[rows]
 
 
-def put(source: Source, device: torch.device) -> tuple[Tensor, Tensor]:
+def put(source: Split, device: torch.device) -> tuple[Tensor, Tensor]:
     """Images as N,3,H,W and labels, on the device."""
     assert isinstance(source.images, np.ndarray)
     images_N = torch.from_numpy(source.images).permute(0, 3, 1, 2).contiguous().to(device)
@@ -118,11 +116,9 @@ def put(source: Source, device: torch.device) -> tuple[Tensor, Tensor]:
 class StreamLoader(Loader):
     """Reads on from where it was last asked for; asked for another place, it begins there anew."""
 
-    def __init__(
-        self, source: Source, batch_size: int, seed: int, device: torch.device, purpose: str = "order"
-    ) -> None:
+    def __init__(self, source: Split, batch_size: int, seed: int, device: torch.device, purpose: str = "order") -> None:
         super().__init__(source, batch_size, seed, device, purpose)
-        assert isinstance(source.images, OnDisk)
+        assert isinstance(source.images, StreamedImages)
         decoder = decoder_for(device, source.images.decode)
         self.reader, self.y_N = Reader(source.images, device, decoder), torch.from_numpy(source.labels)
         self.reading: Generator[Frames] | None = None
@@ -180,16 +176,16 @@ class StreamLoader(Loader):
         self.planned.clear()
 
 
-def make_loader(source: Source, batch_size: int, seed: int, device: torch.device, twin: Loader | None = None) -> Loader:
-    if isinstance(source.images, OnDisk):
+def make_loader(source: Split, batch_size: int, seed: int, device: torch.device, twin: Loader | None = None) -> Loader:
+    if isinstance(source.images, StreamedImages):
         return StreamLoader(source, batch_size, seed, device)
     return ResidentLoader(source, batch_size, seed, device, twin if isinstance(twin, ResidentLoader) else None)
 
 
-def frames_of(source: Source, chosen: IntArray, batch: int, device: torch.device) -> Iterator[Frames]:
+def frames_of(source: Split, chosen: IntArray, batch: int, device: torch.device) -> Iterator[Frames]:
     """The chosen images of a source in their order: batch after batch, the last one smaller; always decoded on the CPU."""
     parts = (chosen[first : first + batch] for first in range(0, len(chosen), batch))
-    if isinstance(source.images, OnDisk):
+    if isinstance(source.images, StreamedImages):
         yield from Reader(source.images, device).batches(parts)
         return
     for part in parts:

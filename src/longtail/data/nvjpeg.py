@@ -1,6 +1,6 @@
 """JPEGs decoded on a GPU, by torchvision's nvJPEG: six times the speed of sixteen cores (results/stream.json).
 
-Its pixels are not quite those of the CPU's decoder, which rounds and makes colour finer in its own way; what is measured
+Its pixels are not quite those of the CPU's decoder, which rounds and makes color finer in its own way; what is measured
 (evaluation, prediction) is always read by the CPU.
 """
 
@@ -34,8 +34,8 @@ def _works(device: torch.device) -> bool:
     try:
         from torchvision.io import encode_jpeg
 
-        grey = torch.full((3, 16, 16), 128, dtype=torch.uint8)
-        return (_decode([encode_jpeg(grey)], device)[0].int() - 128).abs().max().item() <= 1
+        gray = torch.full((3, 16, 16), 128, dtype=torch.uint8)
+        return (_decode([encode_jpeg(gray)], device)[0].int() - 128).abs().max().item() <= 1
     except (ImportError, AttributeError, RuntimeError):
         return False
 

@@ -11,7 +11,7 @@ from longtail.config import Sampler
 
 
 def derive_seed(purpose: str, *parts: int) -> int:
-    """63 bits that depend on what they are for and on all parts (run seed, stage, step, …), and resemble no neighbour's."""
+    """63 bits that depend on what they are for and on all parts (run seed, stage, step, …), and resemble no neighbor's."""
     digest = hashlib.sha256(f"{purpose} {parts}".encode()).digest()
     return int.from_bytes(digest[:8]) >> 1
 

@@ -21,10 +21,11 @@ import numpy.typing as npt
 
 from longtail import files
 from longtail.data.decode import LARGEST_IMAGE, BadImage, encoded_pool, refuse_shortage
-from longtail.data.files import check_text, is_directory, list_directory
 from longtail.data.folder import EVALUATION, own_split
-from longtail.data.pool import Opened, Pool, check_last_label, name_array, no_image_notes
-from longtail.errors import UserError, some
+from longtail.data.lazy_images import LazyImages, RawDataset, check_last_label, name_array, no_image_notes
+from longtail.data.paths import check_text, is_directory, list_directory
+from longtail.errors import UserError
+from longtail.text import preview
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,7 +47,7 @@ BATCH_BYTES = 2**26  # that a batch may have, if all its values are as long as t
 MOST_IN_BATCH = 2**16  # rows
 
 
-def open_shards(root: Path | None, columns: Sequence[str], image_size: int, skip: bool = False) -> Opened:
+def open_shards(root: Path | None, columns: Sequence[str], image_size: int, skip: bool = False) -> RawDataset:
     """train-*.parquet with val-*, validation-* or test-*.parquet beside them; without these a fifth is evaluated on."""
     if root is None or not is_directory(root):
         raise UserError(
@@ -81,7 +82,7 @@ def open_shards(root: Path | None, columns: Sequence[str], image_size: int, skip
     test = _pool(splits[tests[0]], image_size, skip, train.class_names)
     notes = _left_alone(splits, [*used, tests[0]])
     notes += no_image_notes(train.class_names, train.counts, test.counts, "evaluation")
-    return Opened(name, train, test, int(train.counts.max()), tuple(notes))
+    return RawDataset(name, train, test, int(train.counts.max()), tuple(notes))
 
 
 def _kind(name: str) -> str:
@@ -100,7 +101,7 @@ def _refuse_gaps(root: Path, names: Sequence[str]) -> None:
     if lost:
         fix = "put back what is missing, or write all shards again; to do without it, number the others anew"
         raise UserError(
-            f"shards are missing in {root}, {len(lost):,} in all ({some(lost)}): {fix}", kind="missing-file"
+            f"shards are missing in {root}, {len(lost):,} in all ({preview(lost)}): {fix}", kind="missing-file"
         )
 
 
@@ -289,7 +290,7 @@ class Rows:
         return opened[shard.path]
 
 
-def _pool(shards: Sequence[Shard], size: int, skip: bool, names: tuple[str, ...] | None = None) -> Pool:
+def _pool(shards: Sequence[Shard], size: int, skip: bool, names: tuple[str, ...] | None = None) -> LazyImages:
     """`names`: the classes of the training images, where these are others."""
     labels: list[Any] = []
     for shard in shards:

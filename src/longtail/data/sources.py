@@ -14,20 +14,18 @@ from typing import Any
 import numpy as np
 
 from longtail.config import DataConfig
+from longtail.data.benchmark_lists import PUBLISHED, open_published
 from longtail.data.cifar import open_cifar
 from longtail.data.decode import memory, unreadable
-from longtail.data.files import check_working_directory
 from longtail.data.folder import open_folder
-from longtail.data.imbalance import PROFILES, checksum, draw, shot_groups
-from longtail.data.lists import open_lists
-from longtail.data.pool import (
+from longtail.data.lazy_images import (
     ImageArray,
     IntArray,
-    OnDisk,
-    Opened,
-    Pool,
+    LazyImages,
+    RawDataset,
     Skipped,
-    Source,
+    Split,
+    StreamedImages,
     array_pool,
     check_classes,
     check_memory,
@@ -37,11 +35,14 @@ from longtail.data.pool import (
     resized,
     split_files,
 )
-from longtail.data.published import PUBLISHED, open_published
+from longtail.data.lists import open_lists
+from longtail.data.long_tail import PROFILES, checksum, draw, shot_groups
+from longtail.data.paths import check_working_directory
 from longtail.data.shards import open_shards
-from longtail.errors import UserError, visible
+from longtail.errors import UserError
+from longtail.text import escape_nonprintable
 
-__all__ = ["DataSet", "Source", "load", "load_once"]
+__all__ = ["DataSet", "Split", "load", "load_once"]
 
 Once = Callable[..., Any]  # called with a function and its arguments
 DIGITS_TEST = 40  # images per class of `digits` that are the test set, whatever is drawn from the rest
@@ -52,9 +53,9 @@ class DataSet:
     """What a run trains on, validates on (if asked to) and is tested on."""
 
     name: str
-    train: Source
-    val: Source | None
-    test: Source
+    train: Split
+    val: Split | None
+    test: Split
     checksum: str  # of the drawn training images, before the validation split
     notes: tuple[str, ...] = ()
     drawn: IntArray | None = None
@@ -77,12 +78,12 @@ class DataSet:
         held = f"{len(self.val.labels):,} images" if self.val else "none"
         counted = ", those held out counted" if self.val else ""
         return [
-            f"{visible(self.name)}: {counts.sum():,} training images of {len(counts)} classes, {_kept(self.train)}",
+            f"{escape_nonprintable(self.name)}: {counts.sum():,} training images of {len(counts)} classes, {_kept(self.train)}",
             f"images per class: {_head_to_tail(counts)}",
             f"classes by training images{counted}: {many} many (>100), {medium} medium (20-100), {few} few (<20)",
             f"validation: {held}; test: {len(self.test.labels):,} images",
             f"checksum of the draw: {self.checksum}",
-            *map(visible, self.notes),
+            *map(escape_nonprintable, self.notes),
         ]
 
 
@@ -113,20 +114,22 @@ def load(config: DataConfig, once: Once = lambda work, *args: work(*args)) -> Da
     return _without_skipped(data) if data.skipped else data
 
 
-RESIDENT_SIDE = 96  # pixels: from larger images views are cut that a small copy of their centre would not hold
+RESIDENT_SIDE = 96  # pixels: from larger images views are cut that a small copy of their center would not hold
 
 
-def _way_to_take(config: DataConfig, opened: Opened, images: int, once: Once) -> Callable[[Pool, IntArray], Source]:
+def _way_to_take(
+    config: DataConfig, opened: RawDataset, images: int, once: Once
+) -> Callable[[LazyImages, IntArray], Split]:
     """Into memory, or as they lie on disk."""
     files, small = opened.train.sizes is not None, config.image_size <= RESIDENT_SIDE
     stays = files and not (small and fit_in_memory(images, config.image_size))
     if config.load == "stream" or (config.load == "auto" and stays):
         return lambda pool, indices: _stream(pool, indices, config, once)
     check_memory(images, config.image_size, memory())
-    return Pool.take
+    return LazyImages.take
 
 
-def _stream(pool: Pool, indices: IntArray, config: DataConfig, once: Once) -> Source:
+def _stream(pool: LazyImages, indices: IntArray, config: DataConfig, once: Once) -> Split:
     """Where bad images are to be skipped they must be known beforehand: counts and order depend on them."""
     skipped = once(unreadable, pool.encoded, indices) if config.on_error == "skip" else {}
     return pool.stream(indices, streamed_side(config), config.workers, config.decode, skipped)
@@ -137,14 +140,14 @@ def streamed_side(config: DataConfig) -> int:
     return config.resolution or round(config.image_size * 16 / 7)
 
 
-def _kept(source: Source) -> str:
-    if isinstance(source.images, OnDisk):
+def _kept(source: Split) -> str:
+    if isinstance(source.images, StreamedImages):
         return f"read when needed, up to {source.images.side} pixels"
     return "x".join(str(side) for side in source.images.shape[1:3]) + " pixels"
 
 
 def _without_skipped(data: DataSet) -> DataSet:
-    """Say what is missing; a class of which nothing is left cannot be learnt. Other images are left: another checksum."""
+    """Say what is missing; a class of which nothing is left cannot be learned. Other images are left: another checksum."""
     lost = [name for name, n in zip(data.train.class_names, data.train.counts, strict=True) if not n]
     if lost:
         raise UserError(
@@ -169,7 +172,7 @@ def load_once(config: DataConfig, loaded: dict[DataConfig, DataSet]) -> DataSet:
     return loaded[config]
 
 
-def open_data(config: DataConfig) -> Opened:
+def open_data(config: DataConfig) -> RawDataset:
     """What is there, before anything is drawn or decoded."""
     if config.name not in ("list", *PUBLISHED) and (config.train_list or config.test_list):
         raise UserError(
@@ -181,7 +184,7 @@ def open_data(config: DataConfig) -> Opened:
     return opened
 
 
-def _open(config: DataConfig, skip: bool) -> Opened:
+def _open(config: DataConfig, skip: bool) -> RawDataset:
     match config.name:
         case "digits":
             return _open_digits(config.image_size)
@@ -198,8 +201,8 @@ def _open(config: DataConfig, skip: bool) -> Opened:
             return open_cifar(name, root, config.download, config.image_size)
 
 
-def _open_digits(size: int) -> Opened:
-    """The 1,797 digits of scikit-learn: 8x8 pixels in 17 shades of grey, embedded in the package."""
+def _open_digits(size: int) -> RawDataset:
+    """The 1,797 digits of scikit-learn: 8x8 pixels in 17 shades of gray, embedded in the package."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -208,16 +211,16 @@ def _open_digits(size: int) -> Opened:
     test = draw(labels, [DIGITS_TEST] * len(names))
     rest = np.setdiff1d(np.arange(len(labels)), test)
 
-    def part(official: IntArray) -> Pool:
+    def part(official: IntArray) -> LazyImages:
         def read(indices: IntArray) -> ImageArray:
             return resized(images[official[indices]], size)
 
         return array_pool(labels[official], names, official, read)
 
-    return Opened("digits", part(rest), part(test), int(np.bincount(labels[rest]).min()))
+    return RawDataset("digits", part(rest), part(test), int(np.bincount(labels[rest]).min()))
 
 
-def long_tail(opened: Opened, config: DataConfig) -> tuple[IntArray, list[str]]:
+def long_tail(opened: RawDataset, config: DataConfig) -> tuple[IntArray, list[str]]:
     """Indices into the training pool, and a note where it has too few images for the profile."""
     pool = opened.train
     if config.imbalance == 1:
@@ -230,7 +233,7 @@ def long_tail(opened: Opened, config: DataConfig) -> tuple[IntArray, list[str]]:
     return drawn, [lacking] if short else []
 
 
-def _checksum(pool: Pool, drawn: IntArray, test: Pool) -> str:
+def _checksum(pool: LazyImages, drawn: IntArray, test: LazyImages) -> str:
     """Of the official indices in the order drawn; of files, of their sorted paths with labels and sizes, the test's too."""
     if pool.sizes is None or test.sizes is None:
         return checksum(pool.ids[drawn])

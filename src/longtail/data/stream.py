@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.data.canvas import lay_out, prepare
 from longtail.data.decode import cores, decode_whole, memory, naming
 from longtail.data.jpeg import is_plain
-from longtail.data.pool import ImageArray, IntArray, OnDisk
+from longtail.data.lazy_images import ImageArray, IntArray, StreamedImages
 from longtail.errors import UserError
+from longtail.kernels.canvas import lay_out, prepare
 
 AHEAD = 4  # batches that are read before they are asked for
 HELD = AHEAD + 4  # batches in memory at most: those, the one asked for, up to two being copied, one that is worked on
@@ -41,7 +41,7 @@ class Frames(NamedTuple):
     """Height and width of each, where they are less than H and W."""
 
 
-class Canvases(NamedTuple):
+class PinnedBatch(NamedTuple):
     """Room in memory for a batch, page-locked where it goes to a GPU, and what was copied from it last."""
 
     images: Tensor
@@ -49,7 +49,7 @@ class Canvases(NamedTuple):
     copied: torch.cuda.Event | None
 
 
-class Brought(NamedTuple):
+class DeviceBatch(NamedTuple):
     frames: Frames
     there: torch.cuda.Event | None
     """On a GPU: when they will be."""
@@ -82,10 +82,10 @@ def _hush() -> None:
 class Reader:
     """Batches of images from disk, on the device; where there is a `decoder`, plain JPEGs are decoded by it."""
 
-    def __init__(self, images: OnDisk, device: torch.device, decoder: Decoder | None = None) -> None:
+    def __init__(self, images: StreamedImages, device: torch.device, decoder: Decoder | None = None) -> None:
         self.images, self.device, self.decoder = images, device, decoder
         self.stream = way_to(device) if device.type == "cuda" else None
-        self.free: list[Canvases] = []
+        self.free: list[PinnedBatch] = []
         self.workers = images.workers or cores()
         self.reading = threading.Semaphore(images.workers or READING) if decoder else contextlib.nullcontext()
         if decoder:
@@ -98,7 +98,7 @@ class Reader:
         The plan is asked for some batches before they are due. What threads have read, one more thread brings to the device
         while that works on the batches before.
         """
-        under_way: deque[Future[Brought]] = deque()
+        under_way: deque[Future[DeviceBatch]] = deque()
         readers = ThreadPoolExecutor(self.workers, "longtail-read")
         with readers as threads, ThreadPoolExecutor(1, "longtail-bring") as carrier:
             try:
@@ -111,7 +111,9 @@ class Reader:
                 for each in (threads, carrier):
                     each.shutdown(wait=False, cancel_futures=True)
 
-    def _begin(self, indices: IntArray, threads: ThreadPoolExecutor, carrier: ThreadPoolExecutor) -> "Future[Brought]":
+    def _begin(
+        self, indices: IntArray, threads: ThreadPoolExecutor, carrier: ThreadPoolExecutor
+    ) -> "Future[DeviceBatch]":
         room, encoded = self._room(len(indices)), dict[int, Tensor]()
         images, sizes = room.images.numpy(), room.size_N2.numpy()
 
@@ -138,18 +140,18 @@ class Reader:
         with naming(self.images, index):
             return decode_whole(file, self.images.side)
 
-    def _room(self, n: int) -> Canvases:
+    def _room(self, n: int) -> PinnedBatch:
         """What an earlier batch has left, once it has been copied; on the CPU batches are handed over as they are."""
         for i, room in enumerate(self.free):
             if len(room.images) == n and room.copied is not None and room.copied.query():
                 return self.free.pop(i)
         pinned, side = self.stream is not None, self.images.side
         images = torch.empty(n, 3, side, side, dtype=torch.uint8, pin_memory=pinned)
-        return Canvases(images, torch.empty(n, 2, dtype=torch.int64, pin_memory=pinned), None)
+        return PinnedBatch(images, torch.empty(n, 2, dtype=torch.int64, pin_memory=pinned), None)
 
     def _bring(
-        self, room: Canvases, encoded: dict[int, Tensor], indices: IntArray, parts: list["Future[None]"]
-    ) -> Brought:
+        self, room: PinnedBatch, encoded: dict[int, Tensor], indices: IntArray, parts: list["Future[None]"]
+    ) -> DeviceBatch:
         for part in parts:
             part.result()
         with torch.cuda.stream(self.stream):  # of a CPU None, which is none
@@ -164,11 +166,11 @@ class Reader:
             if decoded:
                 lay_out(decoded, images)
             if self.stream is None:
-                return Brought(Frames(images, size_N2), None)
+                return DeviceBatch(Frames(images, size_N2), None)
             there = torch.cuda.Event()
             there.record()
         self.free.append(room._replace(copied=there))
-        return Brought(Frames(images, size_N2), there)
+        return DeviceBatch(Frames(images, size_N2), there)
 
     def _decode(self, encoded: dict[int, Tensor], indices: IntArray) -> dict[int, Tensor]:
         """Those that were left to the device. Where it refuses, the CPU reads them all, or names the one at fault."""
@@ -183,7 +185,7 @@ class Reader:
             files = {i: file.numpy().tobytes() for i, file in encoded.items()}
             return {i: torch.tensor(self._decoded(file, int(indices[i]))) for i, file in files.items()}
 
-    def _here(self, brought: Brought) -> Frames:
+    def _here(self, brought: DeviceBatch) -> Frames:
         """Known to the stream that will work on them."""
         if brought.there is not None:
             here = torch.cuda.current_stream()

@@ -5,35 +5,35 @@ from pathlib import Path
 
 import torch
 
-from longtail import runs
+from longtail import run_folder
 from longtail.config import TrainConfig
-from longtail.data.pool import OnDisk, Source
+from longtail.data.lazy_images import Split, StreamedImages
 from longtail.data.samplers import place
 from longtail.engine.meter import NonFinite
 from longtail.engine.run import Run
-from longtail.errors import Alone, BadFile, RunError
+from longtail.errors import RankError, RunError, UnreadableImageError
 
 
 def advise_finite(run: Run, error: NonFinite) -> str:
     """Of a loss that became infinite or NaN."""
-    saved = (run.folder / runs.CHECKPOINT).exists()
+    saved = (run.folder / run_folder.CHECKPOINT).exists()
     checkpoint = "the last checkpoint is from before it" if saved else "no checkpoint was reached"
     advice = f"lower {run.stage.rate} (now {run.stage.optim.lr:g})"
     if run.stage.optim.warmup_epochs or run.stage_index == 0:
         advice += ", lengthen --optim.warmup_epochs"
     if any("logit" in term for term in error.terms):
-        advice += ", or raise the temperature (--method.tau, --method.centre_tau)"
+        advice += ", or raise the temperature (--method.tau, --method.center_tau)"
     what = f"step {error.step}: {' and '.join(error.terms)} became infinite or NaN ({checkpoint})"
     others = [str(seed) for seed in run.config.train.seeds if seed != run.seed]
     rest = f"; the other seeds go on with --train.seeds {' '.join(others)} --resume" if others else ""
     return f"{run.folder}: {what}: {advice}, in another --out{rest}"
 
 
-def advise_input(error: BadFile | ValueError, folders: Iterable[Path]) -> RunError | None:
+def advise_input(error: UnreadableImageError | ValueError, folders: Iterable[Path]) -> RunError | None:
     """Of a file that went bad under a run (without it, or with another in its place, it would be another run), and of a single
     image a step, of which batch norm has nothing to average; None where there is no more to say."""
-    if isinstance(error, BadFile) and any((folder / runs.CHECKPOINT).exists() for folder in folders):
-        return Alone(
+    if isinstance(error, UnreadableImageError) and any((folder / run_folder.CHECKPOINT).exists() for folder in folders):
+        return RankError(
             f"{error.found}: put this very file back and --resume, or begin anew without it in another --out",
             kind="bad-image",
         )
@@ -67,14 +67,16 @@ def advise_batch(run: Run, advance: Callable[[Run], None]) -> str:
             keep = f"--train.batch_size {size} --train.accumulate {-(-given * accumulate // size)}"
             return f"out of memory at batch size {given}: {size} fits; try {keep}"
         size //= 2
-    if isinstance(run.data.train.images, OnDisk):  # whose canvases are as many as before, however small the step
+    if isinstance(
+        run.data.train.images, StreamedImages
+    ):  # whose canvases are as many as before, however small the step
         return advise_smaller(run.config.train, run.data.train, run.device)
     return f"out of memory on {run.device} even at a batch of two: try a smaller --model.name or --data.image_size"
 
 
-def advise_smaller(train: TrainConfig, source: Source, device: torch.device) -> str:
+def advise_smaller(train: TrainConfig, source: Split, device: torch.device) -> str:
     """Where not even the first step was reached."""
-    if isinstance(source.images, OnDisk):
+    if isinstance(source.images, StreamedImages):
         side, images = source.images.side, train.batch_size * train.accumulate
         what, fix = f"{images:,} at a time at {side}x{side} pixels", "--data.resolution, --train.batch_size"
     else:
@@ -91,7 +93,7 @@ def advise_several(train: TrainConfig) -> str:
 
 
 def _fits(run: Run, advance: Callable[[Run], None], size: int) -> bool:
-    run.optimiser.zero_grad()
+    run.optimizer.zero_grad()
     if run.device.type == "cuda":
         torch.cuda.empty_cache()
     run.batches.rows_B = run.batches.rows_B[:size]

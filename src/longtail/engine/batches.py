@@ -69,13 +69,13 @@ class Batches:
         if self.side:
             self.side.wait_stream(torch.cuda.current_stream())
 
-    def _room(self, stage: Stage) -> "Room":
+    def _room(self, stage: Stage) -> "ViewBuffers":
         n, size = self.ahead * self.accumulate * self.loader.batch_size, self.views.size
         shape = torch.empty(n, 3, size, size, device="meta").to(memory_format=self.layout)
         query = torch.empty_like(shape, dtype=self.dtype, device=self.device)
         y = torch.empty(n, dtype=torch.int64, device=self.device)
         mixed = (torch.empty_like(y), torch.empty(n // self.loader.batch_size, device=self.device))
-        return Room(
+        return ViewBuffers(
             query, torch.empty_like(query) if stage.two_views else None, y, stage.mixup, mixed if stage.mixup else None
         )
 
@@ -121,7 +121,7 @@ class Batches:
         for room, loader in zip(self.made, self._loaders(), strict=True):
             self._fill(room, loader)
 
-    def _fill(self, room: "Room", loader: Loader) -> None:
+    def _fill(self, room: "ViewBuffers", loader: Loader) -> None:
         (images, size_N2), y = loader.take(self.ahead * self.accumulate)
         room.y.copy_(y)
         if room.mixed is None:
@@ -141,7 +141,7 @@ class Batches:
         batch, *partner = (self._batch(room, at) for room in self.rooms)
         return batch._replace(partner=partner[0]) if partner else batch
 
-    def _batch(self, room: "Room", at: Tensor) -> Batch:
+    def _batch(self, room: "ViewBuffers", at: Tensor) -> Batch:
         rows = at * self.loader.batch_size + self.rows_B
         key = None if room.key is None else self._take(room.key, rows)
         batch = Batch(self._take(room.query, rows), key, room.y[rows])
@@ -154,7 +154,7 @@ class Batches:
         return views if len(views) == len(rows) else views[rows].to(memory_format=self.layout)
 
 
-class Room(NamedTuple):
+class ViewBuffers(NamedTuple):
     """The views of `ahead` steps, which live where a captured step will look for them."""
 
     query: Tensor

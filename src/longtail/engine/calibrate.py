@@ -54,7 +54,7 @@ def calibrate(logits: Callable[[], Iterable[Tensor]], y_N: Tensor, prior_C: Tens
 
 
 def best_sharpness(slope: Callable[[float], float]) -> float:
-    """Where a rising slope is zero. Where every image is recognised with ease it is nowhere, and 1 is as good as any; where
+    """Where a rising slope is zero. Where every image is recognized with ease it is nowhere, and 1 is as good as any; where
     the logits mislead, it is as low as may be."""
     if slope(LIMIT) <= 0:
         return 1.0

@@ -122,8 +122,8 @@ def warm_up(work: Callable[[], None]) -> None:
 def state(run: "Run") -> dict[str, Tensor]:
     """Every tensor that a step changes and a later one reads."""
     tensors = dict(run.method.state_dict())
-    for i, group in enumerate(run.optimiser.state.values()):
-        tensors |= {f"optimiser {i} {name}": t for name, t in group.items() if isinstance(t, Tensor)}
+    for i, group in enumerate(run.optimizer.state.values()):
+        tensors |= {f"optimizer {i} {name}": t for name, t in group.items() if isinstance(t, Tensor)}
     return tensors | {
         "meter": run.meter.sums,
         "first_bad": run.meter.first_bad,

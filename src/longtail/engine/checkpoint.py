@@ -12,7 +12,7 @@ from torch import Tensor
 
 from longtail import files
 from longtail.config.migrate import CHECKPOINT_VERSION, migrate_checkpoint
-from longtail.errors import RunError, UserError, full_disk, why
+from longtail.errors import RunError, UserError, disk_full_text, error_text
 from longtail.torch_pickle import STRUCTURE_LIMIT, check_checkpoint
 
 SAFETENSORS_HEADER = 128 * 2**20
@@ -29,8 +29,8 @@ def save(path: Path, state: dict[str, Any]) -> None:
     except (OSError, RuntimeError, RunError) as error:  # torch reports a full disk as a RuntimeError
         before = "the previous checkpoint is whole" if path.is_file() else "there is none from before"
         raise RunError(
-            f"cannot save {path} ({why(error)}): {before}; free some space and --resume",
-            kind="disk-full" if full_disk(error) else "not-writable",
+            f"cannot save {path} ({error_text(error)}): {before}; free some space and --resume",
+            kind="disk-full" if disk_full_text(error) else "not-writable",
         ) from error
 
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from longtail import kernels
 from longtail.config import Config, TrainConfig
 from longtail.errors import UserError
+from longtail.kernels import nvrtc
+from longtail.kernels.sgd import Pieces
 from longtail.methods import Method
-from longtail.models.backbones import FUSED_SIDE, CifarResNet, Maps, Trunk
+from longtail.models.backbones import FUSED_SIDE, CifarResNet, FeatureMaps, Trunk
 from longtail.models.momentum import MomentumNetwork
-from longtail.models.update import Pieces
 
 # Steps that repay torch.compile, on an H200: what follows a fused trunk takes some 15 s (5 where the cache has it) and saves a
 # quarter of a millisecond a step; PaCo with the CIFAR ResNet-50 takes 75 s and saves 8 ms.
@@ -69,25 +69,25 @@ def matmul_switches() -> tuple[str, str] | None:
 
 def check_step(train: TrainConfig, device: torch.device) -> None:
     """Whether steps can be made here the way that is asked for. What processes tell one another is not captured."""
-    if train.step == "captured" and train.processes > 1:
+    if train.execution == "captured" and train.processes > 1:
         raise UserError(
-            "--train.step captured: steps of several processes are not captured: use auto", kind="unsupported"
+            "--train.execution captured: steps of several processes are not captured: use auto", kind="unsupported"
         )
-    if train.step == "fused" and not uses_kernels(train, device):
+    if train.execution == "fused" and not uses_kernels(train, device):
         raise UserError(
-            "--train.step fused: our kernels want bf16 and a CUDA GPU of capability 8 or more: use auto",
+            "--train.execution fused: our kernels want bf16 and a CUDA GPU of capability 8 or more: use auto",
             kind="conflict",
         )
-    if train.step == "compiled" and not can_compile(device):
+    if train.execution == "compiled" and not can_compile(device):
         raise UserError(
-            "--train.step compiled: torch.compile finds no C++ compiler here: install g++, or use auto",
+            "--train.execution compiled: torch.compile finds no C++ compiler here: install g++, or use auto",
             kind="missing-package",
         )
 
 
 def uses_kernels(train: TrainConfig, device: torch.device) -> bool:
     """Whether our kernels do what they know: views, the CIFAR ResNets; they work in bf16."""
-    return train.step in ("auto", "fused") and precision(train, device) == "bf16" and kernels.available(device)
+    return train.execution in ("auto", "fused") and precision(train, device) == "bf16" and nvrtc.available(device)
 
 
 def fits(net: nn.Module, config: Config) -> bool:
@@ -98,9 +98,9 @@ def fits(net: nn.Module, config: Config) -> bool:
 
 def compiling_pays(train: TrainConfig, device: torch.device, steps: int, fused: bool) -> bool:
     """Whether torch.compile gets its part: where asked for, and in `auto` on a GPU where so many steps repay its time."""
-    fast = train.step in ("auto", "fused") and precision(train, device) == "bf16" and device.type == "cuda"
+    fast = train.execution in ("auto", "fused") and precision(train, device) == "bf16" and device.type == "cuda"
     repaid = fast and steps >= (REPAID_FUSED if fused else REPAID) and can_compile(device)
-    return train.step == "compiled" or repaid
+    return train.execution == "compiled" or repaid
 
 
 def can_compile(device: torch.device) -> bool:
@@ -121,20 +121,20 @@ def compile_networks(method: Method) -> None:
 def compile_kernels(method: Method) -> None:
     """Compile the kernels of a fused network many at a time, before the first step asks for one after the other."""
     for part in method.net.trunk.modules():
-        if isinstance(part, Trunk | Maps) and part.fused:
+        if isinstance(part, Trunk | FeatureMaps) and part.fused:
             from longtail.models import fused
 
             images = next(method.parameters()).new_empty(1, 3, FUSED_SIDE, FUSED_SIDE)  # no kernel depends on how many
-            as_map = isinstance(part, Maps)
+            as_map = isinstance(part, FeatureMaps)
             fused.compile_ahead(part.net if as_map else part.body, images, as_map)  # type: ignore[arg-type]
 
 
 def is_fused(network: nn.Module) -> bool:
     """Whether our kernels train it, or a part of it."""
-    return any(isinstance(part, Trunk | Maps) and part.fused for part in network.modules())
+    return any(isinstance(part, Trunk | FeatureMaps) and part.fused for part in network.modules())
 
 
-def place(method: Method, config: Config, device: torch.device) -> Method:
+def to_device(method: Method, config: Config, device: torch.device) -> Method:
     """The method on its device, its trunks in the precision and memory format asked for."""
     train = config.train
     method = method.to(device=device, memory_format=memory_format(train))  # type: ignore[call-overload]
@@ -148,7 +148,7 @@ def place(method: Method, config: Config, device: torch.device) -> Method:
     for part in method.modules():
         if isinstance(part, Trunk):
             part.precision = torch.bfloat16 if low else torch.float32
-        if isinstance(part, Trunk | Maps):
+        if isinstance(part, Trunk | FeatureMaps):
             net = part.body if isinstance(part, Trunk) else part.net
             part.fused = fits(net, config) and uses_kernels(train, device)
     for key in (m for m in method.modules() if isinstance(m, MomentumNetwork)):

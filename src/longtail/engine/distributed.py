@@ -23,7 +23,7 @@ from longtail.data.samplers import derive_seed, place
 from longtail.errors import RunError, UserError
 from longtail.methods import Method
 from longtail.models.collective import gather, total
-from longtail.world import read_full_world, read_world
+from longtail.torchrun import read_full_world, read_world
 
 T = TypeVar("T")
 
@@ -234,9 +234,9 @@ def average(method: Method) -> None:
 
 def statistics(method: Method) -> list[Tensor]:
     """Batch norm's running averages, and what else a method averages by itself; the queue is the same everywhere."""
-    learnt = dict(method.named_parameters())
+    learned = dict(method.named_parameters())
     stored = {name: x for name, x in method.state_dict().items() if not name.startswith("queue.")}
-    return [x for name, x in stored.items() if name not in learnt and x.is_floating_point()]
+    return [x for name, x in stored.items() if name not in learned and x.is_floating_point()]
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from longtail import __version__
-from longtail.data.pool import OnDisk, Source
+from longtail.data.lazy_images import Split, StreamedImages
 from longtail.engine.device import precision
 from longtail.metrics import shot_groups
 
@@ -59,9 +59,9 @@ def threads_of(entry: dict[str, Any]) -> int | None:
     return int(found[1]) if found else None
 
 
-def resolution(source: Source) -> int:
-    """The longer side in pixels at which streamed images are kept; 0: centre squares were held in memory at image_size."""
-    return source.images.side if isinstance(source.images, OnDisk) else 0
+def resolution(source: Split) -> int:
+    """The longer side in pixels at which streamed images are kept; 0: center squares were held in memory at image_size."""
+    return source.images.side if isinstance(source.images, StreamedImages) else 0
 
 
 def parameters(run: "Run") -> int:

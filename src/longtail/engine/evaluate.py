@@ -16,26 +16,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longtail import files, methods, runs
+from longtail import files, methods, run_folder
 from longtail.config import Config
 from longtail.data import samplers
+from longtail.data.lazy_images import class_counts
 from longtail.data.loader import frames_of
-from longtail.data.pool import class_counts
-from longtail.data.sources import DataSet, Source, load
+from longtail.data.sources import DataSet, Split, load
 from longtail.engine import checkpoint
 from longtail.engine.calibrate import Calibration, calibrate
-from longtail.engine.device import choose_device, place
+from longtail.engine.device import choose_device, to_device
 from longtail.engine.distributed import by_first
 from longtail.engine.examples import write_examples
 from longtail.engine.predictions import LOGITS_AT_ONCE, Predictions, logits_of, predict
-from longtail.errors import RunError, UserError, room_for, why
+from longtail.errors import RunError, UserError, disk_full_as_user_error, error_text
 from longtail.metrics import evaluate_guesses
 from longtail.models.collective import gather
 from longtail.views import Views
 
-KNN = 20  # neighbours
-KNN_IMAGES = 100_000  # training images that are neighbours, at most; of more, as many at equal distances
-KNN_TAU = 0.07  # a neighbour votes with exp(cosine similarity / KNN_TAU)
+KNN = 20  # neighbors
+KNN_IMAGES = 100_000  # training images that are neighbors, at most; of more, as many at equal distances
+KNN_TAU = 0.07  # a neighbor votes with exp(cosine similarity / KNN_TAU)
 FEATURES_KEPT = 10_000
 LATENCY_BATCH = 64
 LATENCY_BLOCK = 20  # passes: what else the machine does now and then is no part of the network
@@ -57,7 +57,7 @@ def in_test_mode(method: methods.Method) -> Iterator[None]:
 
 def features_of(
     method: methods.Method,
-    source: Source,
+    source: Split,
     views: Views,
     device: torch.device,
     batch: int,
@@ -77,8 +77,8 @@ def stretch(n: int, rank: int, world: int) -> np.ndarray:
     return (rank * each + np.arange(each)).clip(max=n - 1)
 
 
-def balanced_accuracy(method: methods.Method, source: Source, views: Views, device: torch.device, batch: int) -> float:
-    """Mean over classes of the share of images recognised, in percent: validation splits are as long-tailed as the rest."""
+def balanced_accuracy(method: methods.Method, source: Split, views: Views, device: torch.device, batch: int) -> float:
+    """Mean over classes of the share of images recognized, in percent: validation splits are as long-tailed as the rest."""
     x_NF, classes = features_of(method, source, views, device, batch), len(source.class_names)
     with in_test_mode(method):
         guess_N = torch.cat([logits.argmax(1) for logits in logits_of(method.classify, x_NF, classes)])
@@ -88,7 +88,7 @@ def balanced_accuracy(method: methods.Method, source: Source, views: Views, devi
 
 @torch.no_grad()
 def knn_top1(train_ND: Tensor, y_N: Tensor, test_MD: Tensor, y_M: Tensor, k: int = KNN) -> float:
-    """Accuracy in percent of weighted nearest neighbours in cosine similarity, the training images as the memory."""
+    """Accuracy in percent of weighted nearest neighbors in cosine similarity, the training images as the memory."""
     train_ND, test_MD = F.normalize(train_ND.float()), F.normalize(test_MD.float())
     k, right = min(k, len(y_N)), 0
     votes_C = torch.zeros(int(y_N.max()) + 1, device=y_N.device)
@@ -100,7 +100,7 @@ def knn_top1(train_ND: Tensor, y_N: Tensor, test_MD: Tensor, y_M: Tensor, k: int
     return 100 * right / len(y_M)
 
 
-def latency(method: methods.Method, source: Source, views: Views, device: torch.device, repeats: int = 100) -> float:
+def latency(method: methods.Method, source: Split, views: Views, device: torch.device, repeats: int = 100) -> float:
     """Milliseconds of the deployable network on 64 images already on the device: the median of the quietest passes in a row.
 
     They are real ones, spread over the set: how long a router takes depends on what it sees. Nothing is compiled, however the
@@ -139,7 +139,7 @@ class Seen(NamedTuple):
 
 
 def look(method: methods.Method, data: DataSet, views: Views, device: torch.device, batch: int) -> Seen:
-    """At all test images, and at the training images that will be neighbours."""
+    """At all test images, and at the training images that will be neighbors."""
     known = spread(len(data.train.labels), KNN_IMAGES)
     train_ND = features_of(method, data.train, views, device, batch, known)
     y_N = torch.from_numpy(data.train.labels[known]).to(device)
@@ -180,7 +180,7 @@ def finish(
 
     def written() -> dict[str, Any]:
         weights = {name: tensor.contiguous() for name, tensor in method.net.state_dict().items()}
-        files.write_bytes(folder / runs.MODEL, safetensors.torch.save(weights))
+        files.write_bytes(folder / run_folder.MODEL, safetensors.torch.save(weights))
         metrics, said = measure(method, data, views, device, seen)
         metrics |= cost
         write_calibration(folder, method, data.val, val_NF)
@@ -190,7 +190,7 @@ def finish(
     return by_first(written)
 
 
-def write_calibration(folder: Path, method: methods.Method, val: Source | None, x_NF: Tensor | None) -> None:
+def write_calibration(folder: Path, method: methods.Method, val: Split | None, x_NF: Tensor | None) -> None:
     """By the features of the validation images, where there are some; never by the test set."""
     if val is None or x_NF is None:
         return
@@ -199,7 +199,7 @@ def write_calibration(folder: Path, method: methods.Method, val: Source | None, 
         found: Calibration = calibrate(
             lambda: logits_of(method.classify, x_NF, len(val.class_names)), y_N, method.prior()
         )
-    files.write_json(folder / runs.CALIBRATION, found._asdict())
+    files.write_json(folder / run_folder.CALIBRATION, found._asdict())
 
 
 def write_results(
@@ -211,7 +211,7 @@ def write_results(
     some = features[kept].astype(np.float16)
     files.write_arrays(folder / "features.npz", {"features": some, "labels": labels[kept], "ids": ids[kept]})
     write_examples(folder / "examples", data, said.guess_N)
-    files.write_json(folder / runs.METRICS, metrics)
+    files.write_json(folder / run_folder.METRICS, metrics)
 
 
 def spread(n: int, most: int) -> np.ndarray:
@@ -222,25 +222,25 @@ def spread(n: int, most: int) -> np.ndarray:
 def evaluate(run: Path | str, data_root: Path | None = None, device: str = "auto") -> dict[Path, dict[str, Any]]:
     """Measure the stored network of each finished run at or below `run` again; the twin of `longtail eval`."""
     results = {}
-    for record in runs.finished([run]):
+    for record in run_folder.finished([run]):
         if not os.access(record.folder, os.W_OK):
             raise UserError(
                 f"cannot write to {record.folder}: copy the run to where its new figures can be written",
                 kind="not-writable",
             )
         try:
-            with room_for(record.folder):
+            with disk_full_as_user_error(record.folder):
                 results[record.folder] = evaluate_one(record, data_root, device)
         except OSError as error:
             where = record.folder if error.filename is None else error.filename
             raise RunError(
-                f"cannot evaluate {record.folder}: {where}: {why(error)}: check the disk",
+                f"cannot evaluate {record.folder}: {where}: {error_text(error)}: check the disk",
                 kind="unsafe-file" if isinstance(error, files.RefusedFile) else "not-writable",
             ) from error
     return results
 
 
-def evaluate_one(record: runs.Run, data_root: Path | None, device_name: str) -> dict[str, Any]:
+def evaluate_one(record: run_folder.FinishedRun, data_root: Path | None, device_name: str) -> dict[str, Any]:
     config, device = record.config, choose_device(device_name, "--device")
     fetch = config.data.download and data_root is not None  # never into a folder that a stored configuration names
     data = load(replace(config.data, root=data_root or config.data.root, download=fetch))
@@ -250,7 +250,7 @@ def evaluate_one(record: runs.Run, data_root: Path | None, device_name: str) -> 
             f"{record.folder} was trained on other images (checksum {stored}): name them with --data-root",
             kind="mismatch",
         )
-    method = stored_network(record.folder / runs.MODEL, config, data.train.counts, device)
+    method = stored_network(record.folder / run_folder.MODEL, config, data.train.counts, device)
     views = Views(config.views, config.data.image_size)
     seen = look(method, data, views, device, config.train.batch_size)
     metrics, said = measure(method, data, views, device, seen)
@@ -265,7 +265,7 @@ def evaluate_one(record: runs.Run, data_root: Path | None, device_name: str) -> 
 def stored_network(path: Path, config: Config, counts: Any, device: torch.device) -> methods.Method:
     """The method of a configuration, for training data with these class counts, with the weights of a safetensors file."""
     try:
-        method = place(methods.make(config, counts, stored=True), config, device)
+        method = to_device(methods.make(config, counts, stored=True), config, device)
     except (RuntimeError, MemoryError, ValueError, TypeError, AssertionError, ArithmeticError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(

@@ -9,8 +9,8 @@ from PIL import Image
 
 from longtail import files
 from longtail.data.decode import decode_from
-from longtail.data.pool import ImageArray, OnDisk
-from longtail.data.sources import DataSet, Source
+from longtail.data.lazy_images import ImageArray, StreamedImages
+from longtail.data.sources import DataSet, Split
 
 CONFUSIONS, CLASSES, IMAGES = 12, 6, 4  # how many pairs, rare classes each way, and images of each
 SIDE = 96  # pixels, at most
@@ -27,8 +27,8 @@ def write_examples(folder: Path, data: DataSet, predicted: np.ndarray) -> None:
         (fresh / "index.json").write_text(json.dumps(chosen, indent=1) + "\n")
 
 
-def picture(source: Source, item: int) -> ImageArray:
-    if isinstance(source.images, OnDisk):
+def picture(source: Split, item: int) -> ImageArray:
+    if isinstance(source.images, StreamedImages):
         return decode_from(source.images, item, SIDE).transpose(1, 2, 0)
     return source.images[item]
 
@@ -52,7 +52,7 @@ def worst_confusions(data: DataSet, predicted: np.ndarray) -> list[dict[str, Any
 
 
 def rare_classes(data: DataSet, predicted: np.ndarray) -> dict[str, list[dict[str, Any]]]:
-    """Among the rarer half of the classes those recognised best and worst: never both, nor best without a hit, nor worst
+    """Among the rarer half of the classes those recognized best and worst: never both, nor best without a hit, nor worst
     without a miss."""
     truth, counts, tested = data.test.labels, data.train.counts, data.test.counts
     right = np.bincount(truth[predicted == truth], minlength=len(counts)) / np.maximum(tested, 1)

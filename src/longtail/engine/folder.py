@@ -12,22 +12,22 @@ from typing import IO
 
 import numpy as np
 
-from longtail import files, runs
+from longtail import files, run_folder
 from longtail.config import Config, differences, to_dict
 from longtail.data.decode import BadImage, cannot_read, unreadable
-from longtail.data.pool import OnDisk
+from longtail.data.lazy_images import StreamedImages
 from longtail.data.sources import DataSet
 from longtail.engine.environment import describe_environment
 from longtail.engine.run import Run
-from longtail.errors import UserError, room_for
+from longtail.errors import UserError, disk_full_as_user_error
 
 
 def holds_a_run(folder: Path) -> bool:
     """One that has got somewhere: what stopped before its first epoch, at an image that cannot be read, may begin anew."""
     try:
-        log, others = folder / runs.LOG, (runs.CHECKPOINT, runs.METRICS)
+        log, others = folder / run_folder.LOG, (run_folder.CHECKPOINT, run_folder.METRICS)
         begun = any(os.path.lexists(folder / name) for name in others) or (log.exists() and log.stat().st_size > 0)
-        return begun and os.path.lexists(folder / runs.CONFIG)
+        return begun and os.path.lexists(folder / run_folder.CONFIG)
     except OSError as error:
         raise UserError(f"--out {folder}: {error.strerror}, choose another", kind="unreadable-file") from error
 
@@ -42,10 +42,10 @@ def check_folder(folder: Path, config: Config, resume: bool, top: Path | None = 
     if not holds_a_run(folder):
         return
     if not resume:
-        done = (folder / runs.METRICS).exists()
+        done = (folder / run_folder.METRICS).exists()
         what = "a finished run: use it" if done else "a run: continue it with --resume"
         raise UserError(f"{folder} already holds {what}, or choose another --out", kind="exists")
-    there, here = runs.load_config(folder).identity(), config.identity()
+    there, here = run_folder.load_config(folder).identity(), config.identity()
     found = differences(there, here)
     if found:
         field = "train.epochs" if "train.epochs" in found else next(iter(found))  # others follow from it
@@ -68,9 +68,9 @@ def check_links(folder: Path, top: Path) -> None:
 
 def check_images(folder: Path, data: DataSet) -> None:
     """Seeds of one run share their images."""
-    if not holds_a_run(folder) or not os.path.lexists(folder / runs.ENVIRONMENT):
+    if not holds_a_run(folder) or not os.path.lexists(folder / run_folder.ENVIRONMENT):
         return
-    if runs.read_begun(folder).environment["data"]["checksum"] != data.checksum:
+    if run_folder.read_begun(folder).environment["data"]["checksum"] != data.checksum:
         raise UserError(f"{folder} was trained on other images: use its --data.root, or another --out", kind="mismatch")
 
 
@@ -83,7 +83,7 @@ def folders_left(folders: dict[int, Path], config: Config, data: DataSet) -> dic
     """Of the seeds that have not finished, once all were seen to have the same images, and a new one all that it will need."""
     for folder in folders.values():
         check_images(folder, data)
-    left = {seed: folder for seed, folder in folders.items() if not os.path.lexists(folder / runs.METRICS)}
+    left = {seed: folder for seed, folder in folders.items() if not os.path.lexists(folder / run_folder.METRICS)}
     if config.data.on_error == "stop" and not all(
         map(holds_a_run, left.values())
     ):  # with "skip" they have been looked at
@@ -94,7 +94,7 @@ def folders_left(folders: dict[int, Path], config: Config, data: DataSet) -> dic
 def check_evaluated(data: DataSet) -> None:
     """Images that would be read after the last epoch for the first time: a bad one is to be known before the first."""
     for source in (data.test, data.val):
-        if source is not None and isinstance(source.images, OnDisk):
+        if source is not None and isinstance(source.images, StreamedImages):
             for number, why in unreadable(source.images.encoded, np.arange(len(source.labels))).items():
                 raise cannot_read(source.images.place(number), BadImage(why))
 
@@ -103,9 +103,9 @@ def check_evaluated(data: DataSet) -> None:
 def locked(folder: Path) -> Iterator[None]:
     """One process at a time in a run folder; the lock goes with the process."""
     try:
-        with room_for(folder):
+        with disk_full_as_user_error(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            file = files.open_lock(folder / runs.LOCK)
+            file = files.open_lock(folder / run_folder.LOCK)
     except OSError as error:
         raise UserError(
             f"cannot write to {folder} ({error.strerror}): choose another --out",
@@ -147,20 +147,20 @@ def from_anywhere(config: Config) -> Config:
 
 def start_folder(run: Run) -> None:
     """The files that say what the run is; a resume is added to what the first start wrote."""
-    path, now = run.folder / runs.ENVIRONMENT, describe_environment(run)
+    path, now = run.folder / run_folder.ENVIRONMENT, describe_environment(run)
     try:
         run.folder.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(path) and holds_a_run(run.folder):
-            first = runs.read_begun(run.folder).environment
+            first = run_folder.read_begun(run.folder).environment
             again = {k: now[k] for k in ("started", "commit", "versions", "device", "threads", "precision", "step")}
             now = first | {"resumed": [*(first.get("resumed") or []), again]}
         else:
-            files.write_json(run.folder / runs.CONFIG, to_dict(from_anywhere(run.config)))
+            files.write_json(run.folder / run_folder.CONFIG, to_dict(from_anywhere(run.config)))
         lines = [json.dumps(image._asdict()) + "\n" for image in run.data.skipped]
         if lines:
-            files.write_text(run.folder / runs.SKIPPED, "".join(lines))
+            files.write_text(run.folder / run_folder.SKIPPED, "".join(lines))
         else:  # of an attempt that was stopped before its first epoch
-            (run.folder / runs.SKIPPED).unlink(missing_ok=True)
+            (run.folder / run_folder.SKIPPED).unlink(missing_ok=True)
         files.write_json(path, now)
     except OSError as error:
         raise UserError(

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from longtail import files
-from longtail.errors import UserError, why
+from longtail.errors import UserError, error_text
 from longtail.methods import Method
-from longtail.models.beside import Beside
+from longtail.models.side_stream import SideStream
 
 Row = npt.NDArray[np.float32]
 
@@ -21,7 +21,7 @@ Row = npt.NDArray[np.float32]
 class Gradients:
     """Norms summed up over the steps of an epoch, on the device; the host reads them when the epoch ends.
 
-    What is measured is the gradient that the optimiser takes: the mean over accumulated batches and over processes, without
+    What is measured is the gradient that the optimizer takes: the mean over accumulated batches and over processes, without
     weight decay. In gradients.npz row e belongs to line e of log.jsonl; it is NaN where the classifier did not learn, or was
     not watched yet. `stages` names the stage of every epoch of the run.
     """
@@ -32,7 +32,7 @@ class Gradients:
         self.count = 0  # steps since the epoch began
         self.rows: list[Row] = []
 
-    def add(self, method: Method, beside: Beside) -> None:
+    def add(self, method: Method, beside: SideStream) -> None:
         """The norms of this step; whoever calls counts the steps, as a captured one cannot."""
         if self.on and method.class_weights.grad is not None:
             beside.run(self._add, method.class_weights.grad)
@@ -92,6 +92,6 @@ def stored_rows(path: Path, classes: int) -> list[Row]:
         return list(norms_EC.astype(np.float32))
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
-            f"cannot read {path} ({why(error)}): delete it, and its epochs so far are given up",
+            f"cannot read {path} ({error_text(error)}): delete it, and its epochs so far are given up",
             kind="unsafe-file" if isinstance(error, files.RefusedFile) else "damaged-file",
         ) from error

@@ -1,4 +1,4 @@
-"""Who hears of a run beside log.jsonl, the log of record: TensorBoard and Weights & Biases (`--log.to`).
+"""Who hears of a run beside log.jsonl, the log of record: TensorBoard and Weights & Biases (`--log.loggers`).
 
 A listener is told the rows that the log of record has and it has not, then every new one, and the final metrics: a resumed run
 doubles nothing, and one that listens from a resume on has the epochs before it too. Whatever goes wrong with a listener is said
@@ -17,11 +17,11 @@ from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
-from longtail import files, runs
+from longtail import files, run_folder
 from longtail.config import Config, LogConfig, to_dict
 from longtail.engine.distributed import is_first
 from longtail.errors import UserError
-from longtail.shapes import count, fault
+from longtail.schema import count, validate
 
 Row = dict[str, Any]
 WANDB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -29,11 +29,11 @@ WANDB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 def check(log: LogConfig) -> None:
     """Before the work is done that they would hear of."""
-    for name in log.to:
+    for name in log.loggers:
         found = importlib.util.find_spec(name)
         if found is None or found.origin is None:  # or a folder of that name lies here, as both leave one
             raise UserError(
-                f"--log.to {name}: it is not installed, try `pip install longtail[log]`", kind="missing-package"
+                f"--log.loggers {name}: it is not installed, try `pip install longtail[log]`", kind="missing-package"
             )
 
 
@@ -58,7 +58,7 @@ class TensorBoard:
     def __init__(self, folder: Path, config: Config, seed: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        place = folder / runs.TENSORBOARD
+        place = folder / run_folder.TENSORBOARD
         files.remove(place)  # a link too, which is not followed
         self.writer = SummaryWriter(str(place), purge_step=0)  # who watches forgets what it saw of the old files
         self.writer.add_text("config", f"```json\n{json.dumps(described(config, seed), indent=1)}\n```", 0)
@@ -84,11 +84,11 @@ class WandB:
     def __init__(self, folder: Path, config: Config, seed: int) -> None:
         import wandb
 
-        self.path = folder / runs.WANDB
+        self.path = folder / run_folder.WANDB
         known: Row = {"id": uuid.uuid4().hex[:12], "epochs": 0}
         if os.path.lexists(self.path):
-            known = runs.read_json(self.path)
-            if wrong := fault(known, {"id": lambda value: bool(WANDB_ID.fullmatch(str(value))), "epochs": count}):
+            known = run_folder.read_json(self.path)
+            if wrong := validate(known, {"id": lambda value: bool(WANDB_ID.fullmatch(str(value))), "epochs": count}):
                 raise UserError(f"{self.path}: {wrong}: remove it to start another run there", kind="damaged-file")
         self.id, self.seen = known["id"], known["epochs"]
         files.check_inside(folder / "wandb", folder)
@@ -132,9 +132,9 @@ class Listeners:
     """All that a run has; one that fails is named and dropped. Of several processes the first alone is heard."""
 
     def __init__(self, folder: Path, config: Config, seed: int) -> None:
-        self.log, self.told = folder / runs.LOG, 0  # lines
+        self.log, self.told = folder / run_folder.LOG, 0  # lines
         self.heard: dict[str, Any] = {}
-        for name in config.log.to if is_first() else ():
+        for name in config.log.loggers if is_first() else ():
             with self.spared(name):
                 self.heard[name] = KINDS[name](folder, config, seed)
         self.hear()

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from longtail import files
-from longtail.progress import clock
+from longtail.config.migrate import migrate_log_line
+from longtail.progress import format_duration
 
 BAR_SECONDS, PIPE_SECONDS = 0.5, 60.0  # without news, within an epoch
 
@@ -24,7 +25,7 @@ def truncate(path: Path, epochs: int) -> None:
     if not os.path.lexists(path):
         return
     lines = files.read_text(path, errors="replace", folder=path.parent).splitlines()[:epochs]
-    files.write_text(path, "".join(line + "\n" for line in lines))
+    files.write_text(path, "".join(migrate_log_line(line) + "\n" for line in lines))
 
 
 class Log:
@@ -68,7 +69,7 @@ class Log:
             self.bar.update(self.task, completed=step, now=summary(row, self.narrow))
         if self.plain:
             try:
-                print(f"{self.title}  {summary(row)}  {clock(left)} left", file=sys.stderr, flush=True)
+                print(f"{self.title}  {summary(row)}  {format_duration(left)} left", file=sys.stderr, flush=True)
             except OSError:  # whoever listened has gone; the run goes on
                 self.plain = False
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from longtail.engine import distributed
 from longtail.errors import RunError
-from longtail.shapes import count
+from longtail.schema import count
 
 NEVER = 2**62  # later than any step
 

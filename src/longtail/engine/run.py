@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longtail import methods, runs
+from longtail import methods, run_folder
 from longtail.config import Config, OptimConfig
 from longtail.data.loader import Loader, make_loader
 from longtail.data.samplers import derive_seed
-from longtail.data.sources import DataSet, Source
+from longtail.data.sources import DataSet, Split
 from longtail.engine import checkpoint, distributed, log
 from longtail.engine.batches import Batches
 from longtail.engine.device import (
@@ -22,8 +22,8 @@ from longtail.engine.device import (
     compiling_pays,
     is_fused,
     memory_format,
-    place,
     precision,
+    to_device,
     uses_kernels,
 )
 from longtail.engine.evaluate import balanced_accuracy, features_of
@@ -31,15 +31,15 @@ from longtail.engine.gradients import Gradients
 from longtail.engine.meter import Meter
 from longtail.engine.schedule import learning_rate
 from longtail.errors import UserError
+from longtail.kernels import sgd
 from longtail.methods import Stage, Start
-from longtail.models import update
 from longtail.models.groups import refined
-from longtail.shapes import amount, count, fault
+from longtail.schema import amount, count, validate
 from longtail.views import Views
 
 
 class Run:
-    """Method, optimiser, batches, and the two counters that say where training stands: the stage, and the step in it.
+    """Method, optimizer, batches, and the two counters that say where training stands: the stage, and the step in it.
 
     `twin` is a run of another seed on the same data, which shares its images.
     """
@@ -53,8 +53,8 @@ class Run:
         self.setup_seconds = 0.0  # spent on making views and step: capture and compilation, in this process
         self.epoch_seconds = 0.0  # of the epoch under way, before the clock was last started
         torch.manual_seed(seed)  # initial weights, and what a network draws itself (dropout)
-        stored = os.path.lexists(folder / runs.CHECKPOINT)
-        self.method: methods.Method = place(methods.make(config, data.train.counts, stored), config, device)
+        stored = os.path.lexists(folder / run_folder.CHECKPOINT)
+        self.method: methods.Method = to_device(methods.make(config, data.train.counts, stored), config, device)
         self.method.check(data.val is not None)
         distributed.part(self.method, seed)
         self.views = Views(config.views, config.data.image_size, uses_kernels(config.train, device))
@@ -79,7 +79,7 @@ class Run:
         names = [stage.name for stage in self.method.stages for _ in range(stage.epochs)]
         self.gradients = Gradients(config.log.gradients, len(data.train.counts), names, device)
         self.clock = torch.zeros((), dtype=torch.int64, device=device)  # the step under way, for the meter
-        self.captured = device.type == "cuda" and config.train.step != "eager" and not distributed.several()
+        self.captured = device.type == "cuda" and config.train.execution != "eager" and not distributed.several()
         steps, fused = config.train.epochs * self.steps_per_epoch, is_fused(self.method)
         self.compiled = compiling_pays(config.train, device, steps, fused)
         if self.compiled:
@@ -88,7 +88,7 @@ class Run:
         self.enter(0)
 
     def enter(self, stage_index: int) -> None:
-        """Begin a stage: its objective, its optimiser, step 0."""
+        """Begin a stage: its objective, its optimizer, step 0."""
         self.stage_index, self.step = stage_index, 0
         self.stage: Stage = self.method.stages[stage_index]
         self.epoch = -1  # of the stage, that the method was last told of
@@ -100,7 +100,7 @@ class Run:
         start = time.perf_counter()
         self.batches.enter(stage_index, self.stage, self.epochs_before(), self.captured)
         self.setup_seconds += time.perf_counter() - start
-        self.optimiser = self.make_optimiser(self.stage.optim)
+        self.optimizer = self.make_optimizer(self.stage.optim)
 
     @property
     def how(self) -> str:
@@ -126,7 +126,7 @@ class Run:
     def start(self) -> Start:
         """What a method may look at when a stage begins."""
 
-        def look(source: Source) -> tuple[Tensor, Tensor]:
+        def look(source: Split) -> tuple[Tensor, Tensor]:
             features = features_of(self.method, source, self.views, self.device, self.config.train.batch_size)
             return features, torch.from_numpy(source.labels).to(self.device)
 
@@ -136,7 +136,7 @@ class Run:
     def steps_left(self) -> range:
         return range(self.step, self.stage.epochs * self.steps_per_epoch)
 
-    def make_optimiser(self, o: OptimConfig) -> torch.optim.Optimizer:
+    def make_optimizer(self, o: OptimConfig) -> torch.optim.Optimizer:
         """Over what learns in this stage; on CUDA its rates are on the device, where a captured step finds them."""
         groups = refined(self.method.groups(), self.method.net.trunk, o)
         kind: Any = torch.optim.SGD
@@ -149,13 +149,13 @@ class Run:
         if o.name == "adamw":
             options["capturable"] = True
         elif is_fused(self.method):
-            return update.SGD(groups, **options)
+            return sgd.SGD(groups, **options)
         return kind(groups, fused=True, **options)
 
     def clip(self) -> None:
         """Shorten the gradient of a step where it is longer than asked for."""
         if self.stage.optim.clip:
-            learning = [p for group in self.optimiser.param_groups for p in group["params"]]
+            learning = [p for group in self.optimizer.param_groups for p in group["params"]]
             torch.nn.utils.clip_grad_norm_(learning, self.stage.optim.clip)
 
     def prepare(self, step: int) -> None:
@@ -167,7 +167,7 @@ class Run:
         self.batches.prepare(self.epochs_before() + epoch, step)
         self.clock.fill_(self.steps_done())
         self.rate = learning_rate(self.stage.optim, step, self.steps_per_epoch, self.stage.epochs)
-        for group in self.optimiser.param_groups:
+        for group in self.optimizer.param_groups:
             rate = self.rate * group.get("lr_scale", 1)
             group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
 
@@ -228,7 +228,7 @@ class Run:
             "epoch_seconds": self.epoch_seconds + (time.perf_counter() - self._since if self.meter.count else 0.0),
             "precision": precision(self.config.train, self.device),
             "method": self.method.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "meter": self.meter.state(),
             "gradients": self.gradients.state(),
             "rng": distributed.of_each(torch.get_rng_state()),
@@ -240,12 +240,12 @@ class Run:
 
     def _write(self, state: dict[str, Any]) -> None:
         """The checkpoint last: files of epochs may be ahead of it, and are then cut, but never behind."""
-        self.gradients.write(self.folder / runs.GRADIENTS)
-        checkpoint.save(self.folder / runs.CHECKPOINT, state)
+        self.gradients.write(self.folder / run_folder.GRADIENTS)
+        checkpoint.save(self.folder / run_folder.CHECKPOINT, state)
 
     def restore(self) -> bool:
         """Go to where the checkpoint stands, if there is one."""
-        path = self.folder / runs.CHECKPOINT
+        path = self.folder / run_folder.CHECKPOINT
         found = os.path.lexists(path)
         if found:
             state = checkpoint.load(path, self.device, self.method.state_dict())
@@ -262,8 +262,8 @@ class Run:
 
     def _cut(self, epochs: int) -> None:
         """What was written of later epochs will be written again."""
-        log.truncate(self.folder / runs.LOG, epochs)
-        self.gradients.read(self.folder / runs.GRADIENTS, epochs)
+        log.truncate(self.folder / run_folder.LOG, epochs)
+        self.gradients.read(self.folder / run_folder.GRADIENTS, epochs)
 
     def _restore(self, state: dict[str, Any], path: Path) -> None:
         if state["checksum"] != self.data.checksum:
@@ -276,7 +276,7 @@ class Run:
                 f"{path} was trained in {state['precision']}: add --train.precision {state['precision']}",
                 kind="mismatch",
             )
-        if wrong := fault(state, {"stage": count, "step": count, "seconds": amount, "epoch_seconds": amount}):
+        if wrong := validate(state, {"stage": count, "step": count, "seconds": amount, "epoch_seconds": amount}):
             raise ValueError(wrong)
         self.enter(state["stage"])
         if not 0 <= state["step"] <= self.steps_left().stop:
@@ -284,9 +284,9 @@ class Run:
         self.step, self.seconds, self.epoch_seconds = state["step"], state["seconds"], state["epoch_seconds"]
         self.method.load_state_dict(state["method"])
         # The rate and the kernel are this device's, whatever the checkpoint came from.
-        here = self.optimiser.state_dict()["param_groups"]
-        self.optimiser.load_state_dict(state["optimiser"] | {"param_groups": here})
-        check_optimizer(self.optimiser)
+        here = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict(state["optimizer"] | {"param_groups": here})
+        check_optimizer(self.optimizer)
         self.meter.restore(state["meter"])
         self.gradients.restore(state.get("gradients", {}))
         torch.set_rng_state(distributed.own(state["rng"]).cpu())

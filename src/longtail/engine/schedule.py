@@ -7,7 +7,7 @@ from longtail.config import OptimConfig
 
 
 def learning_rate(optim: OptimConfig, step: int, steps_per_epoch: int, epochs: int) -> float:
-    """The rate of optimiser step `step` (from 0) in a stage of `epochs` epochs."""
+    """The rate of optimizer step `step` (from 0) in a stage of `epochs` epochs."""
     return optim.lr * warmup(optim, step, steps_per_epoch) * decay(optim, step, steps_per_epoch, epochs)
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from longtail import runs
+from longtail import run_folder
 from longtail.config import Config
-from longtail.data.pool import OnDisk
+from longtail.data.lazy_images import StreamedImages
 from longtail.data.sources import DataSet, load
 from longtail.engine import distributed
 from longtail.engine.advice import (
@@ -37,9 +37,18 @@ from longtail.engine.log import Log
 from longtail.engine.meter import NonFinite
 from longtail.engine.run import Run
 from longtail.engine.signals import StopSignals
-from longtail.errors import Alone, BadFile, Interrupted, NoRoom, RunError, UserError, full_disk, why
+from longtail.errors import (
+    DiskFullError,
+    Interrupted,
+    RankError,
+    RunError,
+    UnreadableImageError,
+    UserError,
+    disk_full_text,
+    error_text,
+)
 from longtail.files import RefusedFile
-from longtail.models.beside import Beside
+from longtail.models.side_stream import SideStream
 from longtail.progress import columns, wrapped
 
 Take = Callable[[Path], None]  # a run folder, for this process alone
@@ -140,7 +149,7 @@ def advance(run: Run) -> None:
 
     Several processes meet here at the end of the way back, and where norms, contrast or queue ask for one another's images.
     """
-    beside = Beside(run.device, line=BOOKS)
+    beside = SideStream(run.device, line=BOOKS)
     for _ in range(run.accumulate):
         with products_in(precision(run.config.train, run.device), run.device):
             terms = run.method.loss(run.batches.next())
@@ -152,8 +161,8 @@ def advance(run: Run) -> None:
     distributed.average(run.method)
     run.clip()
     run.gradients.add(run.method, beside)
-    run.optimiser.step()
-    run.optimiser.zero_grad()
+    run.optimizer.step()
+    run.optimizer.zero_grad()
     run.method.after_step()
     beside.join()
 
@@ -186,8 +195,10 @@ def train_on(
         if shows(config):
             print(*(wrapped(line, columns()) for line in data.describe()), sep="\n", flush=True)
     distributed.check_same(data.checksum, "other images (by their checksum): give all the same --data.root")
-    in_a_row = device.type != "cuda" or config.train.step == "eager" or isinstance(data.train.images, OnDisk)
-    together = 1 if in_a_row or distributed.several() else config.train.together
+    in_a_row = (
+        device.type != "cuda" or config.train.execution == "eager" or isinstance(data.train.images, StreamedImages)
+    )
+    together = 1 if in_a_row or distributed.several() else config.train.parallel_seeds
     left = distributed.by_first(folders_left, folders, config, data)
     for folder in folders.values():
         if shows(config) and folder not in left.values():
@@ -221,7 +232,7 @@ def train_seeds(config: Config, folders: dict[int, Path], data: DataSet, device:
         if not out_of_memory(error):
             raise
         exhausted = True  # handled below: in here the traceback still holds the memory
-    except (BadFile, ValueError) as error:
+    except (UnreadableImageError, ValueError) as error:
         if advised := advise_input(error, folders.values()):
             raise advised from error
         raise
@@ -229,19 +240,19 @@ def train_seeds(config: Config, folders: dict[int, Path], data: DataSet, device:
         raise
     except RefusedFile as error:
         raise UserError(
-            f"cannot use {error.filename} ({why(error)}): remove it, then --resume", kind="unsafe-file"
+            f"cannot use {error.filename} ({error_text(error)}): remove it, then --resume", kind="unsafe-file"
         ) from error
-    except (OSError, SafetensorError, NoRoom) as error:
+    except (OSError, SafetensorError, DiskFullError) as error:
         parent = next(iter(folders.values())).parent
         raise RunError(
-            f"cannot write to {parent} ({why(error)}): free some space and --resume",
-            kind="disk-full" if full_disk(error) else "not-writable",
+            f"cannot write to {parent} ({error_text(error)}): free some space and --resume",
+            kind="disk-full" if disk_full_text(error) else "not-writable",
         ) from error
     if exhausted and distributed.several():
-        raise Alone(advise_several(config.train), kind="out-of-memory")
+        raise RankError(advise_several(config.train), kind="out-of-memory")
     if exhausted and len(folders) > 1:
         raise RunError(
-            f"out of memory with {len(folders)} seeds side by side: --resume with --train.together 1",
+            f"out of memory with {len(folders)} seeds side by side: --resume with --train.parallel_seeds 1",
             kind="out-of-memory",
         )
     if exhausted:
@@ -280,8 +291,8 @@ def make_and_train(
 def check_seeds(folders: dict[int, Path]) -> None:
     """Raise a UserError if the folder of a seed holds the run of another seed, for example because it was renamed."""
     for seed, folder in folders.items():
-        if holds_a_run(folder) and (folder / runs.ENVIRONMENT).exists():
-            stored = runs.read_begun(folder).seed
+        if holds_a_run(folder) and (folder / run_folder.ENVIRONMENT).exists():
+            stored = run_folder.read_begun(folder).seed
             if stored != seed:
                 fix = f"rename it to {folder.with_name(f'seed{stored}')}, or choose another --out"
                 raise UserError(f"{folder} holds the run of seed {stored}, not of seed {seed}: {fix}", kind="mismatch")
@@ -289,9 +300,9 @@ def check_seeds(folders: dict[int, Path]) -> None:
 
 def earlier_threads(folder: Path) -> set[int]:
     """Return the numbers of threads with which a run was started and resumed so far, as far as they are known."""
-    if not (folder / runs.ENVIRONMENT).exists():
+    if not (folder / run_folder.ENVIRONMENT).exists():
         return set()
-    stored = runs.read_begun(folder).environment
+    stored = run_folder.read_begun(folder).environment
     return {n for entry in (stored, *(stored.get("resumed") or [])) if (n := threads_of(entry)) is not None}
 
 
@@ -314,12 +325,12 @@ def train_group(group: Sequence[Run]) -> None:
 def fit_group(group: Sequence[Run], heard: Sequence[Listeners]) -> None:
     """Train them, with their logs open and stop signals minded."""
     config = group[0].config
-    seeds = runs.seeds_named([run.seed for run in group])
+    seeds = run_folder.seeds_named([run.seed for run in group])
     with StopSignals() as stop, contextlib.ExitStack() as open_logs:
         logs = []
         for run, listeners in zip(group, heard, strict=True):  # the first speaks for all
             progress = config.log.progress if run is group[0] else "none"
-            path, progress = (run.folder / runs.LOG, progress) if distributed.is_first() else (None, "none")
+            path, progress = (run.folder / run_folder.LOG, progress) if distributed.is_first() else (None, "none")
             log = Log(path, run.total_steps(), progress, f"{config.method.label}, {seeds}", listeners.hear)
             logs.append(open_logs.enter_context(log))
         try:

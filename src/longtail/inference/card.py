@@ -5,30 +5,30 @@ from typing import Any
 
 import numpy as np
 
-from longtail import runs
-from longtail.errors import escape_markdown
+from longtail import run_folder
 from longtail.inference.deployed import facts
 from longtail.inference.model import UNCALIBRATED, Model
 from longtail.inference.snippets import snippet
-from longtail.report import reading
-from longtail.report.tested import basis
+from longtail.reporting import reading
+from longtail.reporting.tested import basis
+from longtail.text import escape_markdown
 
 CLASSES = 50  # in the table; of more the ends
 GROUPS = {"top1": "all", "many": "many (more than 100)", "medium": "medium (20 to 100)", "few": "few (fewer than 20)"}
 EXACTLY = (
     "the probabilities of `longtail predict` need exactly that, as the code above does it: another library's resizing, or one "
-    "step where there are two, gives other grey levels; of 16-bit greys, which it does not know, the upper 8 bits are taken"
+    "step where there are two, gives other gray levels; of 16-bit grays, which it does not know, the upper 8 bits are taken"
 )
 LIMITS = """\
 - It knows the classes below and no others: an image of something else gets one of them, perhaps with confidence.
 - Figures hold for images like those of the test set. Other cameras, crops or places change them.
-- Rare classes were learnt from few images: look at their own row, not at the mean.
+- Rare classes were learned from few images: look at their own row, not at the mean.
 - A temperature makes confidence honest on average over classes, not for each of them."""
 
 
 def card(model: Model, to: str, file: str, difference: float, latency: dict[int, tuple[float, float]]) -> str:
     about = facts(model)
-    record = runs.read(model.origin) if model.origin and (model.origin / runs.METRICS).is_file() else None
+    record = run_folder.read(model.origin) if model.origin and (model.origin / run_folder.METRICS).is_file() else None
     parts = [
         f"# {escape_markdown(about['method'])}, {escape_markdown(about['network'])}",
         f"An image classifier of {len(model.class_names):,} classes, trained and exported by longtail {about['longtail']}.",
@@ -62,7 +62,7 @@ def probability_words(model: Model, about: dict[str, Any]) -> list[str]:
     return [found, frequencies]
 
 
-def results(record: runs.Run) -> str:
+def results(record: run_folder.FinishedRun) -> str:
     metrics, data, commit = record.metrics, record.environment["data"], record.environment.get("commit")
     counts = data.get("counts") or metrics.get("counts") or [0]
     said = [
@@ -85,7 +85,7 @@ def held_out(metrics: dict[str, Any], counts: list[int]) -> list[str]:
     return [f"{more:,} more were held out for validation; groups go by both together"] if more > 0 else []
 
 
-def base(record: runs.Run, group: str) -> str:
+def base(record: run_folder.FinishedRun, group: str) -> str:
     """The test images that a figure rests on."""
     if group == "top1":
         images_C = reading.tested(record)
@@ -105,7 +105,7 @@ def check_words(difference: float, latency: dict[int, tuple[float, float]]) -> l
     return [f"run after it was written, at batch {sizes}: its logits differ by {difference:.1e} at most", *times]
 
 
-def classes(model: Model, record: runs.Run | None) -> str:
+def classes(model: Model, record: run_folder.FinishedRun | None) -> str:
     """From the most frequent to the rarest."""
     counts = np.zeros(len(model.class_names), int) if model.counts is None else model.counts
     order = np.argsort(-counts, kind="stable").tolist()

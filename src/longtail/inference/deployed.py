@@ -10,12 +10,12 @@ from longtail import __version__
 from longtail.config import to_dict
 from longtail.inference.model import Model
 from longtail.inference.priors import named
-from longtail.models.backbones import Maps, Trunk
+from longtail.models.backbones import FeatureMaps, Trunk
 from longtail.views import ops
 from longtail.views.view import STATISTICS
 
 INPUT, OUTPUTS = "images", ("logits", "probabilities")
-INPUT_WORDS = "RGB images cut to size, uint8 (batch, 3, {size}, {size}); they are normalised inside"
+INPUT_WORDS = "RGB images cut to size, uint8 (batch, 3, {size}, {size}); they are normalized inside"
 LOGITS_WORDS = "float32 (batch, {classes}), as the network was trained to give them"
 PROBABILITIES_WORDS = "float32 (batch, {classes}), at the temperature and for the class frequencies below"
 
@@ -33,15 +33,15 @@ class Deployed(nn.Module):
         for part in self.network.modules():
             if isinstance(part, Trunk):
                 part.precision = torch.float32
-            if isinstance(part, Trunk | Maps):
+            if isinstance(part, Trunk | FeatureMaps):
                 part.fused = False
         self.size, self.temperature = model.image_size, model.temperature or 1.0
         self.register_buffer("shift_C", model.shift().float())
-        for name, numbers in zip(("mean_C11", "std_C11"), STATISTICS[model.config.views.normalise], strict=True):
+        for name, numbers in zip(("mean_C11", "std_C11"), STATISTICS[model.config.views.normalize], strict=True):
             self.register_buffer(name, torch.tensor(numbers)[:, None, None])
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        x = ops.normalise(ops.to_float(images), self.mean_C11, self.std_C11)
+        x = ops.normalize(ops.to_float(images), self.mean_C11, self.std_C11)
         logits_BC = self.network.classify(self.network.features(x))
         return logits_BC, (logits_BC / self.temperature + self.shift_C).softmax(1)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from longtail import files, runs
-from longtail.errors import RunError, UserError, full_disk, room_for, unknown, why
+from longtail import files, run_folder
+from longtail.errors import RunError, UserError, disk_full_as_user_error, disk_full_text, error_text, unknown_name
 from longtail.inference.card import card
 from longtail.inference.deployed import Deployed, facts
 from longtail.inference.formats import FORMATS, Runner, eager
@@ -45,13 +45,13 @@ def export(
 ) -> Exported:
     """Write a network as `onnx`, `torch` (a .pt2 of torch.export) or `safetensors`; the twin of `longtail export`."""
     if to not in FORMATS:
-        raise unknown("format", to, FORMATS)
+        raise unknown_name("format", to, FORMATS)
     model = run if isinstance(run, Model) else load(run, "cpu")
     model = model if prior is None else model.expecting(prior)
-    path, network = place(model, to, out), Deployed(model)
+    path, network = output_path(model, to, out), Deployed(model)
     beside = path.with_name(f"{path.name}.md")
     try:
-        with room_for(path):
+        with disk_full_as_user_error(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         if model.origin is not None and model.origin.is_dir() and path.parent == model.origin / "export":
             files.check_inside(path.parent, model.origin)
@@ -63,7 +63,8 @@ def export(
             files.write_text(beside, card(model, to, path.name, difference, latency))
     except OSError as error:
         raise UserError(
-            f"cannot write {path} ({why(error)}): name a file in a folder that can be written", kind="not-writable"
+            f"cannot write {path} ({error_text(error)}): name a file in a folder that can be written",
+            kind="not-writable",
         ) from error
     return Exported(path, beside, difference, latency)
 
@@ -76,7 +77,7 @@ def written(model: Model, network: Deployed, to: str, path: Path) -> Runner:
     except (UserError, OSError):
         raise
     except Exception as error:  # what an exporter does not know of a network it says in its own way
-        if full_disk(error):
+        if disk_full_text(error):
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise RunError(
@@ -84,14 +85,14 @@ def written(model: Model, network: Deployed, to: str, path: Path) -> Runner:
         ) from error
 
 
-def place(model: Model, to: str, out: Path | str | None) -> Path:
+def output_path(model: Model, to: str, out: Path | str | None) -> Path:
     """Where the file goes; never over what it is made from."""
     suffix, origin = FORMATS[to].suffix, model.origin or Path("model")
     folder = origin / "export" if origin.is_dir() else origin.parent
     path = Path(out) if out else folder / f"{'model' if origin.is_dir() else origin.name.split('.')[0]}{suffix}"
     if path.suffix != suffix:
         raise UserError(f"--out {path}: name it *{suffix}, by which others know what it is")
-    if os.path.isdir(path) or os.path.realpath(path) in map(os.path.realpath, (origin, origin / runs.MODEL)):
+    if os.path.isdir(path) or os.path.realpath(path) in map(os.path.realpath, (origin, origin / run_folder.MODEL)):
         raise UserError(f"--out {path} would replace what is exported: name another file", kind="exists")
     return path
 

@@ -11,18 +11,19 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from longtail import files, runs
+from longtail import files, run_folder
 from longtail.config import Config, from_dict
-from longtail.data.pool import fit_in_memory
+from longtail.data.lazy_images import fit_in_memory
 from longtail.data.sources import RESIDENT_SIDE, streamed_side
 from longtail.engine.device import choose_device
 from longtail.engine.evaluate import stored_network
-from longtail.errors import UserError, visible, why
+from longtail.errors import UserError, error_text
 from longtail.inference import released
 from longtail.inference.model import Model
 from longtail.inference.preprocessing import Preprocessing
 from longtail.inference.priors import Prior
-from longtail.shapes import anything, count, fault, maybe, number, share, text
+from longtail.schema import anything, count, maybe, number, share, text, validate
+from longtail.text import escape_nonprintable
 from longtail.views import Views
 
 METADATA = "longtail"  # the key of an exported file's description
@@ -51,7 +52,7 @@ def load(
     """
     path, place = Path(path), choose_device(device, "device")
     is_file = os.path.isfile(path)
-    if is_file and (path.suffix == ".safetensors" or path.name == runs.CONFIG):
+    if is_file and (path.suffix == ".safetensors" or path.name == run_folder.CONFIG):
         exported = path.suffix == ".safetensors" and METADATA in _metadata(path)
         found = load_exported(path, place) if exported else load_run(path.parent, place)
     elif is_file and path.suffix in CHECKPOINTS:
@@ -79,7 +80,7 @@ def load_run(path: Path, device: torch.device) -> Model:
     side = likely_side(config, data.get("images") or sum(counts)) if side is None else side
     check_side(side, config, record.folder)
     return Model(
-        stored_network(record.folder / runs.MODEL, config, counts, device).only_deployed().eval(),
+        stored_network(record.folder / run_folder.MODEL, config, counts, device).only_deployed().eval(),
         config,
         Preprocessing(Views(config.views, config.data.image_size), side),
         tuple(map(str, names)),
@@ -90,9 +91,9 @@ def load_run(path: Path, device: torch.device) -> Model:
     )
 
 
-def one_run(path: Path) -> runs.Run:
+def one_run(path: Path) -> run_folder.FinishedRun:
     """The finished run at or below a path; of seeds of one configuration the first, which is said."""
-    found = runs.finished(path)
+    found = run_folder.finished(path)
     first = found[0]
     if any(run.config.identity() != first.config.identity() for run in found):
         which = ", ".join(str(run.folder) for run in found[:3])
@@ -101,7 +102,7 @@ def one_run(path: Path) -> runs.Run:
             kind="mismatch",
         )
     if len(found) > 1:
-        print(visible(f"{path} holds {len(found)} seeds: {first.folder} is taken"), file=sys.stderr)
+        print(escape_nonprintable(f"{path} holds {len(found)} seeds: {first.folder} is taken"), file=sys.stderr)
     return first
 
 
@@ -122,14 +123,14 @@ def check_side(side: int, config: Config, where: Path) -> None:
 
 
 def _temperature(folder: Path) -> float | None:
-    path = folder / runs.CALIBRATION
+    path = folder / run_folder.CALIBRATION
     if not os.path.lexists(path):
         return None
-    tree = runs.read_json(path)
+    tree = run_folder.read_json(path)
     value: Any = tree.get("temperature") if isinstance(tree, dict) else None
     if not is_temperature(value):
         raise UserError(
-            f"{path}: its temperature is {visible(value)}, measure the run again with `longtail eval`",
+            f"{path}: its temperature is {escape_nonprintable(value)}, measure the run again with `longtail eval`",
             kind="damaged-file",
         )
     return float(value)
@@ -167,7 +168,7 @@ def read_facts(path: Path) -> dict[str, Any]:
         facts = json.loads(_metadata(path)[METADATA])
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: its description is not JSON ({error}): {again}", kind="damaged-file") from error
-    if wrong := fault(facts, FACTS):
+    if wrong := validate(facts, FACTS):
         raise UserError(f"{path}: {wrong}: {again}", kind="damaged-file")
     classes, prior = len(facts["class_names"]), facts.get("prior")
     if not classes:
@@ -192,6 +193,6 @@ def _metadata(path: Path) -> dict[str, str]:
             return file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise UserError(
-            f"cannot read {path} ({why(error).splitlines()[0]}): is it a safetensors file?",
+            f"cannot read {path} ({error_text(error).splitlines()[0]}): is it a safetensors file?",
             kind=files.read_error_kind(error),
         ) from error

@@ -12,7 +12,7 @@ from torch import Tensor
 from longtail import methods
 from longtail.config import Config
 from longtail.data.decode import BadImage
-from longtail.data.pool import ImageArray
+from longtail.data.lazy_images import ImageArray
 from longtail.engine.advice import out_of_memory
 from longtail.engine.evaluate import in_test_mode
 from longtail.errors import UserError
@@ -116,7 +116,7 @@ class Model:
 
     def logits(self, pixels: Sequence[ImageArray]) -> Tensor:
         """(N, C) on the CPU, from what `preprocessing.pixels` gives; not finite, it is a UserError."""
-        x = self.preprocessing.views.normalised(self.preprocessing.squares(pixels, self.device))
+        x = self.preprocessing.views.normalized(self.preprocessing.squares(pixels, self.device))
         try:
             with in_test_mode(self.method):
                 logits_NC = self.method(x).float().cpu()

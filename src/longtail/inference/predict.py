@@ -17,11 +17,12 @@ import numpy as np
 from longtail import files
 from longtail.data.decode import BadImage, in_threads
 from longtail.data.folder import EXTENSIONS, image_files
-from longtail.data.pool import ImageArray
-from longtail.errors import FORMULA, UserError, no_formula, visible, why
+from longtail.data.lazy_images import ImageArray
+from longtail.errors import UserError, error_text
 from longtail.inference.loading import load
 from longtail.inference.model import Guess, Model
-from longtail.progress import shown
+from longtail.progress import track
+from longtail.text import FORMULA_STARTS, csv_safe, escape_nonprintable
 
 STANDARD = "-"  # standard input, or output
 LONGEST_LIST = 2**28  # bytes of paths on standard input
@@ -57,7 +58,7 @@ def predict(
     model = run if isinstance(run, Model) else load(run, device)
     model = model if prior is None else model.expecting(prior)
     for note in model.notes():
-        print(visible(note), file=sys.stderr)
+        print(escape_nonprintable(note), file=sys.stderr)
     width = min(top, len(model.class_names))
     with written(csv, lambda file: as_csv(file, width)) as to_csv, written(json, as_json) as to_json:
         found = []
@@ -72,7 +73,7 @@ def predictions(model: Model, paths: list[Path], top: int, on_error: str) -> Ite
     """Of each file in order, a batch at a time."""
     work = in_threads(lambda index: model.preprocessing.pixels(paths[index]), np.arange(len(paths)))
     with closing(work):
-        decoded, names = shown(work, len(paths), "predicting"), iter(map(str, paths))
+        decoded, names = track(work, len(paths), "predicting"), iter(map(str, paths))
         while batch := list(islice(decoded, model.batch)):
             yield from said_of(model, list(islice(names, len(batch))), batch, top, on_error)
 
@@ -133,7 +134,7 @@ def read_paths() -> list[str]:
         content = sys.stdin.buffer.read(LONGEST_LIST + 1)
     except OSError as error:
         raise UserError(
-            f"cannot read paths from standard input ({why(error)}): redirect it from a list",
+            f"cannot read paths from standard input ({error_text(error)}): redirect it from a list",
             kind=files.read_error_kind(error),
         ) from error
     if len(content) > LONGEST_LIST:
@@ -197,11 +198,13 @@ def as_csv(file: IO[str], top: int) -> Callable[[Predicted], None]:
 
     def write(row: Predicted) -> None:
         cells = [
-            cell for guess in row.guesses for cell in (no_formula(visible(guess.name)), f"{guess.probability:.6g}")
+            cell
+            for guess in row.guesses
+            for cell in (csv_safe(escape_nonprintable(guess.name)), f"{guess.probability:.6g}")
         ]
-        path = visible(row.path)
-        path = f"./{path}" if path.startswith(FORMULA) else path
-        lines.writerow([path, *cells, *[""] * (2 * top - len(cells)), no_formula(visible(row.error))])
+        path = escape_nonprintable(row.path)
+        path = f"./{path}" if path.startswith(FORMULA_STARTS) else path
+        lines.writerow([path, *cells, *[""] * (2 * top - len(cells)), csv_safe(escape_nonprintable(row.error))])
 
     return write
 

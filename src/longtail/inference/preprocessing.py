@@ -11,7 +11,7 @@ from torch import Tensor
 
 from longtail.data import decode
 from longtail.data.decode import BadImage
-from longtail.data.pool import ImageArray
+from longtail.data.lazy_images import ImageArray
 from longtail.views import Views
 from longtail.views.view import STATISTICS
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 Picture: TypeAlias = Union[str, Path, "Image.Image", np.ndarray, Tensor]
-CHANNELS = (1, 3, 4)  # grey, colours, colours with alpha
+CHANNELS = (1, 3, 4)  # gray, colors, colors with alpha
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Preprocessing:
         image = as_image(picture)
         if self.side:
             return decode.whole(image, self.side)
-        return decode.centre_square(image, self.views.size).transpose(2, 0, 1)
+        return decode.center_square(image, self.views.size).transpose(2, 0, 1)
 
     def decoded(self, encoded: bytes) -> ImageArray:
         """The same of an image file."""
@@ -45,7 +45,7 @@ class Preprocessing:
         return decode.decode(encoded, self.views.size).transpose(2, 0, 1)
 
     def squares(self, images: Sequence[ImageArray], device: torch.device) -> Tensor:
-        """What the network is shown, before it is normalised: uint8 (N, 3, size, size)."""
+        """What the network is shown, before it is normalized: uint8 (N, 3, size, size)."""
         if not self.side:
             return self.views.square(torch.from_numpy(np.stack(images)).to(device))
         canvas = np.zeros((len(images), 3, self.side, self.side), np.uint8)
@@ -57,7 +57,7 @@ class Preprocessing:
     def describe(self) -> dict[str, Any]:
         """For who has to do it elsewhere."""
         size, share = self.views.size, self.views.config.test_crop
-        mean, std = STATISTICS[self.views.config.normalise]
+        mean, std = STATISTICS[self.views.config.normalize]
         first = (
             f"make the longer side {self.side} pixels at most" if self.side else f"resize it to {size}x{size} pixels"
         )
@@ -84,8 +84,8 @@ def as_image(picture: Any) -> "Image.Image":
     if picture.ndim != 3 or picture.shape[2] not in CHANNELS or not picture.size:
         order = "arrays are (height, width, channels), tensors (channels, height, width)"
         raise BadImage(f"its shape is {tuple(picture.shape)}: {order}")
-    grey = picture.shape[2] == 1
-    return Image.fromarray(np.ascontiguousarray(eight_bit(picture)[..., 0] if grey else eight_bit(picture)))
+    gray = picture.shape[2] == 1
+    return Image.fromarray(np.ascontiguousarray(eight_bit(picture)[..., 0] if gray else eight_bit(picture)))
 
 
 def eight_bit(picture: np.ndarray) -> ImageArray:
@@ -94,5 +94,5 @@ def eight_bit(picture: np.ndarray) -> ImageArray:
     if not np.issubdtype(picture.dtype, np.floating):
         raise BadImage(f"its numbers are {picture.dtype}: give uint8, or floats from 0 to 1")
     if not (picture >= 0).all() or not (picture <= 1).all():  # NaN is neither
-        raise BadImage("its floats are not all from 0 to 1: give it before it is normalised")
+        raise BadImage("its floats are not all from 0 to 1: give it before it is normalized")
     return np.rint(picture * 255).astype(np.uint8)

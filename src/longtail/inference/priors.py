@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from longtail import files
-from longtail.errors import UserError, meant, some, unknown
+from longtail.errors import UserError, unknown_name
 from longtail.metrics import FloatArray
+from longtail.text import did_you_mean, preview
 
 
 class Prior(NamedTuple):
@@ -47,11 +48,11 @@ def checked(weights: Mapping[str, Any], class_names: tuple[str, ...], where: str
     """As shares, in the order of the classes; each must be there, and nothing else."""
     for name in weights:
         if name not in class_names:
-            raise unknown(f"class in {where}", name, class_names)
+            raise unknown_name(f"class in {where}", name, class_names)
     missing = [name for name in class_names if name not in weights]
     if missing:
         raise UserError(
-            f"{where} has no weight for {len(missing)} of {len(class_names)} classes ({some(missing)}): add them"
+            f"{where} has no weight for {len(missing)} of {len(class_names)} classes ({preview(missing)}): add them"
         )
     found = np.array([number(weights[name], name, where) for name in class_names])
     if not found.any():
@@ -77,7 +78,7 @@ def read_weights(path: Path) -> dict[str, Any]:
         text = files.read_text(path, "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
-        advice = meant(path, ("uniform", "train")) or "--prior takes uniform, train, or a CSV or JSON file"
+        advice = did_you_mean(path, ("uniform", "train")) or "--prior takes uniform, train, or a CSV or JSON file"
         raise UserError(f"cannot read {path} ({reason}): {advice}", kind=files.read_error_kind(error)) from error
     return _json_object(path, text) if path.suffix.lower() == ".json" else _csv_rows(path, text)
 

@@ -1,7 +1,7 @@
 """Checkpoints of the released PaCo code: the query trunk (`encoder_q`) and the classifier (`linear`) of its MoCo wrapper.
 
 Beside them a file has the projection (`encoder_q.fc`), the key network, a key classifier that is never used, the queue and the
-optimiser; none of that deploys.
+optimizer; none of that deploys.
 """
 
 import os
@@ -17,7 +17,7 @@ from torch import Tensor
 from longtail import files, methods
 from longtail.config import Config, DataConfig, ModelConfig, PaCo, ViewsConfig
 from longtail.engine.checkpoint import describe
-from longtail.engine.device import place
+from longtail.engine.device import to_device
 from longtail.errors import UserError
 from longtail.inference.model import Model
 from longtail.inference.preprocessing import Preprocessing
@@ -32,7 +32,7 @@ class Layout(NamedTuple):
     """How its authors tested on a data set, known by its number of classes."""
 
     data: str
-    normalise: str
+    normalize: str
 
 
 LAYOUTS = {365: Layout("places-lt", "imagenet"), 8142: Layout("inat2018", "inaturalist")}
@@ -63,7 +63,7 @@ def load(path: Path, device: torch.device, class_names: Sequence[str] | None, mo
     views = Views(config.views, config.data.image_size)
     side = 0 if config.data.name == "cifar100" else round(config.data.image_size * 16 / 7)
     return Model(
-        place(method, config, device).eval(), config, Preprocessing(views, side), names, None, device, origin=path
+        to_device(method, config, device).eval(), config, Preprocessing(views, side), names, None, device, origin=path
     )
 
 
@@ -119,13 +119,13 @@ def network_name(tree: dict[str, Any], model: str | None, path: Path) -> str:
 def configured(name: str, classes: int, bias: bool) -> Config:
     """As its authors tested: CIFAR as it is; other images by the central 224 of 256 pixels."""
     cifar = name.endswith("_cifar")
-    data, normalise = LAYOUTS.get(classes, Layout("imagenet-lt", "imagenet"))
+    data, normalize = LAYOUTS.get(classes, Layout("imagenet-lt", "imagenet"))
     if cifar:
-        data, normalise = "cifar100", "cifar10"
+        data, normalize = "cifar100", "cifar10"
     return Config(
         recipe="released checkpoint",
         data=DataConfig(name=data, image_size=32 if cifar else 224),  # type: ignore[arg-type]
-        views=ViewsConfig(normalise=normalise, test_crop=1.0 if cifar else 0.875),  # type: ignore[arg-type]
+        views=ViewsConfig(normalize=normalize, test_crop=1.0 if cifar else 0.875),  # type: ignore[arg-type]
         model=ModelConfig(name=name, bias=bias),
         method=PaCo(queue=0, projection_dim=1, projection_hidden=1),
     )

@@ -1,12 +1,12 @@
 """The loss of `paco.py` for very many classes: from the factors of the products, some partners at a time.
 
-With a million classes the matrix of the anchors' products with all centres takes more room than most networks, and its gradient
+With a million classes the matrix of the anchors' products with all centers takes more room than most networks, and its gradient
 as much again. But L_i needs only sums over the partners k of an anchor,
 
     L_i = log Z_i - sum_k w_k log psi_k,    Z_i = sum_k psi_k,
 
 so one pass over chunks of them gives the loss; a second one makes the products anew and gives the gradients: p_k - w_k to log
-psi_k, and from there a chunk's rows of the centres' gradient and a part of the anchors'. Centres and samples are two passes of
+psi_k, and from there a chunk's rows of the centers' gradient and a part of the anchors'. Centers and samples are two passes of
 one kind; what joins them are vectors, which autograd can differentiate.
 
 Shapes: B anchors, C classes, M contrast samples, F features, D projected width, K partners of one kind, k a chunk of them.
@@ -45,9 +45,9 @@ class AnchorTerms(NamedTuple):
     loss_B: Tensor
     P_sup_B: Tensor
     guess_B: Tensor
-    """The class of the largest product with a centre."""
-    centre_B: Tensor
-    """The largest magnitude among its products with centres."""
+    """The class of the largest product with a center."""
+    center_B: Tensor
+    """The largest magnitude among its products with centers."""
     contrast_B: Tensor
     """The same among its products with samples; 0 without any."""
 
@@ -62,11 +62,11 @@ def chunked_terms(
     log_prior_C: Tensor | None = None,
     alpha: float = 0.05,
     tau: float = 0.2,
-    centre_tau: float = 1.0,
+    center_tau: float = 1.0,
     smoothing: float = 0.0,
     chunk: int = 0,
 ) -> AnchorTerms:
-    """L_i and P_sup of `paco_terms` with centre_BC = F.linear(x, c, bias), contrast_BM = q @ z.T, and the drops of `samples`.
+    """L_i and P_sup of `paco_terms` with center_BC = F.linear(x, c, bias), contrast_BM = q @ z.T, and the drops of `samples`.
 
     Without samples it is Balanced Softmax, and without a prior either cross-entropy. Partners are worked on `chunk` at a time;
     0: as many as make AT_ONCE pairs. Products have the precision that the plain ones would have. L_i has a gradient of first
@@ -76,19 +76,19 @@ def chunked_terms(
     size = chunk or max(AT_ONCE // len(y_B), 1)
     log_q_C = c_CF.new_zeros(len(c_CF)) if log_prior_C is None else finite(log_prior_C)
     log_q_C = at_least_float32(log_q_C, x_BF, x_BF if samples is None else samples.q_BD)
-    origin_B = own_centre(x_BF, c_CF, bias_C, log_q_C, y_B, centre_tau)
+    origin_B = own_center(x_BF, c_CF, bias_C, log_q_C, y_B, center_tau)
     y_C = torch.arange(len(c_CF), device=y_B.device)
     spread_C, own = spread(smoothing, log_q_C.detach()), 1 - smoothing
-    centres = Met(*Pass.apply(x_BF, c_CF, bias_C, log_q_C, spread_C, origin_B, y_B, y_C, None, centre_tau, own, size))
-    log_Z_B, pull_B, weight_B, guess_B, centre_B = centres
-    contrast_B = torch.zeros_like(centre_B)
+    centers = Met(*Pass.apply(x_BF, c_CF, bias_C, log_q_C, spread_C, origin_B, y_B, y_C, None, center_tau, own, size))
+    log_Z_B, pull_B, weight_B, guess_B, center_B = centers
+    contrast_B = torch.zeros_like(center_B)
     if samples is not None:
         q_BD, z_MD, y_M, itself_B = samples
         met = Met(*Pass.apply(q_BD, z_MD, None, None, None, origin_B, y_B, y_M, itself_B, tau, alpha, size))
         log_Z_B = torch.logaddexp(log_Z_B, met.log_Z_B)
         pull_B, weight_B, contrast_B = pull_B + met.pull_B, weight_B + met.weight_B, met.largest_B
-    P_sup_B = (centres.log_Z_B - log_Z_B).detach().exp()
-    return AnchorTerms(log_Z_B - pull_B / weight_B, P_sup_B, guess_B, centre_B, contrast_B)
+    P_sup_B = (centers.log_Z_B - log_Z_B).detach().exp()
+    return AnchorTerms(log_Z_B - pull_B / weight_B, P_sup_B, guess_B, center_B, contrast_B)
 
 
 def chunk_for(chunk: int, anchors: int, partners: int) -> int:
@@ -102,16 +102,16 @@ def chunk_for(chunk: int, anchors: int, partners: int) -> int:
 
 
 @torch.no_grad()
-def own_centre(
-    x_BF: Tensor, c_CF: Tensor, bias_C: Tensor | None, log_q_C: Tensor, y_B: Tensor, centre_tau: float
+def own_center(
+    x_BF: Tensor, c_CF: Tensor, bias_C: Tensor | None, log_q_C: Tensor, y_B: Tensor, center_tau: float
 ) -> Tensor:
-    """log psi of each anchor's own centre, from which all others are counted.
+    """log psi of each anchor's own center, from which all others are counted.
 
     The weights sum to one, so that L_i is the same from any origin; from this one a small loss is a small number, and not the
     difference of two large ones.
     """
     raw_B = torch.linalg.vecdot(x_BF.to(log_q_C.dtype), c_CF[y_B].to(log_q_C.dtype))
-    return (raw_B if bias_C is None else raw_B + bias_C[y_B]) / centre_tau + of_class(log_q_C, y_B)
+    return (raw_B if bias_C is None else raw_B + bias_C[y_B]) / center_tau + of_class(log_q_C, y_B)
 
 
 class Met(NamedTuple):
@@ -130,7 +130,7 @@ class Met(NamedTuple):
 
 
 class Side(NamedTuple):
-    """Anchors and one kind of partners, centres or samples: all that psi and w of a pair depend on."""
+    """Anchors and one kind of partners, centers or samples: all that psi and w of a pair depend on."""
 
     a_BD: Tensor
     p_KD: Tensor

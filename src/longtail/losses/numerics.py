@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 NO_LABEL = -(2**62)
-"""An `ignore_index` for torch's losses, which by default leave out images labelled -100: here every label is checked."""
+"""An `ignore_index` for torch's losses, which by default leave out images labeled -100: here every label is checked."""
 
 
 def check_labels(y_B: Tensor, classes: int) -> None:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from longtail.config import Config, MethodConfig, OptimConfig, Sampler
 from longtail.data.samplers import class_shares
 from longtail.models.backbones import Trunk, make_body, sized, wrap
-from longtail.models.beside import Beside
 from longtail.models.heads import Classifier, linear_head
-from longtail.models.parts import early_convolutions
+from longtail.models.side_stream import SideStream
+from longtail.models.split_resnets import early_convolutions
 
 
 class Mixed(NamedTuple):
@@ -37,7 +37,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Stage:
-    """A stretch of training with one objective and one optimiser; one of no epochs is for what `Method.begin` does."""
+    """A stretch of training with one objective and one optimizer; one of no epochs is for what `Method.begin` does."""
 
     name: str
     epochs: int
@@ -97,7 +97,7 @@ class Method(nn.Module):
 
     @classmethod
     def trunk(cls, config: Config, pretrained: bool) -> Trunk:
-        name, size, learns = config.model.name, config.data.image_size, config.model.learns
+        name, size, learns = config.model.name, config.data.image_size, config.model.trainable
         net = make_body(name, pretrained, **sized(name, size))
         fixed = early_convolutions(net, name) if learns == "last-block" else []
         trunk = wrap(cls.body(net, config), name, size)
@@ -145,7 +145,7 @@ class Method(nn.Module):
         """Whatever changes with the epoch (from 0) of a stage, in tensors that a captured step knows: in place."""
 
     def groups(self) -> list[dict[str, Any]]:
-        """What learns, for the optimiser; a group may have a `weight_decay` and an `lr_scale` of its own."""
+        """What learns, for the optimizer; a group may have a `weight_decay` and an `lr_scale` of its own."""
         return [{"params": [p for p in self.parameters() if p.requires_grad]}]
 
     def train(self, mode: bool = True) -> "Method":
@@ -168,17 +168,17 @@ class Method(nn.Module):
         """Let torch.compile have what follows the trunk; sizes are fixed in training."""
         self.after_trunk = compiled(self.after_trunk)  # type: ignore[method-assign]
 
-    def after_backward(self, beside: Beside) -> None:
-        """Whatever can go on beside the optimiser: queues."""
+    def after_backward(self, beside: SideStream) -> None:
+        """Whatever can go on beside the optimizer: queues."""
 
     def after_step(self) -> None:
-        """Whatever follows the optimiser: momentum networks."""
+        """Whatever follows the optimizer: momentum networks."""
 
     # What deploys
 
     @property
     def class_weights(self) -> nn.Parameter:
-        """The classifier's weights (…, C, F) of this stage, a row to a class: in PaCo its centre."""
+        """The classifier's weights (…, C, F) of this stage, a row to a class: in PaCo its center."""
         return self.net.get_parameter("head.weight")
 
     @property
@@ -203,7 +203,7 @@ class Method(nn.Module):
 
     @property
     def deciding(self) -> Stage:
-        """The stage in which the classifier learnt."""
+        """The stage in which the classifier learned."""
         return [stage for stage in self.stages if stage.epochs][-1]
 
     def prior(self) -> Tensor:

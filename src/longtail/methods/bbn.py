@@ -7,7 +7,7 @@ from longtail import config as cfg
 from longtail.losses import cross_entropy_loss
 from longtail.methods.base import Batch, Method, Stage, accuracy, alike
 from longtail.models.heads import Classifier
-from longtail.models.parts import TwinBlock
+from longtail.models.split_resnets import TwinBlock
 
 
 class BBN(Method, settings=cfg.BBN):

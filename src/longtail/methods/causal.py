@@ -1,4 +1,4 @@
-"""Causal Norm, or De-confound-TDE (Tang et al., 2020): what the optimiser's momentum carried into all features is removed."""
+"""Causal Norm, or De-confound-TDE (Tang et al., 2020): what the optimizer's momentum carried into all features is removed."""
 
 import torch
 import torch.nn.functional as F
@@ -8,9 +8,9 @@ from longtail import config as cfg
 from longtail.errors import UserError
 from longtail.methods.base import Batch, alike
 from longtail.methods.softmax import CrossEntropy
-from longtail.models.beside import Beside
 from longtail.models.heads import Classifier
-from longtail.models.parts import TwinBlock
+from longtail.models.side_stream import SideStream
+from longtail.models.split_resnets import TwinBlock
 
 
 class CausalHead(nn.Module):
@@ -73,7 +73,7 @@ class CausalNorm(CrossEntropy, settings=cfg.CausalNorm):
         self.means.append(x_BF.detach().mean(0))
         return self.after_trunk(x_BF, batch.y_B)
 
-    def after_backward(self, beside: Beside) -> None:
+    def after_backward(self, beside: SideStream) -> None:
         drift_F = self.net.get_buffer("head.drift_F")
         for mean_F in self.means:
             drift_F.mul_(self.config.drift).add_(mean_F)

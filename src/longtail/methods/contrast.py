@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from longtail import config as cfg
 from longtail.data.samplers import place
 from longtail.methods.base import Batch, Method, compiled
-from longtail.models.beside import Beside
 from longtail.models.collective import gather, gather_with_gradient
 from longtail.models.heads import Classifier, projection
-from longtail.models.momentum import EMPTY, LabelledQueue, MomentumNetwork, Shuffle
+from longtail.models.momentum import EMPTY, LabeledQueue, MomentumNetwork, Shuffle
+from longtail.models.side_stream import SideStream
 
 
 class Meeting(NamedTuple):
@@ -41,7 +41,7 @@ class Met(NamedTuple):
         return Meeting(q_BD @ self.z_MD.T, self.y_M, itself_BM[self.first :] | (self.y_M == EMPTY))
 
 
-def meet(q_BD: Tensor, k_BD: Tensor, y_B: Tensor, queue: LabelledQueue, contrast: str) -> Met:
+def meet(q_BD: Tensor, k_BD: Tensor, y_B: Tensor, queue: LabeledQueue, contrast: str) -> Met:
     """Who stands in A(i), and the anchor itself. `k_BD` has as many rows as there are keys of this step: none, where queries
     alone meet."""
     samples, labels, first = [q_BD, k_BD], [y_B, y_B[: len(k_BD)]], 0
@@ -62,7 +62,7 @@ class Contrast(Method):
         super().__init__(net, counts_C, config)
         c, width = self.config, net.trunk.width
         self.G = projection(width, c.projection_hidden or width, c.projection_dim, c.projection_norm, self.G_layers)
-        self.queue = LabelledQueue(c.queue, c.projection_dim)
+        self.queue = LabeledQueue(c.queue, c.projection_dim)
         self.fresh: list[tuple[Tensor, Tensor]] = []  # keys of the step under way
 
     def project(self, G: nn.Module, x_BF: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class Contrast(Method):
         self.project = compiled(self.project)  # type: ignore[method-assign]
         self.after_projections = compiled(self.after_projections)  # type: ignore[method-assign]
 
-    def after_backward(self, beside: Beside) -> None:
+    def after_backward(self, beside: SideStream) -> None:
         for keys_BD, y_B in self.fresh:
             beside.run(self.queue.push, keys_BD, y_B)
         self.fresh = []
@@ -104,7 +104,7 @@ class MomentumContrast(Contrast):
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         assert batch.key is not None
-        beside = Beside(batch.key.device)  # queries and keys meet only in the loss
+        beside = SideStream(batch.key.device)  # queries and keys meet only in the loss
         k_BD = beside.run(self.shuffled_keys if self.shuffle else self.keys, batch.key)
         x_BF = self.features(batch.query)
         q_BD = self.project(self.G, x_BF)

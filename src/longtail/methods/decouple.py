@@ -1,4 +1,4 @@
-"""Decoupling (Kang et al., 2020): a trunk learnt by cross-entropy, then a classifier that class sizes did not form."""
+"""Decoupling (Kang et al., 2020): a trunk learned by cross-entropy, then a classifier that class sizes did not form."""
 
 import torch
 import torch.nn.functional as F
@@ -54,14 +54,14 @@ class TauNorm(CrossEntropy, settings=cfg.TauNorm):
             )
 
     def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
-        return self.first_stage(config), Stage("normalise", 0, config.optim)
+        return self.first_stage(config), Stage("normalize", 0, config.optim)
 
     @torch.no_grad()
     def begin(self, start: Start) -> None:
-        if self.stage.name != "normalise":
+        if self.stage.name != "normalize":
             return
         power = self.config.power if self.config.power is not None else self.best_power(start)
-        self.linear.weight.copy_(normalised(self.linear.weight, power))
+        self.linear.weight.copy_(normalized(self.linear.weight, power))
         if self.linear.bias is not None:
             self.linear.bias.zero_()
 
@@ -73,7 +73,7 @@ class TauNorm(CrossEntropy, settings=cfg.TauNorm):
         """By the mean over classes of their accuracy; of equals the smallest."""
         assert start.val is not None  # or `check` would have said so
         x_NF, y_N = start.val()
-        scores = [class_accuracy(x_NF @ normalised(self.linear.weight, p).T, y_N) for p in POWERS]
+        scores = [class_accuracy(x_NF @ normalized(self.linear.weight, p).T, y_N) for p in POWERS]
         return POWERS[int(torch.stack(scores).argmax())]
 
 
@@ -114,7 +114,7 @@ def redraw(head: nn.Linear, rng: torch.Generator) -> None:
             head.bias.zero_()
 
 
-def normalised(weight_CF: Tensor, power: float) -> Tensor:
+def normalized(weight_CF: Tensor, power: float) -> Tensor:
     return weight_CF / weight_CF.norm(dim=1, keepdim=True).clamp(min=1e-12) ** power
 
 
@@ -129,6 +129,6 @@ def class_means(x_NF: Tensor, y_N: Tensor, classes: int) -> Tensor:
 
 
 def class_accuracy(logits_NC: Tensor, y_N: Tensor) -> Tensor:
-    """Mean over the classes that are there of the share of images recognised."""
+    """Mean over the classes that are there of the share of images recognized."""
     right_N = (logits_NC.argmax(1) == y_N).float()
     return class_means(right_N[:, None], y_N, logits_NC.shape[1]).sum() / len(y_N.unique())

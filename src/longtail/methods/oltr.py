@@ -12,7 +12,7 @@ from longtail.methods.base import Method, Stage, Start, accuracy
 from longtail.methods.decouple import class_means
 from longtail.methods.stages import second_stage
 from longtail.models.heads import linear_head
-from longtail.models.parts import Attended
+from longtail.models.split_resnets import Attended
 
 REACH = 10.0  # the reachability of a feature at distance 1 from its nearest centroid
 REPEL = 0.01  # weight of the distance to other centroids, beside that to the own
@@ -91,7 +91,7 @@ class OLTR(Method, settings=cfg.OLTR):
 
     @torch.no_grad()
     def begin(self, start: Start) -> None:
-        """The memory is what the first stage has learnt: its class means, and its classifier to recall them by."""
+        """The memory is what the first stage has learned: its class means, and its classifier to recall them by."""
         if self.stage.name == "memory":
             means_CF = class_means(*start.train(), len(self.log_prior_C))
             self.net.get_parameter("head.centroid_CF").copy_(means_CF)

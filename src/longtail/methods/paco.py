@@ -1,4 +1,4 @@
-"""PaCo: the query trunk feeds the class centres (the classifier's rows, through F = identity) and the projection G at once."""
+"""PaCo: the query trunk feeds the class centers (the classifier's rows, through F = identity) and the projection G at once."""
 
 from typing import NamedTuple
 
@@ -20,17 +20,17 @@ class Numbers(NamedTuple):
     log_prior_C: Tensor | None
     alpha: float
     tau: float
-    centre_tau: float
+    center_tau: float
     smoothing: float
 
     @staticmethod
     def of(config: cfg.PaCo | cfg.GPaCo, alpha: float, log_prior_C: Tensor) -> "Numbers":
         prior_C = log_prior_C if config.rebalance else None
-        return Numbers(prior_C, alpha, config.tau, config.centre_tau, config.smoothing)
+        return Numbers(prior_C, alpha, config.tau, config.center_tau, config.smoothing)
 
 
-class Centred(Contrast):
-    """Anchors meet samples and centres: Eq. 8, or Eq. 4 without rebalance."""
+class Centered(Contrast):
+    """Anchors meet samples and centers: Eq. 8, or Eq. 4 without rebalance."""
 
     config: cfg.PaCo | cfg.GPaCo
 
@@ -59,11 +59,11 @@ class Centred(Contrast):
         return reweighted(drawn_C, (-self.log_prior_C.double()).exp()) if self.config.rebalance else drawn_C
 
 
-class PaCo(Centred, MomentumContrast, settings=cfg.PaCo):
+class PaCo(Centered, MomentumContrast, settings=cfg.PaCo):
     config: cfg.PaCo
 
 
-class GPaCo(Centred, settings=cfg.GPaCo):
+class GPaCo(Centered, settings=cfg.GPaCo):
     """Cui et al., 2023: no key network; both views go through the one network and are anchors, and the queue has the second."""
 
     G_layers = 3
@@ -78,32 +78,32 @@ class GPaCo(Centred, settings=cfg.GPaCo):
 
 
 def loss_terms(
-    x_BF: Tensor, q_BD: Tensor, y_B: Tensor, met: Met, centres: nn.Linear, numbers: Numbers, chunk: int
+    x_BF: Tensor, q_BD: Tensor, y_B: Tensor, met: Met, centers: nn.Linear, numbers: Numbers, chunk: int
 ) -> dict[str, Tensor]:
-    """Anchors, by their features and queries, against centres and samples: the loss, and what the log has beside it."""
-    chunk = chunk_for(chunk, len(y_B), len(centres.weight) + len(met.y_M))
-    given = x_BF, q_BD, y_B, met, centres, numbers
+    """Anchors, by their features and queries, against centers and samples: the loss, and what the log has beside it."""
+    chunk = chunk_for(chunk, len(y_B), len(centers.weight) + len(met.y_M))
+    given = x_BF, q_BD, y_B, met, centers, numbers
     terms = in_chunks(*given, chunk) if chunk else at_once(*given)
     return {
         "loss": terms.loss_B.mean(),
         "accuracy": share_right(terms.guess_B, y_B),
         "P_sup": terms.P_sup_B.detach().mean(),
-        "centre_logit": terms.centre_B.amax() / numbers.centre_tau,
+        "center_logit": terms.center_B.amax() / numbers.center_tau,
         "contrast_logit": terms.contrast_B.amax() / numbers.tau,
     }
 
 
-def at_once(x_BF: Tensor, q_BD: Tensor, y_B: Tensor, met: Met, centres: nn.Linear, numbers: Numbers) -> AnchorTerms:
+def at_once(x_BF: Tensor, q_BD: Tensor, y_B: Tensor, met: Met, centers: nn.Linear, numbers: Numbers) -> AnchorTerms:
     contrast_BM, y_M, drop_BM = met.with_anchors(q_BD)
-    centre_BC = centres(x_BF)
-    terms = paco_terms(centre_BC, contrast_BM, y_B, y_M, drop_BM, *numbers)
-    return AnchorTerms(*terms, centre_BC.detach().argmax(1), magnitudes(centre_BC), magnitudes(contrast_BM))
+    center_BC = centers(x_BF)
+    terms = paco_terms(center_BC, contrast_BM, y_B, y_M, drop_BM, *numbers)
+    return AnchorTerms(*terms, center_BC.detach().argmax(1), magnitudes(center_BC), magnitudes(contrast_BM))
 
 
 def in_chunks(
-    x_BF: Tensor, q_BD: Tensor, y_B: Tensor, met: Met, centres: nn.Linear, numbers: Numbers, chunk: int
+    x_BF: Tensor, q_BD: Tensor, y_B: Tensor, met: Met, centers: nn.Linear, numbers: Numbers, chunk: int
 ) -> AnchorTerms:
     """The same for very many classes."""
     itself_B = met.first + torch.arange(len(q_BD), device=y_B.device)
     samples = Samples(q_BD, met.z_MD, met.y_M, itself_B)
-    return chunked_terms(x_BF, centres.weight, centres.bias, y_B, samples, *numbers, chunk=chunk)
+    return chunked_terms(x_BF, centers.weight, centers.bias, y_B, samples, *numbers, chunk=chunk)

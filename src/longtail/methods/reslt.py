@@ -7,7 +7,7 @@ from longtail import config as cfg
 from longtail.losses import cross_entropy_loss
 from longtail.methods.base import Method, accuracy, alike
 from longtail.models.heads import Classifier, linear_head
-from longtail.models.parts import LightBranches
+from longtail.models.split_resnets import LightBranches
 
 BRANCHES = 3
 

@@ -13,7 +13,7 @@ from longtail.methods.base import Stage, accuracy
 from longtail.methods.softmax import Deferred
 from longtail.methods.stages import second_stage
 from longtail.models.heads import Classifier
-from longtail.models.parts import Experts
+from longtail.models.split_resnets import Experts
 
 TOP = 30  # logits that the router sees
 SEEN = 16  # numbers that it sees of a feature

@@ -72,7 +72,7 @@ class BalancedSoftmax(Shifted, settings=cfg.BalancedSoftmax):
 
 
 class LogitAdjustment(Shifted, settings=cfg.LogitAdjustment):
-    """In the loss; or post hoc, in the classifier's bias once it has been learnt."""
+    """In the loss; or post hoc, in the classifier's bias once it has been learned."""
 
     config: cfg.LogitAdjustment
 

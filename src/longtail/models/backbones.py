@@ -15,7 +15,7 @@ from timm.models.resnet import BasicBlock as WideBasicBlock
 from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
 
-from longtail.errors import UserError, unknown
+from longtail.errors import UserError, unknown_name
 from longtail.models import weights
 
 
@@ -85,7 +85,7 @@ class CifarResNet(nn.Module):
 
 
 def kaiming_normal(layer: nn.Module) -> None:
-    """He initialisation of convolutions and linear layers, as the CIFAR ResNets of this field have it."""
+    """He initialization of convolutions and linear layers, as the CIFAR ResNets of this field have it."""
     if isinstance(layer, nn.Conv2d | nn.Linear):
         nn.init.kaiming_normal_(layer.weight)
 
@@ -182,7 +182,7 @@ class Trunk(nn.Module):
 
     def forward(self, x: Tensor, *part: Any) -> Tensor:
         """Of the whole inside, or of the `part` that the inside knows by that name."""
-        if self.fused and kernels_take(self.body, x):
+        if self.fused and can_use_kernels(self.body, x):
             from longtail.models import fused  # cuda.bindings come with torch where there is CUDA
 
             return fused.features(self.body, x)  # type: ignore[arg-type]
@@ -192,7 +192,7 @@ class Trunk(nn.Module):
             return features.to(torch.promote_types(features.dtype, torch.float32))
 
 
-class Maps(nn.Module):
+class FeatureMaps(nn.Module):
     """The convolutions of a network, from images to the last map; inside a trunk that goes on from there."""
 
     def __init__(self, net: nn.Module) -> None:
@@ -201,14 +201,14 @@ class Maps(nn.Module):
         self.fused = False  # train them by our own kernels
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.fused and kernels_take(self.net, x):
+        if self.fused and can_use_kernels(self.net, x):
             from longtail.models import fused
 
             return fused.features(self.net, x, as_map=True)  # type: ignore[arg-type]
         return self.net.forward_features(x)  # type: ignore[operator]
 
 
-def kernels_take(net: nn.Module, x: Tensor) -> bool:
+def can_use_kernels(net: nn.Module, x: Tensor) -> bool:
     """Images of their size, for a network that learns or from which something learns; the plain one is what is measured."""
     frozen = torch.is_grad_enabled() and not any(p.requires_grad for p in net.parameters())
     return x.shape[-2:] == (FUSED_SIDE, FUSED_SIDE) and (net.training or frozen)
@@ -231,7 +231,7 @@ def sized(name: str, image_size: int) -> dict[str, int]:
 def make_body(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
     """A headless network by its timm name."""
     if not timm.is_model(name):
-        raise unknown("model", name, timm.list_models())
+        raise unknown_name("model", name, timm.list_models())
     try:
         return weights.pretrained(name, **options) if pretrained else timm.create_model(name, num_classes=0, **options)
     except (OSError, RuntimeError, AssertionError, ValueError, ArithmeticError) as error:

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from longtail.kernels import Argument, Source, expression, read
+from longtail.kernels.nvrtc import Argument, CudaSource, expression, read
 from longtail.models.backbones import CifarResNet
-from longtail.models.beside import Beside
+from longtail.models.side_stream import SideStream
 from longtail.models.tables import PACK_BLOCKS, averages_of, convolutions, parameters, residual_blocks, tables
 
 
 @functools.cache
-def source() -> Source:
+def source() -> CudaSource:
     return read(Path(__file__).with_name("resnet.cu"))
 
 
@@ -36,7 +36,7 @@ class Layer(NamedTuple):
 
     conv: nn.Conv2d
     norm: nn.BatchNorm2d
-    x: Tensor  # what was convolved: finished, or raw and to be normalised by `before`
+    x: Tensor  # what was convolved: finished, or raw and to be normalized by `before`
     before: "Layer | None"
     y: Tensor  # raw result
     sums: Tensor  # of y over `population` pixels; those of y² stand `total` floats behind
@@ -51,7 +51,7 @@ class Layer(NamedTuple):
 
 
 class Input(NamedTuple):
-    """What a convolution is given: y, finished or raw and to be normalised as `layer` says.
+    """What a convolution is given: y, finished or raw and to be normalized as `layer` says.
 
     With `out` it is the end of a block, relu(bn(y) + shortcut): whoever comes next computes it on the way, and leaves it there.
     """
@@ -100,7 +100,7 @@ class _Forward(torch.autograd.Function):
 def features(body: CifarResNet, images: Tensor, as_map: bool = False) -> Tensor:
     """What the network makes of N,3,H,W images, as float32 N,C; or, before the mean over pixels, as bf16 N,C,H,W.
 
-    Its activations are kept in bf16. In evaluation mode it is normalised by its running averages and gives no gradients; nor
+    Its activations are kept in bf16. In evaluation mode it is normalized by its running averages and gives no gradients; nor
     does one whose weights are frozen.
     """
     images = images.to(dtype=torch.bfloat16, memory_format=torch.channels_last)
@@ -145,7 +145,7 @@ def run(body: CifarResNet, images: Tensor, learning: bool) -> tuple[Tape, Tensor
 
 
 class Sums(NamedTuple):
-    """Of a layer's result over its pixels: where they are added up, and what it is normalised by."""
+    """Of a layer's result over its pixels: where they are added up, and what it is normalized by."""
 
     added: Tensor
     used: Tensor
@@ -172,7 +172,7 @@ def convolve(
     layer = Layer(conv, norm, x, before, y, sums.used, sums.population or y.numel() // out, total, side, weights[1])
     launch(
         expression("convolve", into, out, side, stride, *given.form), tiles(layer), threads_for(out),
-        given.y, weights[0], y, sums.added, *normalised_by(given.layer), given.shortcut, given.out,
+        given.y, weights[0], y, sums.added, *normalized_by(given.layer), given.shortcut, given.out,
         given.layer.population if given.layer else 1, layer.total,
         early=given.layer is not None, shared=weights[0].nbytes,
     )  # fmt: skip
@@ -186,7 +186,7 @@ def pool(tape: Tape, averages: Tensor) -> Tensor:
     means = torch.empty(len(out), wide, device=out.device)
     launch(
         expression("pool", wide, shortcut.shape[-1], last.side), len(out), 256,
-        last.y, *normalised_by(last), shortcut, out, means, averages, len(averages), last.population, last.total, early=True,
+        last.y, *normalized_by(last), shortcut, out, means, averages, len(averages), last.population, last.total, early=True,
     )  # fmt: skip
     return means
 
@@ -203,7 +203,7 @@ def threads_for(channels: int) -> int:
     return 256 if channels == 64 else 128
 
 
-def normalised_by(layer: Layer | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def normalized_by(layer: Layer | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     return (layer.sums, layer.norm.weight, layer.norm.bias) if layer else (None, None, None)
 
 
@@ -216,7 +216,7 @@ def run_back(tape: Tape, grad: Tensor) -> list[Tensor]:
     last, g = layers[-1], torch.empty_like(layers[-1].y)
     name = expression("last_grad", widths[-1], last.side, grad.dim() == 4)
     launch(name, len(g), 256, grad, outs[-1], last.y, last.sums, g, beta[-1], last.pixels, last.total)
-    lines = [Beside(grad.device, line) for line in range(2)]
+    lines = [SideStream(grad.device, line) for line in range(2)]
     for second in range(len(layers) - 1, 0, -2):
         first, before = second - 1, second - 2
         lines[0].run(weight_grad, layers[second], g, beta[second], dw[second])
@@ -242,7 +242,7 @@ def input_grad(
     launch(
         name, tiles(layer), threads_for(into),
         g, layer.y, layer.sums, sums, layer.norm.weight, layer.back,
-        before.y, *normalised_by(before), out, skip, x_g, before_sums, layer.pixels, before.pixels, layer.total,
+        before.y, *normalized_by(before), out, skip, x_g, before_sums, layer.pixels, before.pixels, layer.total,
         early=True, shared=layer.back.nbytes,
     )  # fmt: skip
     return x_g
@@ -256,7 +256,7 @@ def weight_grad(layer: Layer, g: Tensor, sums: Tensor, dw: Tensor) -> None:
     threads = 32 * (12 if out == 16 else 9)
     launch(
         name, min(tiles(layer, rows), most), threads,
-        g, layer.y, layer.sums, sums, layer.norm.weight, layer.x, *normalised_by(layer.before), dw,
+        g, layer.y, layer.sums, sums, layer.norm.weight, layer.x, *normalized_by(layer.before), dw,
         layer.pixels, layer.x.numel() // into, layer.total, rows=ceil(out, 32),
     )  # fmt: skip
 

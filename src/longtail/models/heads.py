@@ -1,4 +1,4 @@
-"""What stands on a trunk: classifiers, of which the linear one's rows are PaCo's centres, and the projection G."""
+"""What stands on a trunk: classifiers, of which the linear one's rows are PaCo's centers, and the projection G."""
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +8,7 @@ from longtail.models.backbones import Trunk
 
 
 class Classifier(nn.Module):
-    """The deployable network: trunk and head. A linear head's rows are the class centres c_k (F is the identity)."""
+    """The deployable network: trunk and head. A linear head's rows are the class centers c_k (F is the identity)."""
 
     def __init__(self, trunk: Trunk, head: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The key network, a slow average of the query network, and the queue of its labelled keys (He et al., 2020).
+"""The key network, a slow average of the query network, and the queue of its labeled keys (He et al., 2020).
 
 All state is in buffers and parameters, so a checkpoint keeps it. B: keys pushed, K: queue length, D: projected width.
 """
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from longtail.config.section import require
 from longtail.data.samplers import place
+from longtail.kernels.sgd import Pieces, follow
 from longtail.models.collective import gather
-from longtail.models.update import Pieces, follow
 
 EMPTY = -1  # the label of a slot that holds no key yet
 
@@ -56,7 +56,7 @@ class MomentumNetwork(nn.Module):
             yield from (b for b in net.buffers() if b.is_floating_point())
 
 
-class LabelledQueue(nn.Module):
+class LabeledQueue(nn.Module):
     """The newest K keys with their labels, in a ring; a slot not filled yet has the label EMPTY and no contrast."""
 
     keys_KD: Tensor
@@ -68,7 +68,7 @@ class LabelledQueue(nn.Module):
         self.length = length
         self.register_buffer("keys_KD", torch.zeros(length, width))
         self.register_buffer("labels_K", torch.full((length,), EMPTY))
-        self.register_buffer("position", torch.zeros((), dtype=torch.int64))  # on the device: no host synchronisation
+        self.register_buffer("position", torch.zeros((), dtype=torch.int64))  # on the device: no host synchronization
 
     @torch.no_grad()
     def push(self, keys_BD: Tensor, y_B: Tensor) -> None:
@@ -83,7 +83,7 @@ class LabelledQueue(nn.Module):
 
 
 class Shuffle(nn.Module):
-    """Keys are normalised in other company than their queries, or batch norm would tell the two which belong together.
+    """Keys are normalized in other company than their queries, or batch norm would tell the two which belong together.
 
     The images of all processes change places, go through the network, and their keys change back. The places are a function
     of the run's seed and the batches so far, the same on every process, found on the device and without the host.

@@ -28,7 +28,7 @@ def variant(kind: type, base: type) -> type:
     return type(kind.__name__ + base.__name__, (kind, base), {})
 
 
-class Other(_BatchNorm):
+class CustomStatsBatchNorm(_BatchNorm):
     """A batch norm that trains by other statistics, which subclasses choose."""
 
     ghost: int
@@ -39,10 +39,10 @@ class Other(_BatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return super().forward(x)
-        x = self.normalise(x)
+        x = self.normalize(x)
         return self.act(self.drop(x)) if isinstance(self, BatchNormAct2d) else x
 
-    def normalise(self, x: Tensor) -> Tensor:
+    def normalize(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 
     def share(self) -> float:
@@ -64,14 +64,14 @@ class Other(_BatchNorm):
         self.running_var.lerp_(var_C.detach() * (n / max(n - 1, 1)), share)
 
 
-class Ghost(Other):
+class Ghost(CustomStatsBatchNorm):
     """Ghost batch norm (Hoffer et al., 2017): group g of G has every G-th image from the g-th on, as process g of G would.
 
     The running averages move once, by the mean over the groups: what G processes with norms of their own have on average. To a
     compiler it is written as one expression; torch by itself would make many passes of that, and has kernels for a group.
     """
 
-    def normalise(self, x: Tensor) -> Tensor:
+    def normalize(self, x: Tensor) -> Tensor:
         G = groups(len(x), self.ghost)
         return self.expressed(x, G) if torch.compiler.is_compiling() else self.in_turn(x, G)
 
@@ -87,7 +87,7 @@ class Ghost(Other):
         last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
         share, (mean_GC, var_GC) = self.share(), (t.repeat(G, 1) for t in (self.running_mean, self.running_var))
 
-        def normalised(group: Tensor, mean_C: Tensor, var_C: Tensor) -> Tensor:
+        def normalized(group: Tensor, mean_C: Tensor, var_C: Tensor) -> Tensor:
             group = group.contiguous().permute(0, 3, 1, 2) if last else group
             out = F.batch_norm(group, mean_C, var_C, self.weight, self.bias, True, share, self.eps)
             if last and out.requires_grad:  # torch's kernel for this layout wants no gaps between images
@@ -95,7 +95,7 @@ class Ghost(Other):
             return out.permute(0, 2, 3, 1) if last else out
 
         each = (x.permute(0, 2, 3, 1) if last else x).unflatten(0, (-1, G)).unbind(1)
-        out = torch.stack(list(map(normalised, each, mean_GC, var_GC)), 1).flatten(0, 1)
+        out = torch.stack(list(map(normalized, each, mean_GC, var_GC)), 1).flatten(0, 1)
         self.running_mean.copy_(mean_GC.mean(0))
         self.running_var.copy_(var_GC.mean(0))
         return out.permute(0, 3, 1, 2) if last else out
@@ -106,10 +106,10 @@ def groups(images: int, least: int) -> int:
     return next(g for g in range(max(images // least, 1), 0, -1) if images % g == 0)
 
 
-class Sync(Other):
+class Sync(CustomStatsBatchNorm):
     """Statistics of the images of all processes, through which the gradient flows. torch's own knows no CPU."""
 
-    def normalise(self, x: Tensor) -> Tensor:
+    def normalize(self, x: Tensor) -> Tensor:
         exact = x.to(torch.promote_types(x.dtype, torch.float32))
         own_2C = torch.stack(torch.var_mean(exact, [d for d in range(x.dim()) if d != 1], correction=0))
         var_WC, mean_WC = gather_with_gradient(own_2C[None]).unbind(1)

@@ -1,7 +1,7 @@
 // The CIFAR ResNets in training: a 3x3 convolution with the batch norms on both sides of it in one launch, in bf16.
 //
 // Activations lie pixel by pixel, (images, rows, columns, channels). What a convolution leaves in memory is its raw output y and
-// the two sums over pixels that batch norm needs; whoever reads y normalises it on the way in:
+// the two sums over pixels that batch norm needs; whoever reads y normalizes it on the way in:
 //
 //     bn(y) = scale · y + shift,   scale = gamma · rstd,   shift = beta - mean · scale.
 //
@@ -156,7 +156,7 @@ __device__ void update(const Average& a, const float* sums, int images, int T) {
   if (c == 0) ++*a.count;
 }
 
-// Tiles in shared memory: a pixel has 16 bytes to spare, so that eight neighbours lie in different banks
+// Tiles in shared memory: a pixel has 16 bytes to spare, so that eight neighbors lie in different banks
 
 __device__ constexpr int bytes_of(int C) { return 2 * C + 16; }
 __device__ constexpr int bordered(int n, int stride) { return (n - 1) * stride + 3; }
@@ -188,7 +188,7 @@ struct Carrier {
   }
 };
 
-// Eight neighbours in shared memory, at once.
+// Eight neighbors in shared memory, at once.
 __device__ void read(float (&to)[8], const float* from) {
   uint4 bits[2] = {*(const uint4*)from, *(const uint4*)(from + 4)};
 #pragma unroll
@@ -221,7 +221,7 @@ __device__ uint4 joined(uint4 y, uint4 more, const float* scale, const float* sh
 }
 
 // The input of a convolution for the rows [row, row + R) of its output, with border. Its FORM: FINISHED; RAW, to be
-// normalised; or a JOINT of a raw branch and a shortcut of X_C channels, which is also written to `out`. Of three channels (the
+// normalized; or a JOINT of a raw branch and a shortcut of X_C channels, which is also written to `out`. Of three channels (the
 // images) it makes sixteen, the others zero.
 constexpr int FINISHED = 0, RAW = 1, JOINT = 2;
 
@@ -310,7 +310,7 @@ struct Gradient : Carrier<SOME, N_THREADS, SIDE, R, BEFORE, AFTER> {
 // The products of a tile with the weights. A warp's share are 16 of the N channels of the result, as two pieces of 8, and of its
 // pixels UP times 16: below each other, in images of 32 columns half a row each, in images of 8 columns two rows each. Of each piece
 // thread `lane` has in [0], [1] two channels of pixel lane / 4, in [2], [3] those of the pixel eight further. Which channels make up
-// a piece is ours to say: those of one thread are neighbours, so that it reads and writes them at once.
+// a piece is ours to say: those of one thread are neighbors, so that it reads and writes them at once.
 
 template <int N, int SIDE>
 struct Share {

@@ -60,8 +60,8 @@ def pretrained(name: str, **options: Any) -> nn.Module:
     return timm.create_model(name, pretrained=True, num_classes=0, **options)
 
 
-def normalisation(name: str) -> Literal["half", "imagenet"]:
-    """What pixels were normalised by when the weights of this name were trained."""
+def normalization(name: str) -> Literal["half", "imagenet"]:
+    """What pixels were normalized by when the weights of this name were trained."""
     known = timm.get_pretrained_cfg(name)
     return "half" if known and tuple(known.mean) == (0.5, 0.5, 0.5) else "imagenet"
 

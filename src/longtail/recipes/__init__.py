@@ -3,7 +3,7 @@
 released  as the method's own released code ran it on CIFAR-LT (SupCon has no such code: it takes PaCo's frame);
 paper     as the PaCo paper's text has it ("strictly follow" Balanced Softmax: batch 512, cosine, 400 epochs); on CIFAR-LT PaCo
           does not train so, as docs/log.md tells;
-equal     one budget for every method: 400 epochs, AutoAugment and Cutout, PaCo's optimiser.
+equal     one budget for every method: 400 epochs, AutoAugment and Cutout, PaCo's optimizer.
 
 Published figures are top-1 percentages, from the PaCo paper unless another source is named. None is a measurement of ours:
 those stand in results/.
@@ -26,9 +26,10 @@ from longtail.config import (
     ViewConfig,
     ViewsConfig,
 )
-from longtail.errors import UserError, unknown
-from longtail.recipes import rows
-from longtail.recipes.large import (
+from longtail.deprecated import find_renamed
+from longtail.errors import UserError, unknown_name
+from longtail.recipes import published_rows
+from longtail.recipes.imagenet_scale import (
     AUGMENTS,
     IMAGENET,
     IMAGENET_LT,
@@ -39,8 +40,23 @@ from longtail.recipes.large import (
     inat2018,
     places_lt,
 )
-from longtail.recipes.methods import AUTO_CUTOUT, BALANCED_SGD, METHODS, PACO_SGD, PLAIN, SIM, Authors, entry, only
-from longtail.recipes.rows import Rows
+from longtail.recipes.method_presets import (
+    AUTO_CUTOUT,
+    BALANCED_SGD,
+    METHODS,
+    PACO_SGD,
+    PLAIN,
+    SIM,
+    AuthorSettings,
+    entry,
+    require_choice,
+)
+from longtail.recipes.published_rows import Rows
+
+__getattr__ = find_renamed(
+    __name__,
+    {"Authors": "AuthorSettings", "is_own": "is_user_data", "one_budget": "equal_budget", "only": "require_choice"},
+)
 
 SETTINGS = ("released", "paper", "equal")
 
@@ -66,15 +82,15 @@ def cifar10_lt(method: str = "paco", imbalance: float = 100, setting: str = "rel
 def cifar100(method: str = "paco-no-rebalance", imbalance: float = 1, setting: str = "paper") -> Config:
     """Full CIFAR-100 with the CIFAR ResNet-50: the paper's Table 8. Paper: CE 77.9, SupCon 76.5, PaCo 79.1.
 
-    Balanced data: the prior says nothing, so the centres are not rebalanced. SimAugment only, batch 256, lr 0.1, weight
+    Balanced data: the prior says nothing, so the centers are not rebalanced. SimAugment only, batch 256, lr 0.1, weight
     decay 5e-4, tau 0.07, alpha 0.008. The queue's length is not published: 1,024 is our choice, and so is the cosine.
     """
-    only("cifar100", "setting", setting, ("paper",))
+    require_choice("cifar100", "setting", setting, ("paper",))
     chosen = _method(method, 256, 400, tau=0.07, alpha=0.008, queue=1024, projection_dim=128)
     return Config(
         recipe=f"cifar100/{setting}",
         data=DataConfig(name="cifar100", imbalance=imbalance, **entry(method).data),
-        views=ViewsConfig(query=SIM, key=SIM, normalise="cifar100"),
+        views=ViewsConfig(query=SIM, key=SIM, normalize="cifar100"),
         model=ModelConfig(name="resnet50_cifar"),
         method=chosen,
         optim=OptimConfig(lr=0.1, weight_decay=5e-4, warmup_epochs=10),
@@ -84,12 +100,12 @@ def cifar100(method: str = "paco-no-rebalance", imbalance: float = 1, setting: s
 
 def digits_lt(method: str = "paco", imbalance: float = 40, setting: str = "equal") -> Config:
     """Handwritten digits of 8x8 pixels (1,797 images, inside scikit-learn), long-tailed: the demo's data."""
-    only("digits-lt", "setting", setting, ("equal",))
+    require_choice("digits-lt", "setting", setting, ("equal",))
     soft = ViewConfig(crop="resized", crop_scale=(0.6, 1.0), flip=False)  # a mirrored digit is another sign
     return Config(
         recipe=f"digits-lt/{setting}",
         data=DataConfig(name="digits", imbalance=imbalance, image_size=8, **entry(method).data),
-        views=ViewsConfig(query=soft, key=soft, normalise="half"),
+        views=ViewsConfig(query=soft, key=soft, normalize="half"),
         model=ModelConfig(name="resnet8_cifar"),
         method=_method(
             method, 64, 20, tau=0.1, alpha=0.05, queue=256, projection_dim=32, momentum=0.99, memory_epochs=10
@@ -116,12 +132,12 @@ def folder(root: Path, method: str = "paco", imbalance: float = 1, setting: str 
 
 
 def _small_photographs(recipe: str, where: dict[str, Any], method: str, imbalance: float, setting: str) -> Config:
-    only("a folder or list of images" if recipe == "folder" else recipe, "setting", setting, ("equal",))
+    require_choice("a folder or list of images" if recipe == "folder" else recipe, "setting", setting, ("equal",))
     query = ViewConfig(crop="resized", crop_scale=(0.2, 1.0), policy="rand")
     return Config(
         recipe=f"{recipe}/{setting}",
         data=DataConfig(**where, imbalance=imbalance, image_size=64, **entry(method).data),
-        views=ViewsConfig(query=query, key=SIM, normalise="imagenet"),
+        views=ViewsConfig(query=query, key=SIM, normalize="imagenet"),
         model=ModelConfig(name="resnet18_cifar"),
         method=_method(method, 128, 50, tau=0.1, alpha=0.02, queue=1024, projection_dim=128),
         optim=OptimConfig(lr=0.05, weight_decay=5e-4, warmup_epochs=5),
@@ -146,7 +162,7 @@ def _where(path: Path) -> dict[str, Any]:
     return {"name": "shards" if shards else "folder", "root": path}
 
 
-def is_own(name: str | Path) -> bool:
+def is_user_data(name: str | Path) -> bool:
     """Whether it is the path of a user's images, and no recipe's name."""
     path = Path(name)
     try:
@@ -183,10 +199,10 @@ RECIPES: dict[str, Recipe] = {
     ),
     "digits-lt": Recipe(digits_lt, ("equal",), {}),
     "tiny-imagenet-lt": Recipe(tiny_imagenet_lt, ("equal",), {}),
-    "imagenet-lt": Recipe(imagenet_lt, SETTINGS, {}, IMAGENET_LT.networks, tuple(AUGMENTS), rows.IMAGENET_LT),
-    "inat2018": Recipe(inat2018, SETTINGS, {}, INAT2018.networks, tuple(AUGMENTS), rows.INAT2018),
-    "places-lt": Recipe(places_lt, SETTINGS, {}, PLACES_LT.networks, tuple(AUGMENTS), rows.PLACES_LT),
-    "imagenet": Recipe(imagenet, SETTINGS, {}, IMAGENET.networks, tuple(AUGMENTS), rows.IMAGENET),
+    "imagenet-lt": Recipe(imagenet_lt, SETTINGS, {}, IMAGENET_LT.networks, tuple(AUGMENTS), published_rows.IMAGENET_LT),
+    "inat2018": Recipe(inat2018, SETTINGS, {}, INAT2018.networks, tuple(AUGMENTS), published_rows.INAT2018),
+    "places-lt": Recipe(places_lt, SETTINGS, {}, PLACES_LT.networks, tuple(AUGMENTS), published_rows.PLACES_LT),
+    "imagenet": Recipe(imagenet, SETTINGS, {}, IMAGENET.networks, tuple(AUGMENTS), published_rows.IMAGENET),
 }
 
 
@@ -199,19 +215,19 @@ def make(name: str | Path, **choices: Any) -> Config:
             raise UserError(f"{name} has no choice of --{choice}: it is set by {instead}", kind="unsupported")
     if recipe:
         return recipe.build(**given)
-    if is_own(name):
+    if is_user_data(name):
         return folder(Path(name), **given)
     lists = " ".join(LISTS)
     if len(Path(name).parts) > 1:
         advice = "check the path, or name a recipe (`longtail recipes` lists them)"
         raise UserError(f"{name} is no folder of images, and no list of them ({lists}): {advice}", kind="missing-file")
     raise UserError(
-        f"no {name} is here, images or a list of them ({lists}): {unknown('recipe', name, RECIPES)}",
+        f"no {name} is here, images or a list of them ({lists}): {unknown_name('recipe', name, RECIPES)}",
         kind="unknown-name",
     )
 
 
-def one_budget(name: str | Path, method: str = "ce", imbalance: float | None = None) -> Config:
+def equal_budget(name: str | Path, method: str = "ce", imbalance: float | None = None) -> Config:
     """The configuration under which methods are compared on a recipe's data, or on a folder's."""
     recipe = RECIPES.get(str(name))
     setting = "equal" if recipe and "equal" in recipe.settings else None
@@ -228,7 +244,7 @@ def with_epochs(config: Config, epochs: int, usual: int | None = None) -> Config
         raise UserError(f"--epochs {epochs}: it must be at least 1")
     method, before = config.method, usual or config.train.epochs
     if method.second_epochs and epochs != before:
-        scaled: Any = {method.second_field: max(round(method.second_epochs * epochs / before), 1)}
+        scaled: Any = {method.second_stage_epochs_field: max(round(method.second_epochs * epochs / before), 1)}
         method = replace(method, **scaled)
     return replace(config, method=method, train=replace(config.train, epochs=epochs))
 
@@ -244,11 +260,11 @@ def with_strategy(config: Config, strategy: int) -> Config:
 
 
 def _cifar_lt(data: Any, method: str, imbalance: float, setting: str) -> Config:
-    only(f"{data}-lt", "setting", setting, SETTINGS)
+    require_choice(f"{data}-lt", "setting", setting, SETTINGS)
     chosen, released = entry(method), setting == "released"
     known: dict[str, Any] = {"tau": 0.05, "alpha": 0.01, "queue": 1024, "projection_dim": 32, "removal": 1.5}
     if setting == "paper":
-        known |= {"alpha": 0.02, "centre_tau": 0.05, "projection_norm": False}
+        known |= {"alpha": 0.02, "center_tau": 0.05, "projection_norm": False}
     if chosen.kind is SupCon:
         known |= {"linear_epochs": 400 if setting == "paper" else 100}
     config = Config(
@@ -266,7 +282,7 @@ def _cifar_lt(data: Any, method: str, imbalance: float, setting: str) -> Config:
     return _as_in_the_paper(config) if setting == "paper" else config
 
 
-def _as_released(config: Config, authors: Authors) -> Config:
+def _as_released(config: Config, authors: AuthorSettings) -> Config:
     """In the setting of the method's own code."""
     optim, epochs = authors.optim, authors.epochs
     if authors.steps:
@@ -283,7 +299,7 @@ def _as_released(config: Config, authors: Authors) -> Config:
 
 
 def _as_in_the_paper(config: Config) -> Config:
-    """800 of 13,000 steps warm up: the same share of 400 epochs. Centres without bias."""
+    """800 of 13,000 steps warm up: the same share of 400 epochs. Centers without bias."""
     return replace(
         config,
         optim=replace(BALANCED_SGD, warmup_epochs=24.6),

@@ -1,7 +1,7 @@
 """What the remarks say about a data set: a table to choose alpha from, and the alpha that `auto` chooses.
 
 **`alpha="auto"`.** The paper works its theory out once, for balanced ImageNet: alpha·K* = 0.41, so that at the optimum the
-centres have P_sup = 1 / (1 + alpha·K*) = 0.71 of an anchor's softmax and the samples the rest. With other classes, queues or
+centers have P_sup = 1 / (1 + alpha·K*) = 0.71 of an anchor's softmax and the samples the rest. With other classes, queues or
 batches the same alpha means another optimum, which stays put only where alpha·K does. On a long tail K_y differs from class to
 class, and the loss is a mean over anchors; so `auto` is the alpha at which
 
@@ -25,7 +25,7 @@ import numpy.typing as npt
 from longtail import files, recipes
 from longtail.config import DataConfig, PaCo, TrainConfig
 from longtail.config.section import require
-from longtail.data.imbalance import PROFILES
+from longtail.data.long_tail import PROFILES
 from longtail.errors import Kind, UserError
 from longtail.theory import remarks
 
@@ -40,7 +40,7 @@ def auto_alpha(counts: npt.ArrayLike, queue: int, batch: int, P_sup: float = OPT
     low, high = 0.0, 1 / P_sup - 1  # K = 1 would need the latter
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if q_C @ remarks.centre(middle, K_C) > P_sup else (low, middle)
+        low, high = (middle, high) if q_C @ remarks.center(middle, K_C) > P_sup else (low, middle)
     return float(f"{high:.3g}")
 
 
@@ -50,7 +50,7 @@ class Optimum:
 
     alpha: float
     P_sup: list[float]
-    """By class: of its anchors' softmax, the share of the centres."""
+    """By class: of its anchors' softmax, the share of the centers."""
     pair: list[float]
     """By class: that of each positive sample."""
     mean_P_sup: float
@@ -144,7 +144,7 @@ def check(n_C: Sequence[int], queue: int, batch: int, alpha: Sequence[float]) ->
 
 
 def optimum(alpha: float, n_C: Sequence[int], K_C: remarks.Floats) -> Optimum:
-    P_sup_C, pair_C = remarks.centre(alpha, K_C), remarks.pair(alpha, K_C)
+    P_sup_C, pair_C = remarks.center(alpha, K_C), remarks.pair(alpha, K_C)
     mean = float(remarks.frequencies(n_C) @ P_sup_C)
     return Optimum(alpha, P_sup_C.tolist(), pair_C.tolist(), mean, float(remarks.range_of(alpha, K_C)))
 

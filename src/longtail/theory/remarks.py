@@ -7,7 +7,7 @@ An anchor of class y has K_y positives among the samples. With p_k its softmax o
                                                                         p_c = 1 / (1 + alpha·K_y)         (Remark 2)
 
 where negatives have no probability left. The losses that are trained are these over K_y, and over 1 + alpha·K_y: the same
-optimum, another height. The log q of Eq. 8 shifts the logits of the centres, not their best probabilities: the same again.
+optimum, another height. The log q of Eq. 8 shifts the logits of the centers, not their best probabilities: the same again.
 
 Arguments are numbers or arrays that broadcast.
 """
@@ -71,17 +71,17 @@ def supcon_minimum(K: npt.ArrayLike) -> Floats:
 
 def pair(alpha: npt.ArrayLike, K: npt.ArrayLike) -> Floats:
     """PaCo's optimal probability of a positive pair."""
-    return np.multiply(alpha, centre(alpha, K))
+    return np.multiply(alpha, center(alpha, K))
 
 
-def centre(alpha: npt.ArrayLike, K: npt.ArrayLike) -> Floats:
-    """PaCo's optimal probability of the own centre; as no other centre has any, also the optimal P_sup."""
+def center(alpha: npt.ArrayLike, K: npt.ArrayLike) -> Floats:
+    """PaCo's optimal probability of the own center; as no other center has any, also the optimal P_sup."""
     return 1 / (1 + np.multiply(alpha, K))
 
 
 def minimum(alpha: npt.ArrayLike, K: npt.ArrayLike) -> Floats:
     """The least PaCo loss of an anchor, as it is trained (over 1 + alpha·K)."""
-    return np.log1p(np.multiply(alpha, K)) - np.multiply(K, x_log_x(alpha)) * centre(alpha, K)
+    return np.log1p(np.multiply(alpha, K)) - np.multiply(K, x_log_x(alpha)) * center(alpha, K)
 
 
 def range_of(alpha: npt.ArrayLike, K: npt.ArrayLike) -> Floats:
@@ -90,7 +90,7 @@ def range_of(alpha: npt.ArrayLike, K: npt.ArrayLike) -> Floats:
     It falls to 1 with alpha; SupCon has K_head / K_tail, which is its limit for large alpha.
     """
     known = np.asarray(K, np.float64)
-    return centre(alpha, known.min()) / centre(alpha, known.max())
+    return center(alpha, known.min()) / center(alpha, known.max())
 
 
 def pair_curve(K: npt.ArrayLike, alpha: npt.ArrayLike) -> Floats:
@@ -116,7 +116,7 @@ def extra_curve(alpha_K: float = 0.41, points: int = 199) -> tuple[Floats, Float
 
 
 def supcon_at(P_sup: npt.ArrayLike, alpha: npt.ArrayLike, K: npt.ArrayLike) -> Floats:
-    """Eq. 7: the SupCon loss (a sum, not over K) at which pairs have PaCo's optimal probability, where centres have P_sup.
+    """Eq. 7: the SupCon loss (a sum, not over K) at which pairs have PaCo's optimal probability, where centers have P_sup.
 
     It falls as P_sup rises, to SupCon's own least value at P_sup = 1 / (1 + alpha·K). Beyond, it cannot be had: the samples'
     share, 1 - P_sup, is less than what their positives should have.
@@ -127,14 +127,14 @@ def supcon_at(P_sup: npt.ArrayLike, alpha: npt.ArrayLike, K: npt.ArrayLike) -> F
 # The supplement's gradient
 
 
-def centre_gradient(p_C: npt.ArrayLike, y: int, alpha: float, K: float, scaled: bool = True) -> Floats:
-    """By how much of x each centre moves the loss of an anchor x of class y: dL/dc_k = g_k · x.
+def center_gradient(p_C: npt.ArrayLike, y: int, alpha: float, K: float, scaled: bool = True) -> Floats:
+    """By how much of x each center moves the loss of an anchor x of class y: dL/dc_k = g_k · x.
 
     The supplement's (1 + alpha·K)·p_k - [k = y] belongs to the loss before its scaling; that of the trained one is p_k less
-    1 / (1 + alpha·K) for the own centre, which is pulled until p_y is there, and less the more positives its class has.
+    1 / (1 + alpha·K) for the own center, which is pulled until p_y is there, and less the more positives its class has.
     """
     g_C = np.array(p_C, np.float64)
-    g_C[y] -= centre(alpha, K)
+    g_C[y] -= center(alpha, K)
     return g_C if scaled else g_C * (1 + alpha * K)
 
 

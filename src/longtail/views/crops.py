@@ -8,8 +8,9 @@ from torch import Tensor
 
 from longtail.config import ViewConfig
 from longtail.errors import UserError
-from longtail.views import fused, ops
-from longtail.views.chance import happens, uniform, whole
+from longtail.kernels import views
+from longtail.views import ops
+from longtail.views.random import bernoulli, randint, uniform
 
 
 class Box(NamedTuple):
@@ -58,8 +59,8 @@ def _sizes(x: Tensor) -> Tensor:
 
 def resized_crop(x: Tensor, box: Box, size: int, flip_N: Tensor, kernels: bool = False) -> Tensor:
     """A box of each, mirrored where flip_N: uint8 at size x size."""
-    if kernels and fused.knows(x):
-        return fused.crop(x, *box, size, flip_N)
+    if kernels and views.supports(x):
+        return views.crop(x, *box, size, flip_N)
     return ops.to_uint8(ops.resized_crop(x, *box, size, flip_N))
 
 
@@ -76,7 +77,7 @@ def resize(x: Tensor, size: int, size_N2: Tensor | None = None, share: float = 1
 
 def crop(x: Tensor, size_N2: Tensor | None, view: ViewConfig, size: int, rng: torch.Generator, kernels: bool) -> Tensor:
     """Cropped and mirrored: uint8 at size x size."""
-    flip_N = happens((len(x),), 0.5 if view.flip else 0.0, rng)
+    flip_N = bernoulli((len(x),), 0.5 if view.flip else 0.0, rng)
     if view.crop == "resized":
         box = draw_box(_sizes(x) if size_N2 is None else size_N2, view.crop_scale, rng)
         return resized_crop(x, box, size, flip_N, kernels)
@@ -93,5 +94,5 @@ def _pad_crop(x: Tensor, size: int, rng: torch.Generator) -> Tensor:
             kind="conflict",
         )
     pad = size // 8
-    top_N, left_N = whole((2, len(x)), 2 * pad + 1, rng)
+    top_N, left_N = randint((2, len(x)), 2 * pad + 1, rng)
     return ops.padded_crop(x, top_N, left_N, pad)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longtail.views.levels import (
+from longtail.views.lut import (
     along,
     apply_lut,
     autocontrast_lut,
@@ -24,7 +24,7 @@ from longtail.views.levels import (
     contrast_lut,
     equalize_lut,
     every_level,
-    grey_levels,
+    gray_levels,
     invert_lut,
     posterize_lut,
     smooth,
@@ -43,12 +43,12 @@ class Op(IntEnum):
     TRANSLATE_Y = auto()  # ... and down
     ROTATE = auto()  # degrees, counter-clockwise
     BRIGHTNESS = auto()  # enhancement factors: 1 changes nothing, 0 gives black,
-    COLOUR = auto()  # ... the grey image,
-    CONTRAST = auto()  # ... its mean grey,
+    COLOR = auto()  # ... the gray image,
+    CONTRAST = auto()  # ... its mean gray,
     SHARPNESS = auto()  # ... and the smoothed image
     POSTERIZE = auto()  # bits kept, 0 to 8
-    SOLARIZE = auto()  # grey level from which the image is inverted
-    SOLARIZE_ADD = auto()  # grey levels added to the darker half
+    SOLARIZE = auto()  # gray level from which the image is inverted
+    SOLARIZE_ADD = auto()  # gray levels added to the darker half
     AUTOCONTRAST = auto()  # the last three have no value
     EQUALIZE = auto()
     INVERT = auto()
@@ -65,12 +65,12 @@ def _select(op_N: Tensor, default: Tensor, results: Mapping[Op, Tensor]) -> Tens
 
 
 def to_uint8(x: Tensor) -> Tensor:
-    """Float grey levels, rounded."""
+    """Float gray levels, rounded."""
     return x.round().clamp(0, 255).to(torch.uint8)
 
 
 def to_float(x: Tensor) -> Tensor:
-    """Grey levels to [0, 1], where floats are already."""
+    """Gray levels to [0, 1], where floats are already."""
     return x if x.is_floating_point() else x.float() / 255
 
 
@@ -91,9 +91,9 @@ def _triangle(start_N: Tensor, length_N: Tensor, side: int, size: int) -> Tensor
     pixel = (torch.arange(side, device=start_N.device) - start_N[:, None])[:, None]
     length = length_N[:, None, None]
     scale = length / size
-    centre = (torch.arange(size, device=start_N.device)[:, None] + 0.5) * scale
+    center = (torch.arange(size, device=start_N.device)[:, None] + 0.5) * scale
     # The filter reaches one pixel, of the input when it enlarges and of the output when it shrinks.
-    weight = (1 - (pixel + 0.5 - centre).abs() / scale.clamp(min=1)).clamp(min=0)
+    weight = (1 - (pixel + 0.5 - center).abs() / scale.clamp(min=1)).clamp(min=0)
     weight = weight * ((pixel >= 0) & (pixel < length))
     return weight / weight.sum(2, keepdim=True)
 
@@ -134,7 +134,7 @@ def padded_crop(x: Tensor, top_N: Tensor, left_N: Tensor, pad: int) -> Tensor:
 
 
 def affine(x: Tensor, matrix_N23: Tensor, fill: int, bilinear: bool = False) -> Tensor:
-    """PIL's affine transform: the matrix takes output to input positions, pixel centres at halves; `fill` outside."""
+    """PIL's affine transform: the matrix takes output to input positions, pixel centers at halves; `fill` outside."""
     height, width = x.shape[2:]
     to_x, to_y = matrix_N23[..., None, None].unbind(1)
     row = torch.arange(height, device=x.device)[:, None] + 0.5
@@ -181,7 +181,7 @@ def translate(right_N: Tensor, down_N: Tensor) -> Tensor:
 
 
 def rotate(degrees_N: Tensor, height: int, width: int) -> Tensor:
-    """The matrix of a counter-clockwise rotation about the centre."""
+    """The matrix of a counter-clockwise rotation about the center."""
     angle = degrees_N * (math.pi / 180)
     cos, sin, x, y = angle.cos(), angle.sin(), width / 2, height / 2
     entries = (cos, -sin, x - x * cos + y * sin, sin, cos, y - x * sin - y * cos)
@@ -196,8 +196,8 @@ def apply_op(x: Tensor, op_N: Tensor, value_N: Tensor, fill: int, bilinear: bool
     """The operation that each sample chose, with its value: one fetch, one table and one blend for the whole batch."""
     x = affine(x, _op_matrix(x, op_N, value_N), fill, bilinear)
     x = apply_lut(x, _op_lut(x, op_N, value_N))
-    degenerate = choose(op_N == Op.SHARPNESS, smooth(x), grey_levels(x))
-    blends = (op_N == Op.SHARPNESS) | (op_N == Op.COLOUR)
+    degenerate = choose(op_N == Op.SHARPNESS, smooth(x), gray_levels(x))
+    blends = (op_N == Op.SHARPNESS) | (op_N == Op.COLOR)
     return blend(degenerate, x, torch.where(blends, value_N, 1.0))
 
 
@@ -230,16 +230,16 @@ def _op_lut(x: Tensor, op_N: Tensor, value_N: Tensor) -> Tensor:
 # Squares and statistics.
 
 
-def cutout(x: Tensor, centre_y_N: Tensor, centre_x_N: Tensor, side: int) -> Tensor:
-    """A square of `side` pixels around the centre, clipped at the border, set to 0 (black: cut before normalising)."""
-    rows, columns = _span(centre_y_N, side, x.shape[2]), _span(centre_x_N, side, x.shape[3])
+def cutout(x: Tensor, center_y_N: Tensor, center_x_N: Tensor, side: int) -> Tensor:
+    """A square of `side` pixels around the center, clipped at the border, set to 0 (black: cut before normalizing)."""
+    rows, columns = _span(center_y_N, side, x.shape[2]), _span(center_x_N, side, x.shape[3])
     return x.masked_fill(rows[:, None, :, None] & columns[:, None, None, :], 0)
 
 
-def _span(centre_N: Tensor, side: int, length: int) -> Tensor:
-    offset = torch.arange(length, device=centre_N.device) - centre_N[:, None] + side // 2
+def _span(center_N: Tensor, side: int, length: int) -> Tensor:
+    offset = torch.arange(length, device=center_N.device) - center_N[:, None] + side // 2
     return (offset >= 0) & (offset < side)
 
 
-def normalise(x: Tensor, mean_C11: Tensor, std_C11: Tensor) -> Tensor:
+def normalize(x: Tensor, mean_C11: Tensor, std_C11: Tensor) -> Tensor:
     return (x - mean_C11) / std_C11

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from longtail.config import ViewConfig
-from longtail.views import fused, levels, ops, tones
-from longtail.views.chance import happens, sign, uniform, whole
+from longtail.kernels import views
+from longtail.views import color, lut, ops
 from longtail.views.ops import Op
+from longtail.views.random import bernoulli, randint, sign, uniform
 
 
 class Draw(NamedTuple):
@@ -28,8 +29,8 @@ class Draw(NamedTuple):
 
 def apply_draw(x: Tensor, draw: Draw, fill: int, bilinear: bool = False, kernels: bool = False) -> Tensor:
     """uint8 to uint8."""
-    if kernels and fused.knows(x):
-        return fused.apply_draw(x, draw.op, draw.value, fill, bilinear)
+    if kernels and views.supports(x):
+        return views.apply_draw(x, draw.op, draw.value, fill, bilinear)
     for op_N, value_N in zip(draw.op.unbind(1), draw.value.unbind(1), strict=True):
         x = ops.apply_op(x, op_N, value_N, fill, bilinear)
     return x
@@ -45,20 +46,20 @@ CIFAR_POLICY = (
     ((Op.SHEAR_Y, 0.5, 8), (Op.TRANSLATE_Y, 0.7, 9)),
     ((Op.AUTOCONTRAST, 0.5, 0), (Op.EQUALIZE, 0.9, 0)),
     ((Op.SHEAR_Y, 0.2, 7), (Op.POSTERIZE, 0.3, 7)),
-    ((Op.COLOUR, 0.4, 3), (Op.BRIGHTNESS, 0.6, 7)),
+    ((Op.COLOR, 0.4, 3), (Op.BRIGHTNESS, 0.6, 7)),
     ((Op.SHARPNESS, 0.3, 9), (Op.BRIGHTNESS, 0.7, 9)),
     ((Op.EQUALIZE, 0.6, 0), (Op.EQUALIZE, 0.5, 0)),
     ((Op.CONTRAST, 0.6, 7), (Op.SHARPNESS, 0.6, 5)),
-    ((Op.COLOUR, 0.7, 7), (Op.TRANSLATE_X, 0.5, 8)),
+    ((Op.COLOR, 0.7, 7), (Op.TRANSLATE_X, 0.5, 8)),
     ((Op.EQUALIZE, 0.3, 0), (Op.AUTOCONTRAST, 0.4, 0)),
     ((Op.TRANSLATE_Y, 0.4, 3), (Op.SHARPNESS, 0.2, 6)),
-    ((Op.BRIGHTNESS, 0.9, 6), (Op.COLOUR, 0.2, 8)),
+    ((Op.BRIGHTNESS, 0.9, 6), (Op.COLOR, 0.2, 8)),
     ((Op.SOLARIZE, 0.5, 2), (Op.INVERT, 0.0, 0)),
     ((Op.EQUALIZE, 0.2, 0), (Op.AUTOCONTRAST, 0.6, 0)),
     ((Op.EQUALIZE, 0.2, 0), (Op.EQUALIZE, 0.6, 0)),
-    ((Op.COLOUR, 0.9, 9), (Op.EQUALIZE, 0.6, 0)),
+    ((Op.COLOR, 0.9, 9), (Op.EQUALIZE, 0.6, 0)),
     ((Op.AUTOCONTRAST, 0.8, 0), (Op.SOLARIZE, 0.2, 8)),
-    ((Op.BRIGHTNESS, 0.1, 3), (Op.COLOUR, 0.7, 0)),
+    ((Op.BRIGHTNESS, 0.1, 3), (Op.COLOR, 0.7, 0)),
     ((Op.SOLARIZE, 0.4, 5), (Op.AUTOCONTRAST, 0.9, 0)),
     ((Op.TRANSLATE_Y, 0.9, 9), (Op.TRANSLATE_Y, 0.7, 9)),
     ((Op.AUTOCONTRAST, 0.9, 0), (Op.SOLARIZE, 0.8, 3)),
@@ -77,7 +78,7 @@ def auto_value(op: Op, magnitude_bin: int, side: int) -> tuple[float, float]:
             return 0, int(150 / 331 * side * share)  # 150 pixels of the 331 that the search used
         case Op.ROTATE:
             return 0, 30 * share
-        case Op.BRIGHTNESS | Op.COLOUR | Op.CONTRAST | Op.SHARPNESS:
+        case Op.BRIGHTNESS | Op.COLOR | Op.CONTRAST | Op.SHARPNESS:
             return 1, 0.9 * share
         case Op.POSTERIZE:
             return 8 - round(4 * share), 0
@@ -95,9 +96,9 @@ def _auto_table(side: int, device: torch.device) -> Tensor:
 
 def draw_autoaugment(n: int, side: int, rng: torch.Generator) -> Draw:
     """One of the 25 pairs per sample, each half with its probability and a random sign."""
-    pair_N = whole((n,), len(CIFAR_POLICY), rng)
+    pair_N = randint((n,), len(CIFAR_POLICY), rng)
     op, probability, base, swing = _auto_table(side, rng.device)[pair_N].unbind(2)
-    used = happens((n, 2), probability, rng)
+    used = bernoulli((n, 2), probability, rng)
     value = base + swing * sign((n, 2), rng)
     return Draw((op * used).long(), value.float())  # Op.IDENTITY is 0
 
@@ -115,7 +116,7 @@ RAND_OPS = (
     (Op.POSTERIZE, 0.0, 4.0, False, True),
     (Op.SOLARIZE, 0.0, 256.0, False, True),
     (Op.SOLARIZE_ADD, 0.0, 110.0, False, True),
-    (Op.COLOUR, 0.1, 1.8, False, False),
+    (Op.COLOR, 0.1, 1.8, False, False),
     (Op.CONTRAST, 0.1, 1.8, False, False),
     (Op.BRIGHTNESS, 0.1, 1.8, False, False),
     (Op.SHARPNESS, 0.1, 1.8, False, False),
@@ -143,34 +144,34 @@ def rand_value(row: Tensor, level: Tensor, sign: Tensor, side: int) -> Tensor:
 def draw_randaugment(n: int, side: int, ops: int, magnitude: float, std: float, rng: torch.Generator) -> Draw:
     """`ops` operations per sample, drawn with replacement, at levels Normal(magnitude, std) cut to [0, 10]."""
     shape = (n, ops)
-    row = _rand_table(rng.device)[whole(shape, len(RAND_OPS), rng)]
-    used = happens(shape, RAND_PROBABILITY, rng)
+    row = _rand_table(rng.device)[randint(shape, len(RAND_OPS), rng)]
+    used = bernoulli(shape, RAND_PROBABILITY, rng)
     noise = torch.randn(shape, generator=rng, device=rng.device)
     level = (magnitude + std * noise.double()).clamp(0, 10)
     value = rand_value(row, level, sign(shape, rng), side)
     return Draw((row[..., 0] * used).long(), value.float())
 
 
-# SimAugment (SimCLR, MoCo v2): colour jitter, greyscale and blur, each with its probability.
+# SimAugment (SimCLR, MoCo v2): color jitter, grayscale and blur, each with its probability.
 
 
 class SimDraw(NamedTuple):
     jittered: Tensor  # (N,) bool
     factor: Tensor  # (N, 3) of brightness, contrast and saturation
     hue: Tensor  # (N,) turns
-    order: Tensor  # (N, 4) permutations, as tones.colour_jitter has them
-    grey: Tensor  # (N,) bool
+    order: Tensor  # (N, 4) permutations, as tones.color_jitter has them
+    gray: Tensor  # (N,) bool
     sigma: Tensor  # (N,) pixels, 0: no blur
 
 
 def draw_sim(n: int, rng: torch.Generator, jitters: bool = True) -> SimDraw:
     return SimDraw(
-        jittered=happens((n,), 0.8 if jitters else 0.0, rng),
+        jittered=bernoulli((n,), 0.8 if jitters else 0.0, rng),
         factor=uniform((n, 3), 0.6, 1.4, rng),
         hue=uniform((n,), -0.1, 0.1, rng),
         order=uniform((n, 4), 0, 1, rng).argsort(1),
-        grey=happens((n,), 0.2, rng),
-        sigma=uniform((n,), 0.1, 2.0, rng) * happens((n,), 0.5, rng),
+        gray=bernoulli((n,), 0.2, rng),
+        sigma=uniform((n,), 0.1, 2.0, rng) * bernoulli((n,), 0.5, rng),
     )
 
 
@@ -178,9 +179,9 @@ def apply_sim(x: Tensor, draw: SimDraw, jitters: bool = True) -> Tensor:
     """Floats in [0, 1] to the same."""
     if jitters:
         brightness, contrast, saturation = draw.factor.unbind(1)
-        jittered = tones.colour_jitter(x, brightness, contrast, saturation, draw.hue, draw.order)
-        x = levels.choose(draw.jittered, jittered, x)
-    x = levels.choose(draw.grey, tones.greyscale(x), x)
+        jittered = color.color_jitter(x, brightness, contrast, saturation, draw.hue, draw.order)
+        x = lut.choose(draw.jittered, jittered, x)
+    x = lut.choose(draw.gray, color.grayscale(x), x)
     return ops.gaussian_blur(x, draw.sigma)
 
 
@@ -194,7 +195,7 @@ def _plain(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> 
 def _sim(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Tensor:
     jitters = not view.jitter  # else it was done
     draw = draw_sim(len(x), rng, jitters)
-    return fused.apply_sim(x, *draw) if kernels and fused.knows(x) else apply_sim(ops.to_float(x), draw, jitters)
+    return views.apply_sim(x, *draw) if kernels and views.supports(x) else apply_sim(ops.to_float(x), draw, jitters)
 
 
 def _rand(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Tensor:
@@ -204,7 +205,7 @@ def _rand(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> T
 
 
 def _stacked_rand(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Tensor:
-    """Jitter with probability 0.8, greyscale 0.2 and blur 0.5, then RandAugment on the rounded result."""
+    """Jitter with probability 0.8, grayscale 0.2 and blur 0.5, then RandAugment on the rounded result."""
     return _rand(ops.to_uint8(255 * _sim(x, view, rng, kernels)), view, rng, kernels)
 
 
@@ -225,17 +226,17 @@ def jitter(x: Tensor, amount: float, rng: torch.Generator, kernels: bool) -> Ten
     """torchvision's ColorJitter(amount, amount, amount): uint8 to uint8."""
     factor_N3 = uniform((len(x), 3), 1 - amount, 1 + amount, rng)
     order_N3 = uniform((len(x), 3), 0, 1, rng).argsort(1)
-    if kernels and fused.knows(x):
-        return fused.apply_tone(x, factor_N3, order_N3)
-    return ops.to_uint8(255 * tones.tone_jitter(ops.to_float(x), factor_N3, order_N3))
+    if kernels and views.supports(x):
+        return views.apply_tone(x, factor_N3, order_N3)
+    return ops.to_uint8(255 * color.tone_jitter(ops.to_float(x), factor_N3, order_N3))
 
 
-def cut(x: Tensor, side: int, rng: torch.Generator) -> Tensor:
-    centre_y, centre_x = (whole((len(x),), length, rng) for length in x.shape[2:])
-    return ops.cutout(x, centre_y, centre_x, side)
+def random_cutout(x: Tensor, side: int, rng: torch.Generator) -> Tensor:
+    center_y, center_x = (randint((len(x),), length, rng) for length in x.shape[2:])
+    return ops.cutout(x, center_y, center_x, side)
 
 
-def turn(x: Tensor, most: float, rng: torch.Generator, kernels: bool) -> Tensor:
+def random_rotate(x: Tensor, most: float, rng: torch.Generator, kernels: bool) -> Tensor:
     """By an angle of up to `most` degrees, what it uncovers black, as torchvision's RandomRotation."""
     angle = uniform((len(x), 1), -most, most, rng)
     return apply_draw(x, Draw(torch.full_like(angle, Op.ROTATE, dtype=torch.int64), angle), 0, kernels=kernels)

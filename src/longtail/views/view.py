@@ -1,4 +1,4 @@
-"""The views of a run, each from uint8 images to what a network takes: crop, policy, normalised."""
+"""The views of a run, each from uint8 images to what a network takes: crop, policy, normalized."""
 
 import functools
 
@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from longtail.config import ViewConfig, ViewsConfig
-from longtail.views import fused, ops
+from longtail.kernels import views
+from longtail.views import ops
 from longtail.views.crops import crop, resize
-from longtail.views.policies import POLICIES, cut, jitter, turn
+from longtail.views.policies import POLICIES, jitter, random_cutout, random_rotate
 
 
 def make_view(
@@ -22,7 +23,7 @@ def make_view(
     size_N2: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """One view of uint8 images N,3,H,W: crop, mirror, turn, jitter, policy, Cutout, normalise; N,3,size,size, float32 or `out`.
+    """One view of uint8 images N,3,H,W: crop, mirror, turn, jitter, policy, Cutout, normalize; N,3,size,size, float32 or `out`.
 
     `size_N2`: height and width of each, where they do not fill H and W. `kernels`: by our own where there are some for such
     images, equal to the operations up to the rounding of sums.
@@ -30,15 +31,15 @@ def make_view(
     with torch.autocast(x.device.type, enabled=False):  # eight bits of mantissa would blur the resampling weights
         x = crop(x, size_N2, view, size, rng, kernels)
         if view.rotate:
-            x = turn(x, view.rotate, rng, kernels)
+            x = random_rotate(x, view.rotate, rng, kernels)
         if view.jitter:
             x = jitter(x, view.jitter, rng, kernels)
         x = POLICIES[view.policy](x, view, rng, kernels)
         if view.cutout:
-            x = cut(x, view.cutout, rng)
-        if kernels and out is not None and fused.finishes(x, out):
-            return fused.finish(x, mean_C11, std_C11, out)
-        x = ops.normalise(ops.to_float(x), mean_C11, std_C11)
+            x = random_cutout(x, view.cutout, rng)
+        if kernels and out is not None and views.can_write_into(x, out):
+            return views.finish(x, mean_C11, std_C11, out)
+        x = ops.normalize(ops.to_float(x), mean_C11, std_C11)
         return x if out is None else out.copy_(x)
 
 
@@ -77,17 +78,17 @@ class Views:
         return self._make(x, size_N2, self.config.key, rng, out)
 
     def plain(self, x: Tensor, size_N2: Tensor | None = None) -> Tensor:
-        return self.normalised(self.square(x, size_N2))
+        return self.normalized(self.square(x, size_N2))
 
     def square(self, x: Tensor, size_N2: Tensor | None = None) -> Tensor:
         """The part that is tested on: uint8 N,3,size,size."""
         return resize(x, self.size, size_N2, self.config.test_crop, self.kernels)
 
-    def normalised(self, x: Tensor) -> Tensor:
-        return ops.normalise(ops.to_float(x), *statistics(self.config.normalise, x.device))
+    def normalized(self, x: Tensor) -> Tensor:
+        return ops.normalize(ops.to_float(x), *statistics(self.config.normalize, x.device))
 
     def _make(
         self, x: Tensor, size_N2: Tensor | None, view: ViewConfig, rng: torch.Generator, out: Tensor | None
     ) -> Tensor:
-        scale = statistics(self.config.normalise, x.device)
+        scale = statistics(self.config.normalize, x.device)
         return make_view(x, view, self.size, rng, *scale, self.kernels, size_N2, out)

@@ -7,7 +7,7 @@ import importlib
 import pkgutil
 
 from longtail.config.methods.base import METHODS, Chunked, Deferred, LinearStage, MethodConfig
-from longtail.config.methods.contrast import Centres, Contrast, GPaCo, MomentumContrast, MultiTask, PaCo, SupCon
+from longtail.config.methods.contrast import Centers, Contrast, GPaCo, MomentumContrast, MultiTask, PaCo, SupCon
 from longtail.config.methods.networks import BBN, OLTR, RIDE, CausalNorm, ResLT
 from longtail.config.methods.softmax import (
     LDAM,
@@ -33,7 +33,7 @@ __all__ = [
     "RIDE",
     "BalancedSoftmax",
     "CausalNorm",
-    "Centres",
+    "Centers",
     "Chunked",
     "ClassBalancedFocal",
     "Contrast",

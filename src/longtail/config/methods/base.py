@@ -17,7 +17,7 @@ class MethodConfig(Section):
     section: ClassVar[str] = "method"
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""
-    second_field: ClassVar[str] = ""
+    second_stage_epochs_field: ClassVar[str] = ""
     """The field that holds the epochs of its second stage, where it has one."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -31,11 +31,11 @@ class MethodConfig(Section):
 
     @property
     def second_epochs(self) -> int:
-        return getattr(self, self.second_field) if self.second_field else 0
+        return getattr(self, self.second_stage_epochs_field) if self.second_stage_epochs_field else 0
 
     @classmethod
-    def chosen_by(cls, tree: dict[str, Any]) -> type[Section]:
-        """By the name that was stored; `longtail.recipes` finds those that a user gives, and knows what is spelt alike."""
+    def resolve_type(cls, tree: dict[str, Any]) -> type[Section]:
+        """By the name that was stored; `longtail.recipes` finds those that a user gives, and knows what is spelled alike."""
         name = tree.pop("name", None)
         if not isinstance(name, str) or name not in METHODS:
             advice = "from Python (longtail.table, say) it works once the file that defines it has been imported"
@@ -80,7 +80,7 @@ class Chunked(MethodConfig):
 class LinearStage(MethodConfig):
     """A second stage, in which the trunk is frozen and what stands on it learns."""
 
-    second_field: ClassVar[str] = "linear_epochs"
+    second_stage_epochs_field: ClassVar[str] = "linear_epochs"
 
     linear_epochs: int = 10
     """Epochs of the second stage."""

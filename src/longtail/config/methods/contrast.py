@@ -1,4 +1,4 @@
-"""Contrast among samples, with class centres or without."""
+"""Contrast among samples, with class centers or without."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -18,7 +18,7 @@ class Contrast(MethodConfig):
     tau: float = 0.2
     """Temperature of the sample logits."""
     queue: int = 8192
-    """Length of the labelled queue of past keys."""
+    """Length of the labeled queue of past keys."""
     projection_dim: int = 128
     """Output width of the projection G."""
     projection_hidden: int = 0
@@ -100,18 +100,18 @@ class MultiTask(MomentumContrast):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Centres(Chunked):
-    """Class centres as further contrast partners."""
+class Centers(Chunked):
+    """Class centers as further contrast partners."""
 
     alpha: float | Literal["auto"] = 0.05
-    """Weight of a positive sample, where the class's own centre has weight 1; `auto`: by the paper's theory, from class counts,
-    queue and batch, so that at the optimum the centres have the share P_sup = 0.71 (`longtail theory`)."""
-    centre_tau: float = 1.0
-    """Temperature of the centre logits: 1 as released, `tau` as the text has it."""
+    """Weight of a positive sample, where the class's own center has weight 1; `auto`: by the paper's theory, from class counts,
+    queue and batch, so that at the optimum the centers have the share P_sup = 0.71 (`longtail theory`)."""
+    center_tau: float = 1.0
+    """Temperature of the center logits: 1 as released, `tau` as the text has it."""
     rebalance: bool = True
-    """Multiply the centres by class frequency (Eq. 8); without, Eq. 4."""
+    """Multiply the centers by class frequency (Eq. 8); without, Eq. 4."""
     smoothing: float = 0.0
-    """Of the centres' targets: this share goes to all classes alike (GPaCo's choice)."""
+    """Of the centers' targets: this share goes to all classes alike (GPaCo's choice)."""
 
     @property
     def label(self) -> str:
@@ -121,18 +121,18 @@ class Centres(Chunked):
         super().__post_init__()
         rule = "in [0, 1), or auto: try 0.01 to 0.05"
         require(self.alpha == "auto" or 0 <= self.alpha < 1, "method.alpha", self.alpha, rule)
-        require(self.centre_tau > 0, "method.centre_tau", self.centre_tau, "above 0")
+        require(self.center_tau > 0, "method.center_tau", self.center_tau, "above 0")
         require(0 <= self.smoothing < 1, "method.smoothing", self.smoothing, "in [0, 1): try 0.1")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaCo(MomentumContrast, Centres):
+class PaCo(MomentumContrast, Centers):
     name: ClassVar[str] = "paco"
     title: ClassVar[str] = "PaCo"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPaCo(Contrast, Centres):
+class GPaCo(Contrast, Centers):
     """Cui et al., 2023: no key network, both views are anchors."""
 
     name: ClassVar[str] = "gpaco"

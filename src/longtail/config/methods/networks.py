@@ -17,13 +17,13 @@ class BBN(MethodConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CausalNorm(MethodConfig):
-    """Tang et al., 2020 (De-confound-TDE): a multi-head normalised classifier, the features' drift removed at test."""
+    """Tang et al., 2020 (De-confound-TDE): a multi-head normalized classifier, the features' drift removed at test."""
 
     name: ClassVar[str] = "causal-norm"
     title: ClassVar[str] = "Causal Norm"
 
     heads: int = 2
-    """Parts that features and weights are cut into and normalised by."""
+    """Parts that features and weights are cut into and normalized by."""
     scale: float = 16.0
     """What the mean over the heads is multiplied by."""
     gamma: float = 1 / 32
@@ -73,7 +73,7 @@ class OLTR(MethodConfig):
 
     name: ClassVar[str] = "oltr"
     title: ClassVar[str] = "OLTR"
-    second_field: ClassVar[str] = "memory_epochs"
+    second_stage_epochs_field: ClassVar[str] = "memory_epochs"
 
     memory_epochs: int = 30
     """Epochs of the second stage, which learns attention, memory and classifier on images drawn class-balanced."""
@@ -104,7 +104,7 @@ class RIDE(Deferred):
 
     name: ClassVar[str] = "ride"
     title: ClassVar[str] = "RIDE"
-    second_field: ClassVar[str] = "router_epochs"
+    second_stage_epochs_field: ClassVar[str] = "router_epochs"
 
     experts: int = 3
     """How many; each owns the last two stages of the network."""

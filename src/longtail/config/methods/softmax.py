@@ -77,7 +77,7 @@ class ClassBalancedFocal(MethodConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LDAM(Deferred):
-    """Cao et al., 2019: a cosine classifier whose margins grow towards the tail."""
+    """Cao et al., 2019: a cosine classifier whose margins grow toward the tail."""
 
     name: ClassVar[str] = "ldam"
     title: ClassVar[str] = "LDAM"

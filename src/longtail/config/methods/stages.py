@@ -1,4 +1,4 @@
-"""A trunk learnt first, and then what stands on it."""
+"""A trunk learned first, and then what stands on it."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal

@@ -1,0 +1,113 @@
+"""The paper's figures: from run folders, from the results of a reproduced table, or from the theory alone."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+
+from longtail import files, run_folder
+from longtail.errors import UserError, unknown_name
+from longtail.paper import results
+from longtail.reporting import cells
+from longtail.reporting.gradients import make_pulls
+from longtail.reporting.table import Dot, make_dots, make_rows
+
+Paths = Sequence[Path]
+
+
+def figure(name: str, sources: Iterable[Path | str] | Path | str = (), out: Path | str | None = None) -> Path:
+    """Draw one of the paper's figures, and return its file; the twin of `longtail figure`.
+
+    `latency` (Fig. 1): accuracy against the time of a batch of 64, from run folders or a results file. `gradient` (Fig. 2): the
+    gradients of the classifier by class, from runs trained with --log.gradients. `framework` (Fig. 3) and `extra` (Fig. 4)
+    need no runs. `out` ends in .svg, .png or .pdf; without it, NAME.svg.
+    """
+    if name not in FIGURES:
+        raise unknown_name("figure", name, FIGURES)
+    paths = [Path(path) for path in ([sources] if isinstance(sources, str | Path) else sources)]
+    out = Path(out or f"{name}.svg")
+    check_out(name, out)
+    draw, from_runs = FIGURES[name]
+    if from_runs and not paths:
+        raise UserError(f"name the runs, as in `longtail figure {name} runs -o {out}`")
+    if paths and not from_runs:
+        raise UserError(
+            f"{paths[0]}: the figure {name} is drawn without runs, as in `longtail figure {name} -o {out}`",
+            kind="conflict",
+        )
+    try:
+        draw(paths, out)
+    except OSError as error:
+        raise UserError(f"cannot write {out} ({error.strerror}): choose another -o", kind="not-writable") from error
+    return out
+
+
+def check_out(name: str, out: Path, flag: str = "-o") -> None:
+    """Before the work is done whose result goes there."""
+    formats = (".svg",) if name == "framework" else (".svg", ".png", ".pdf")
+    if out.suffix.lower() not in formats or os.path.isdir(out):
+        raise UserError(f"{flag} {out}: name a file that ends in {' or '.join(formats)}, as in {flag} {name}.svg")
+    if not os.path.isdir(out.absolute().parent):
+        raise UserError(f"{flag} {out}: the folder {out.parent} does not exist", kind="missing-file")
+
+
+def gradient(paths: Paths, out: Path) -> None:
+    from longtail.reporting import plots  # matplotlib, which takes a second to come
+
+    for path in paths:
+        if not make_pulls(make_rows(run_folder.finished(path))):
+            raise UserError(
+                f"no run below {path} has {run_folder.GRADIENTS}: train with --log.gradients", kind="missing-file"
+            )
+    plots.gradient_norms(make_pulls(make_rows(run_folder.finished(paths))), out)
+
+
+def latency(paths: Paths, out: Path) -> None:
+    from longtail.reporting import plots
+
+    if any(path.suffix == ".json" for path in paths):
+        if len(paths) > 1:
+            raise UserError(f"{paths[0]}: name one results file, or run folders", kind="conflict")
+        panels: Mapping[str, Sequence[Dot]] = dots_of_results(paths[0])
+    else:
+        panels = make_dots(make_rows(run_folder.finished(paths)))
+    if not any(dot.values["latency_b64"] for dots in panels.values() for dot in dots):
+        raise UserError(
+            f"{paths[0]}: no run has latency_b64 in {run_folder.METRICS}: `longtail eval` measures it",
+            kind="missing-file",
+        )
+    plots.against_latency(panels, out)
+
+
+def dots_of_results(path: Path) -> dict[str, list[Dot]]:
+    """Of a reproduced table, the longest training."""
+    try:
+        table = run_folder.read_json(path)["table"]
+        tree = results.read(path, table) | {"table": table}
+        tree |= {"rows": cells.make_rows(tree)}
+        return cells.make_dots(tree, cells.lengths(tree)[0])
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise UserError(
+            f"{path} holds no results of `longtail reproduce`: name its JSON, or run folders", kind="damaged-file"
+        ) from error
+
+
+def extra(_: Paths, out: Path) -> None:
+    from longtail.paper import theory_figures
+
+    theory_figures.extra_alone(out)
+
+
+def framework(_: Paths, out: Path) -> None:
+    drawing = resources.files("longtail.reporting").joinpath("framework.svg").read_bytes()
+    with files.replace_output(out) as fresh:
+        fresh.write_bytes(drawing)
+
+
+FIGURES: dict[str, tuple[Callable[[Paths, Path], None], bool]] = {
+    "latency": (latency, True),
+    "gradient": (gradient, True),
+    "framework": (framework, False),
+    "extra": (extra, False),
+}
+"""Name -> how it is drawn, and whether from runs; in the order of the paper."""

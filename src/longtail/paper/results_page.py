@@ -1,0 +1,216 @@
+"""The page of a reproduced table, from the tree of its results file alone: ours beside the paper's, details, verdicts.
+
+Trainings of another length have a section, and tables, of their own.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.table import Table
+
+from longtail.config import Config, from_dict
+from longtail.reporting.cells import (
+    MIXED,
+    Tree,
+    factor_name,
+    label_of,
+    lengths,
+    of_length,
+    pairs,
+    pictures,
+    published,
+    top1_by_seed,
+)
+from longtail.reporting.table import COLUMNS, figure, format_mean_std, markdown, plain
+from longtail.reporting.ties import ENOUGH, TIES, rank_labels
+from longtail.run_folder import seeds_named
+from longtail.text import escape_markdown, quote_markdown
+
+DETAILS = ("top1", "many", "medium", "few", "ece", "knn_top1", "seconds", "latency_b64", "parameters")
+HEADLINE = "Top-1 accuracy in percent, last epoch, mean ± standard deviation over seeds; –: no run."
+BRACKETS = "In brackets the paper's figure."
+DETAIL = (
+    "Percent, last epoch, test set: accuracy of all images and of classes with many (>100), medium (20-100) and few (<20) "
+    "training images; expected calibration error (lower is better); k-NN accuracy of the features; seconds of training; "
+    "milliseconds for a batch of 64."
+)
+
+
+def to_markdown(tree: Tree) -> str:
+    name = tree["name"].replace("-", "_")
+    made = f"Made by `longtail reproduce {tree['name']}` from [{name}.json]({name}.json), which holds every run. "
+    parts = [f"# {tree['title']}", made + f"Last updated {escape_markdown(tree['updated'])}."]
+    for epochs in lengths(tree):
+        parts += section(tree, epochs)
+    return "\n\n".join(parts) + "\n"
+
+
+def section(tree: Tree, epochs: int) -> list[str]:
+    """All about the runs of one length."""
+    table, rows = tree["table"], of_length(tree["rows"], epochs)
+    head, body = headline(table, rows)
+    return [
+        f"## {length_name(epochs).capitalize()}",
+        "\n".join(provenance(tree, epochs)),
+        markdown(head, body),
+        caption(table),
+        missing(table, rows),
+        *(f"![{picture.shows}]({picture.name})" for picture in pictures(tree, epochs).values()),
+        *(part for pair in pairs(table) for part in claim(tree, epochs, pair)),
+        *(part for factor in table["imbalance"] for part in details(rows, factor)),
+        DETAIL + side_by_side(tree, epochs),
+    ]
+
+
+def caption(table: Tree) -> str:
+    return f"{HEADLINE} {table.get('note') or BRACKETS}"
+
+
+def length_name(epochs: int) -> str:
+    return "each in its own setting" if epochs == MIXED else _count(epochs, "epoch")
+
+
+def headline(table: Tree, rows: Sequence[Tree]) -> tuple[list[str], list[list[str]]]:
+    """Methods by factors: ours, and the paper's in brackets."""
+    factors = table["imbalance"]
+    body = [[label, *(headline_cell(table, m, f, named) for f in factors)] for m, label, named in lines(table, rows)]
+    return ["method", *map(factor_name, factors)], body
+
+
+def lines(table: Tree, rows: Sequence[Tree]) -> Iterator[tuple[str, str, list[Tree]]]:
+    """Method, label and rows of each line of the headline; a method that ran in two configurations has two lines."""
+    for method, title in table["methods"].items():
+        mine = [row for row in rows if row["method"] == method]
+        for label in _distinct(row["label"] for row in mine) or [title]:
+            yield method, label, [row for row in mine if row["label"] == label]
+
+
+def headline_cell(table: Tree, method: str, factor: float, rows: Iterable[Tree]) -> str:
+    ours = [format_mean_std(row["metrics"]["top1"]["values"]) for row in rows if row["imbalance"] == factor] or ["–"]
+    paper = published(table, method, factor)
+    return "; ".join(ours) + ("" if paper is None else f" ({paper:.1f})")
+
+
+def missing(table: Tree, rows: Sequence[Tree]) -> str:
+    """What the table asks for and these rows do not have."""
+    lacks = []
+    for method, label, named in lines(table, rows):
+        wanted = table.get("factors", {}).get(method, table["imbalance"])
+        cells = [words for factor in wanted if (words := _lacking(table, factor, named))]
+        lacks += [f"{escape_markdown(label)} at {', '.join(cells)}"] if cells else []
+    return f"Not run yet: {'; '.join(lacks)}." if lacks else "Nothing is missing."
+
+
+def _lacking(table: Tree, factor: float, rows: Iterable[Tree]) -> str | None:
+    there = {seed for row in rows if row["imbalance"] == factor for seed in row["seeds"]}
+    seeds = [s for s in table["seeds"] if s not in there]
+    some = f" ({seeds_named(seeds)})" if there else ""
+    return factor_name(factor) + some if seeds else None
+
+
+def in_words(verdict: Tree) -> str:
+    seeds = len(verdict["seeds"])
+    where = f"{factor_name(verdict['imbalance']).capitalize()}:"
+    if verdict["outcome"] is None:
+        return f"{where} no verdict, {_count(seeds, 'common seed')} where {ENOUGH} are needed."
+    by = f"{verdict['difference']:+.1f} ± {verdict['half_width']:.1f} points, {seeds} seeds".replace("-", "−")
+    first, second = escape_markdown(verdict["first"]), escape_markdown(verdict["second"])
+    if verdict["outcome"] == "tied":
+        return f"{where} {first} and {second} are tied ({by})."
+    position = {"ahead": "ahead of", "behind": "behind"}[verdict["outcome"]]
+    return f"{where} {first} is {position} {second} ({by})."
+
+
+def claim(tree: Tree, epochs: int, pair: list[str]) -> list[str]:
+    """How one method of the table stands against another, factor by factor."""
+    first, second = (tree["table"]["methods"][method] for method in pair)
+    mine = [v for v in of_length(tree["verdicts"], epochs) if v["pair"] == pair]
+    said = []
+    for factor in tree["table"]["imbalance"]:
+        nothing = f"{factor_name(factor).capitalize()}: no verdict, {first} and {second} did not both run."
+        said += [in_words(v) for v in mine if v["imbalance"] == factor] or [nothing]
+    how = "Seed-paired difference in top-1 accuracy, with its 95 % t interval."
+    return [f"### {first} against {second}", how, "\n".join(f"- {words}" for words in said)]
+
+
+def details(rows: Sequence[Tree], factor: float) -> list[str]:
+    """All columns at one factor; nothing where nothing ran."""
+    here = [row for row in rows if row["imbalance"] == factor]
+    if not here:
+        return []
+    head = ["method", "", *(COLUMNS[c][0] for c in DETAILS), "seeds"]
+    words = rank_labels([top1_by_seed(row) for row in here])
+    body = [
+        [row["label"], word, *(_figure(row, c) for c in DETAILS), " ".join(map(str, row["seeds"]))]
+        for row, word in zip(here, words, strict=True)
+    ]
+    title = f"### {factor_name(factor).capitalize()}"
+    return [title, markdown(head, body, 2), *([TIES] if any(words) else [])]
+
+
+def _figure(row: Tree, column: str) -> str:
+    return figure(column, row["metrics"][column]["values"])
+
+
+def provenance(tree: Tree, epochs: int) -> list[str]:
+    """How the runs of one length were made: commands, settings, seeds, commits, machines, dates, and what the data noted."""
+    runs = of_length(tree["runs"], epochs)
+    starts = [start for r in runs for start in (r, *r["resumed"])]  # a resumed run has several
+    dates = sorted(start["started"][:10] for start in starts)
+    identities = [r["identity"] for r in runs]
+    models = _distinct(f"{escape_markdown(i['model']['name'])}, batch {i['train']['batch_size']}" for i in identities)
+    commands = _distinct(quote_markdown(r["command"]) for r in runs)
+    return [
+        *([f"- command {commands[0]}"] if len(commands) == 1 else ["- commands", *(f"  - {c}" for c in commands)]),
+        f"- recipe {tree['table']['recipe']}, setting {tree['table']['setting']}: {', '.join(models)}",
+        *(f"- {words}" for words in second_stages(runs, tree["table"])),
+        f"- {seeds_named(sorted({r['seed'] for r in runs}))}",
+        f"- {_one_of('commit', _distinct(str(start['commit'] or 'unknown') for start in starts))}",
+        f"- {_one_of('machine', _distinct(start['device'] for start in starts))}",
+        f"- {_one_of('precision', _distinct(r['precision'] for r in runs))}",
+        f"- trained {escape_markdown(dates[0])}"
+        + (f" to {escape_markdown(dates[-1])}" if dates[-1] != dates[0] else ""),
+        *(f"- {escape_markdown(note)}" for note in _distinct(str(note) for r in runs for note in r["data"]["notes"])),
+    ]
+
+
+def second_stages(runs: Sequence[Tree], table: Tree) -> list[str]:
+    """A method of two stages trains longer than its row's heading says."""
+    stages = [(label_of(r, table), from_dict(Config, r["identity"]).method.second_epochs) for r in runs]
+    return _distinct(
+        f"{escape_markdown(label)}: and {_count(n, 'epoch')} of its second stage" for label, n in stages if n
+    )
+
+
+def side_by_side(tree: Tree, epochs: int) -> str:
+    """Seconds mean something else where seeds shared the device."""
+    together = {r["metrics"].get("together") or 1 for r in of_length(tree["runs"], epochs)}
+    counts = ", ".join(str(n) for n in sorted(together) if n > 1)
+    return f" Seeds that trained side by side ({counts} at a time) share these seconds." if counts else ""
+
+
+def to_rich(tree: Tree, width: int = 150) -> list[Table]:
+    """The headline of each length, for a terminal of so many columns."""
+    tables = []
+    for epochs in lengths(tree):
+        head, body = headline(tree["table"], of_length(tree["rows"], epochs))
+        title = f"{tree['title']}, {length_name(epochs)}"
+        words = caption(tree["table"])
+        table = Table(title=title, caption=words, title_justify="left", caption_justify="left")
+        for i, heading in enumerate(head):
+            table.add_column(heading, justify="right" if i else "left", no_wrap=i > 0)
+        for row in body:
+            table.add_row(plain(row[0]), *(cell if width >= 100 else cell.replace(" ± ", "±") for cell in row[1:]))
+        tables.append(table)
+    return tables
+
+
+def _distinct(items: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(items))
+
+
+def _one_of(kind: str, items: Sequence[str]) -> str:
+    return f"{kind}{'s' * (len(items) > 1)} {', '.join(map(escape_markdown, items))}"
+
+
+def _count(n: int, thing: str) -> str:
+    return f"{n} {thing}{'s' * (n != 1)}"

@@ -1,0 +1,260 @@
+"""The tables that can be run here, those of the paper and our own, and their cells."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from longtail import recipes
+from longtail.config import Config
+from longtail.errors import UserError, unknown_name
+from longtail.recipes import METHODS
+from longtail.reporting.cells import factor_name
+
+CHECKPOINT_EVERY = 50  # epochs; the runs are minutes long, and a checkpoint costs some of their speed
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A line of a table that is a method with something changed, under a name and a label of its own."""
+
+    method: str
+    label: str
+    change: Callable[[Config], Config]
+    paper: float | None = None
+    """What the paper has for it, on other data: shown, and neither drawn nor subtracted."""
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table as it is run here. The first two methods are trained first, and compared where no `pairs` are named."""
+
+    title: str
+    recipe: str
+    setting: str
+    methods: tuple[str, ...]
+    imbalance: tuple[float, ...]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    variants: dict[str, Variant] = field(default_factory=dict)
+    """By name, which `methods` may hold."""
+    note: str = ""
+    """What a reader must know of the figures in brackets."""
+    pairs: tuple[tuple[str, str], ...] = ()
+    """The claims: methods that are compared seed by seed."""
+    shares: tuple[str, ...] = ()
+    """Tables whose runs are this one's too, where their configuration is the same."""
+
+    @property
+    def mixed(self) -> bool:
+        """Whether its methods have lengths of their own, and stand in one table all the same."""
+        return self.setting == "released"
+
+    def cells(self) -> list[tuple[str, float]]:
+        """In the order of work: the two by factor, then the rest by method."""
+        pair, rest = self.methods[:2], self.methods[2:]
+        first = [(method, factor) for factor in self.imbalance for method in pair if factor in self.factors(method)]
+        return first + [(method, factor) for method in rest for factor in self.factors(method)]
+
+    def factors(self, method: str) -> tuple[float, ...]:
+        """Those of the table; where authors' settings are checked, those that a figure was published for, if any was."""
+        known = [f for f in self.imbalance if (method, f) in recipes.RECIPES[self.recipe].published]
+        return tuple(known) if self.mixed and known else self.imbalance
+
+    def config(self, method: str, imbalance: float, epochs: int | None = None) -> Config:
+        """The recipe's, or a longer or shorter one: its stages keep their proportion, and its warm-up stays as it is."""
+        variant = self.variants.get(method)
+        config = recipes.RECIPES[self.recipe].build(variant.method if variant else method, imbalance, self.setting)
+        config = variant.change(config) if variant else config
+        config = recipes.with_epochs(config, epochs or config.train.epochs)
+        return replace(config, train=replace(config.train, checkpoint_every=CHECKPOINT_EVERY))
+
+    def label(self, method: str) -> str:
+        variant = self.variants.get(method)
+        return variant.label if variant else self.config(method, self.imbalance[0]).method.label
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the page needs to know of the table."""
+        paper: dict[str, dict[str, float]] = {}
+        for (method, factor), figure in recipes.RECIPES[self.recipe].published.items():
+            paper.setdefault(method, {})[f"{factor:g}"] = figure
+        for name, variant in self.variants.items():
+            paper |= {name: {f"{f:g}": variant.paper for f in self.imbalance}} if variant.paper is not None else {}
+        labels = {method: self.label(method) for method in self.methods}
+        plain = {"imbalance": list(self.imbalance), "seeds": list(self.seeds), "published": paper}
+        factors = {method: list(self.factors(method)) for method in self.methods}
+        words = {"factors": factors, "mixed": self.mixed, "note": self.note, "elsewhere": list(self.variants)}
+        words |= {"pairs": [list(pair) for pair in self.pairs or (self.methods[:2],)]}
+        return {"recipe": self.recipe, "setting": self.setting, "methods": labels} | plain | words
+
+
+def changed(section: str, **values: Any) -> Callable[[Config], Config]:
+    return lambda config: replace(config, **{section: replace(getattr(config, section), **values)})
+
+
+def strategy(number: int, scale: float | None = None) -> Callable[[Config], Config]:
+    """One of the paper's augmentation strategies; with `scale`, both views cut at least so much of the image's area."""
+
+    def change(config: Config) -> Config:
+        config = recipes.with_strategy(config, number)
+        if scale is None:
+            return config
+        cut = {name: replace(getattr(config.views, name), crop_scale=(scale, 1.0)) for name in ("query", "key")}
+        return replace(config, views=replace(config.views, **cut))
+
+    return change
+
+
+# The paper's ablations were run on ImageNet-LT: strategies and crops with ResNet-50, alpha too, multi-task with ResNeXt-50.
+ABLATIONS = {
+    **{
+        f"strategy-{n}": Variant("paco", f"strategy ({n}): {q}, {k}", strategy(n), figure)
+        for (n, (q, k)), figure in zip(recipes.STRATEGIES.items(), (55.0, 56.5, 57.0), strict=True)
+    },
+    **{f"crop-{s:g}": Variant("paco", f"strategy (3), crops from {s:g}", strategy(3, s)) for s in (0.08, 0.2)},
+    **{
+        f"alpha-{a:g}": Variant("paco", f"alpha {a:g}", changed("method", alpha=a))
+        for a in (0.005, 0.02, 0.05, 0.1, 0.2)
+    },
+    **{
+        f"multi-task-{w:g}": Variant(
+            "balanced-softmax-supcon",
+            f"Balanced Softmax + {w:g} re-weighted SupCon",
+            changed("method", weight=w),
+            figure,
+        )
+        for w, figure in {0.05: 57.0, 0.1: 57.1, 0.2: 57.1, 0.3: 57.0, 0.5: 57.2, 0.8: 57.2, 1.0: 56.9}.items()
+    },
+}
+
+DEEPER = {
+    f"paco-resnet{depth}": Variant("paco", f"PaCo, ResNet-{depth}", changed("model", name=f"resnet{depth}_cifar"))
+    for depth in (56, 74)
+}
+
+
+def first_two(*names: str) -> tuple[str, ...]:
+    """Methods with PaCo and Balanced Softmax at their head, each once."""
+    return tuple(dict.fromkeys(("paco", "balanced-softmax", *names)))
+
+
+TABLES = {
+    "cifar100-lt": PaperTable(
+        title="CIFAR-100-LT with ResNet-32 (Table 6 of the PaCo paper)",
+        recipe="cifar100-lt",
+        setting="equal",
+        methods=("paco", "balanced-softmax", "ce", "paco-no-rebalance", "supcon"),
+        imbalance=(100, 50, 10),
+    ),
+    "published": PaperTable(
+        title="CIFAR-100-LT, every method as its authors ran it",
+        recipe="cifar100-lt",
+        setting="released",
+        methods=first_two(*(m for m, e in METHODS.items() if e.published), "ce"),
+        imbalance=(100, 50, 10),
+        note="In brackets what was published: by the PaCo paper; for CB-Focal by a leaderboard (the best of several "
+        "class-balanced losses), for cRT, LWS and tau-norm by the Bag of Tricks code, for RIDE by its README.",
+        shares=("cifar100-lt",),
+    ),
+    "methods": PaperTable(
+        title="CIFAR-100-LT at imbalance 100: every method under one budget",
+        recipe="cifar100-lt",
+        setting="equal",
+        methods=first_two(*METHODS),
+        imbalance=(100,),
+        note="In brackets what was published, each with its own length, schedule and augmentation.",
+        shares=("latency", "cifar100-lt"),
+    ),
+    "latency": PaperTable(
+        title="PaCo against RIDE at equal inference latency, as in the PaCo paper's Fig. 1",
+        recipe="cifar100-lt",
+        setting="equal",
+        methods=("paco-resnet56", "ride-2", "paco-resnet74", "ride-3", "paco", "ride-1", "ride-4"),
+        imbalance=(100,),
+        variants=DEEPER,
+        # An image passes 51 convolutions in a row with two experts and 71 with three, each on a ResNet-32 whose first 11 they
+        # share; 55 and 73 in these networks. So small a network takes about the time of launching them: the table's ms tell.
+        pairs=(("paco-resnet56", "ride-2"), ("paco-resnet74", "ride-3")),
+        note="PaCo on networks about as deep in all as RIDE's experts one after the other; RIDE and PaCo without a word on "
+        "a ResNet-32. In brackets what was published.",
+    ),
+    "ablations": PaperTable(
+        title="The PaCo paper's ablations, on CIFAR-100-LT at imbalance 100",
+        recipe="cifar100-lt",
+        setting="equal",
+        methods=("paco", "paco-no-rebalance", *ABLATIONS),
+        imbalance=(100,),
+        variants=ABLATIONS,
+        note="In brackets the paper's figure: PaCo's own is for CIFAR-100-LT, the others are for ImageNet-LT (ResNet-50; "
+        "multi-task: ResNeXt-50, where PaCo has 58.2), so compare differences. Alpha is 0.01 where nothing else is said. "
+        "Strategies keep the recipe's crops: from 0.08 for the query, from 0.2 for the key.",
+        shares=("cifar100-lt", "methods"),
+    ),
+    "tiny-imagenet-lt": PaperTable(
+        title="Tiny-ImageNet-LT with ResNet-18, as any folder of images is trained",
+        recipe="tiny-imagenet-lt",
+        setting="equal",
+        methods=("paco", "balanced-softmax", "ce"),
+        imbalance=(1,),
+    ),
+    "cifar100": PaperTable(
+        title="Full CIFAR-100 with ResNet-50 (Table 8 of the PaCo paper)",
+        recipe="cifar100",
+        setting="paper",
+        methods=("paco-no-rebalance", "ce", "supcon", "ce-supcon"),
+        imbalance=(1,),
+        seeds=(0,),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method at one factor, and where its runs lie."""
+
+    method: str
+    imbalance: float
+    config: Config
+    folder: Path
+    label: str
+
+    def __str__(self) -> str:
+        return f"{self.label}, {factor_name(self.imbalance)}"
+
+    def run_folder(self, seed: int) -> Path:
+        return self.folder / f"seed{seed}"
+
+    def with_seeds(self, seeds: Sequence[int]) -> Config:
+        return replace(self.config, train=replace(self.config.train, seeds=tuple(seeds)))
+
+
+def choose_cells(
+    table: PaperTable, methods: Sequence[str] | None, imbalance: Sequence[float] | None
+) -> list[tuple[str, float]]:
+    """The cells of the table that are asked for, in its order; naming none is a mistake."""
+    for method in methods or ():
+        if method not in table.methods:
+            raise unknown_name("method", method, table.methods)
+    factors = " ".join(f"{factor:g}" for factor in table.imbalance)
+    for factor in imbalance or ():
+        if factor not in table.imbalance:
+            raise UserError(f"--imbalance {factor:g}: the table has {factors}, choose among them")
+    if methods is not None and not methods:
+        raise UserError(f"--methods without a value: choose among {' '.join(table.methods)}")
+    if imbalance is not None and not imbalance:
+        raise UserError(f"--imbalance without a value: choose among {factors}")
+    cells = [(m, f) for m, f in table.cells() if methods is None or m in methods]
+    return [(m, f) for m, f in cells if imbalance is None or f in imbalance]
+
+
+def make_cell(
+    table: PaperTable, method: str, factor: float, epochs: int | None, out: Path, data_root: Path | str | None
+) -> Cell:
+    """Its run folders are OUT/METHOD-FACTOR/seedN; another length has folders of its own."""
+    config, usual = table.config(method, factor, epochs), table.config(method, factor)
+    if data_root is not None:
+        config = replace(config, data=replace(config.data, root=Path(data_root)))
+    elif config.data.name == "folder":
+        raise UserError(f"the images of {table.recipe} are a folder, but which one? add --data_root DIR")
+    length = config.train.epochs
+    suffix = f"-{length}-epochs" if length != usual.train.epochs else ""
+    return Cell(method, factor, config, out / f"{method}-{factor:g}{suffix}", table.label(method))

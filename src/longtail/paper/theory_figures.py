@@ -1,0 +1,58 @@
+"""The paper's theory, drawn: what no run is needed for."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullLocator
+
+from longtail.reporting.plots import COLORS, plt, save
+from longtail.theory import remarks
+
+EXAMPLE = 0.41  # alpha·K* of full ImageNet, the paper's own
+
+
+def theory(counts: Sequence[int], K: Sequence[float], alphas: Sequence[float], path: Path) -> None:
+    """L_extra as the paper's Fig. 4 has it, and each class's optimal pair probability by alpha; K are its positives."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+    extra(left, EXAMPLE)
+    pairs(right, np.array(counts), np.array(K), alphas)
+    save(figure, path)
+
+
+def extra_alone(path: Path) -> None:
+    figure, axis = plt.subplots(figsize=(5.2, 4.0), layout="constrained")
+    extra(axis, EXAMPLE)
+    save(figure, path)
+
+
+def extra(axis: Axes, alpha_K: float) -> None:
+    P_sup, value = remarks.extra_curve(alpha_K)
+    best = 1 / (1 + alpha_K)
+    axis.plot(P_sup, value, color=COLORS[0])
+    least = (best, remarks.extra(best, alpha_K))
+    axis.plot(*least, "o", color=COLORS[3])
+    axis.annotate(f"least at {best:.2f}", least, (0, 8), textcoords="offset points", ha="center")
+    axis.set_title(f"$L_{{extra}}$ at $\\alpha K^* = {alpha_K:g}$", loc="left", fontsize=10)
+    axis.set_xlabel("$P_{sup}$, the share of the centers")
+    axis.grid(alpha=0.3)
+
+
+def pairs(axis: Axes, counts_C: remarks.Floats, K_C: remarks.Floats, alphas: Sequence[float]) -> None:
+    order = np.argsort(-counts_C, kind="stable")
+    curves = {"SupCon": remarks.supcon_pair(K_C)} | {f"PaCo, alpha {a:g}": remarks.pair(a, K_C) for a in alphas}
+    for i, (label, pair_C) in enumerate(curves.items()):
+        color, line = ("black", "--") if label == "SupCon" else (COLORS[(i - 1) % 6], "-")
+        axis.plot(counts_C[order], 100 * pair_C[order], label=label, color=color, linestyle=line)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    for scale in (axis.xaxis, axis.yaxis):
+        scale.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        scale.set_major_formatter("{x:g}")
+        scale.set_minor_locator(NullLocator())
+    axis.invert_xaxis()
+    axis.set_title("optimal probability of a positive pair, %", loc="left", fontsize=10)
+    axis.set_xlabel("training images of the class, rare ones to the right")
+    axis.grid(alpha=0.3)
+    axis.legend(frameon=False, fontsize=8)
