@@ -22,14 +22,14 @@ from torch import Tensor
 
 from longtail.engine.advice import out_of_memory
 from longtail.engine.device import choose_device, products_in
-from longtail.losses import AnchorTerms, Samples, chunked_terms, paco_terms
-from longtail.methods.base import magnitudes
+from longtail.losses import AnchorTerms, ContrastSet, chunked_terms, paco_terms
+from longtail.losses.numerics import row_max_abs
 
 CLASSES = (1_000, 8_142, 100_000, 1_000_000)
 BATCH, QUEUE, PROJECTION = 128, 8192, 128
 ALPHA, TAU = 0.05, 0.2
 BUDGET = 0.2  # seconds for each time
-Given = tuple[Tensor, Tensor, Tensor, Tensor, Samples, Tensor]
+Given = tuple[Tensor, Tensor, Tensor, Tensor, ContrastSet, Tensor]
 
 
 def inputs(classes: int, features: int, device: torch.device, batch: int = BATCH, queue: int = QUEUE) -> Given:
@@ -43,20 +43,20 @@ def inputs(classes: int, features: int, device: torch.device, batch: int = BATCH
     q, z = leaf(batch, PROJECTION, PROJECTION**-0.5), leaf(batch + queue, PROJECTION, PROJECTION**-0.5)
     y_B, y_M = (torch.randint(classes, (n,), generator=rng, device=device) for n in (batch, 2 * batch + queue))
     y_M[-(queue // 2) :] = -1
-    samples = Samples(q, z, y_M, torch.arange(batch, device=device))  # the queries join the keys in `gradients`
+    samples = ContrastSet(q, z, y_M, torch.arange(batch, device=device))  # the queries join the keys in `gradients`
     bias = torch.zeros(classes, device=device).requires_grad_()
     return x, c, bias, y_B, samples, torch.rand(classes, generator=rng, device=device).log_softmax(0)
 
 
 def plain_terms(
-    x_BF: Tensor, c_CF: Tensor, bias_C: Tensor, y_B: Tensor, samples: Samples, log_prior_C: Tensor, *numbers: float
+    x_BF: Tensor, c_CF: Tensor, bias_C: Tensor, y_B: Tensor, samples: ContrastSet, log_prior_C: Tensor, *numbers: float
 ) -> AnchorTerms:
     """All pairs at once, as `methods/paco.py` has it."""
     q_BD, z_MD, y_M, _ = samples
     center_BC, contrast_BM = F.linear(x_BF, c_CF, bias_C), q_BD @ z_MD.T
     drop_BM = torch.eye(len(q_BD), len(z_MD), dtype=torch.bool, device=y_B.device) | (y_M < 0)
     terms = paco_terms(center_BC, contrast_BM, y_B, y_M, drop_BM, log_prior_C, *numbers)
-    return AnchorTerms(*terms, center_BC.detach().argmax(1), magnitudes(center_BC), magnitudes(contrast_BM))
+    return AnchorTerms(*terms, center_BC.detach().argmax(1), row_max_abs(center_BC), row_max_abs(contrast_BM))
 
 
 LOSSES: dict[str, Callable[..., AnchorTerms]] = {"plain": plain_terms, "chunks": chunked_terms}

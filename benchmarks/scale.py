@@ -35,10 +35,10 @@ from longtail.config import Config
 from longtail.data.lazy_images import StreamedImages
 from longtail.data.long_tail import checksum
 from longtail.data.sources import DataSet, Split
-from longtail.engine.capture import own_stream
+from longtail.engine.capture import make_step, own_stream
 from longtail.engine.device import choose_device, precision
-from longtail.engine.run import Run
-from longtail.engine.train import make_step
+from longtail.engine.loop import train_step
+from longtail.engine.trainer import Trainer
 
 LINK = 200e9  # bytes per second between GPUs of a machine: an assumption, below what NVLink 4 is sold as
 BUDGET = 4.0  # seconds for each figure
@@ -112,16 +112,16 @@ def make_data(counts: np.ndarray, config: Config) -> DataSet:
     return DataSet("dry", source, None, source, checksum(labels))
 
 
-def steps(run: Run, seconds: float) -> float:
+def steps(run: Trainer, seconds: float) -> float:
     """Seconds of a step."""
     with own_stream(run.device):
-        step_on, count = make_step([run]), itertools.count()
+        step_on, count = make_step([run], train_step), itertools.count()
 
         def once() -> None:
             at = next(count)
             run.prepare(at)
             step_on()
-            run.finished(at)
+            run.count_step()
 
         found = seconds_per_call(once, run.device, 10 if run.device.type == "cuda" else 1, seconds)
     run.batches.close()
@@ -163,7 +163,7 @@ def measure_row(name: str, counts: np.ndarray, args: argparse.Namespace, device:
 def measure_steps(config: Config, data: DataSet, seconds: float, device: torch.device) -> tuple[float, str, int]:
     """Seconds of a step, how it is made, and the bytes of a network, as gradients are sent."""
     (run,) = make_runs(config, 1, data, device)
-    found = steps(run, seconds), run.how, sum(t.numel() * 4 for t in run.method.net.state_dict().values())
+    found = steps(run, seconds), run.step_mode, sum(t.numel() * 4 for t in run.method.net.state_dict().values())
     del run
     release()
     return found

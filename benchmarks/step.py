@@ -24,9 +24,10 @@ from longtail import recipes
 from longtail.config import Config
 from longtail.data.long_tail import checksum, exponential_counts
 from longtail.data.sources import DataSet, Split
+from longtail.engine.capture import make_step
 from longtail.engine.device import choose_device, precision
-from longtail.engine.run import Run
-from longtail.engine.train import make_step
+from longtail.engine.loop import train_step
+from longtail.engine.trainer import Trainer
 
 STEPS, SEEDS, WORKERS = ("eager", "captured", "fused"), (2, 4, 8), (8, 0)
 BUDGET = 2.5  # seconds for each row, or three blocks
@@ -40,12 +41,12 @@ def random_data() -> DataSet:
     return DataSet("random", source, None, source, checksum(labels))
 
 
-def make_runs(config: Config, seeds: int, data: DataSet, device: torch.device) -> list[Run]:
+def make_runs(config: Config, seeds: int, data: DataSet, device: torch.device) -> list[Trainer]:
     """Side by side, from their start."""
-    runs: list[Run] = []
+    runs: list[Trainer] = []
     with tempfile.TemporaryDirectory() as folder:  # where they look for a checkpoint
         for seed in range(seeds):
-            runs.append(Run(config, seed, data, Path(folder), device, runs[0] if runs else None))
+            runs.append(Trainer(config, seed, data, Path(folder), device, runs[0] if runs else None))
     return runs
 
 
@@ -83,7 +84,7 @@ def measure_ours(data: DataSet, device: torch.device, step: str, seeds: int, cal
     start = time.perf_counter()
     config = recipes.cifar100_lt("paco")
     runs = make_runs(replace(config, train=replace(config.train, step=step)), seeds, data, device)
-    step_on, count = make_step(runs), itertools.count()
+    step_on, count = make_step(runs, train_step), itertools.count()
 
     def once() -> None:
         at = next(count)
@@ -91,7 +92,7 @@ def measure_ours(data: DataSet, device: torch.device, step: str, seeds: int, cal
             run.prepare(at)
         step_on()
         for run in runs:
-            run.finished(at)
+            run.count_step()
 
     once()
     made = time.perf_counter() - start

@@ -39,10 +39,10 @@ from longtail.config import Config
 from longtail.data.lazy_images import StreamedImages
 from longtail.data.loader import Loader, make_loader
 from longtail.data.sources import load
-from longtail.engine.capture import own_stream
+from longtail.engine.capture import make_step, own_stream
 from longtail.engine.device import choose_device, precision
-from longtail.engine.run import Run
-from longtail.engine.train import make_step
+from longtail.engine.loop import train_step
+from longtail.engine.trainer import Trainer
 
 ACROSS, DOWN, TILE = 8, 6, 64
 TILES = 4096  # that mosaics are made of
@@ -85,9 +85,9 @@ def make_config(folder: Path, args: argparse.Namespace) -> Config:
     return replace(config, data=data, model=model, train=train)
 
 
-def ours(run: Run, seconds: float, profiles: bool) -> tuple[dict[str, float], Row, list[Row]]:
+def ours(run: Trainer, seconds: float, profiles: bool) -> tuple[dict[str, float], Row, list[Row]]:
     """Images per second of each part; the memory in use before and after the last of them; its profile, if asked for."""
-    step_on, batches, count = make_step([run]), run.batches, itertools.count()
+    step_on, batches, count = make_step([run], train_step), run.batches, itertools.count()
 
     def step() -> None:
         batches.cursor.fill_(0)  # or it would run on beyond the views that are there
@@ -100,7 +100,7 @@ def ours(run: Run, seconds: float, profiles: bool) -> tuple[dict[str, float], Ro
         at = next(count)
         run.prepare(at)
         step_on()
-        run.finished(at)
+        run.count_step()
 
     def rate(name: str, work: Callable[[], object]) -> float:
         nonlocal count
@@ -148,7 +148,7 @@ def at_work(name: str, events: list[Row], batches: int) -> Row:
     return {"part": name, "ms_a_batch": busy / 1000 / batches, "of_them_ms": most}
 
 
-def decoding_on_cpu(run: Run) -> Loader:
+def decoding_on_cpu(run: Trainer) -> Loader:
     source = run.data.train
     assert isinstance(source.images, StreamedImages)
     images = replace(source.images, decode="cpu")
@@ -208,7 +208,12 @@ def measure(args: argparse.Namespace) -> Row:
             rates["PIL"] = usual(folder, args.size, args.batch, args.workers, args.seconds)
     rows = [{"part": name, "images_per_second": n, "of_the_step": n / rates["step"]} for name, n in rates.items()]
     settings = {"network": args.network, "size": args.size, "batch": args.batch, "norm": args.norm, "bytes": size}
-    how = {"step": run.how, "precision": precision(config.train, device), "workers": args.workers, "megabytes": memory}
+    how = {
+        "step": run.step_mode,
+        "precision": precision(config.train, device),
+        "workers": args.workers,
+        "megabytes": memory,
+    }
     return {"what": (__doc__ or "").strip(), **where(device), **settings, **how, "rows": rows, "streams": found}
 
 

@@ -1,6 +1,6 @@
-"""PaCo in a plain torch loop: network, optimizer and augmentation are yours, the loss brings what else it needs.
+"""PaCo in a plain training loop: the network, optimizer and augmentation are yours, and PaCoLoss has everything else.
 
-python examples/plain_loop.py        # handwritten digits, of which the rarest has 3 training images
+python examples/plain_loop.py        # handwritten digits; the rarest one has 3 training images
 """
 
 import torch
@@ -14,14 +14,15 @@ from longtail.nn import MomentumNetwork
 EPOCHS, BATCH, LR = 30, 64, 0.1
 
 
-def convolution(before: int, after: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU())
+def make_convolution(width_in: int, width: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(width_in, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
 
 
-def network() -> nn.Sequential:
-    """From images of 8 pixels to 64 features; any network will do that ends in a vector an image."""
-    small = nn.Sequential(convolution(3, 16), convolution(16, 16), nn.MaxPool2d(2))
-    return nn.Sequential(small, convolution(16, 64), convolution(64, 64), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+def make_network() -> nn.Sequential:
+    """Return a network from images of 8 pixels to 64 features. Any network works that returns a vector for each image."""
+    stem = nn.Sequential(make_convolution(3, 16), make_convolution(16, 16), nn.MaxPool2d(2))
+    last = nn.Sequential(make_convolution(16, 64), make_convolution(64, 64), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(stem, last)
 
 
 def as_tensors(source) -> tuple[Tensor, Tensor]:
@@ -35,23 +36,23 @@ def main() -> None:
     (images, labels), (test_images, test_labels) = as_tensors(data.train), as_tensors(data.test)
     crop = v2.RandomResizedCrop(8, scale=(0.6, 1.0), ratio=(1.0, 1.0))
 
-    net = network()
+    net = make_network()
     criterion = PaCoLoss(64, data.train.counts, alpha=0.05, tau=0.1, queue=256, projection_dim=32)
-    query = nn.Sequential(net, criterion.G)
-    key = MomentumNetwork(query, momentum=0.99)
+    query = nn.Sequential(net, criterion.G)  # the network and the projection G
+    key = MomentumNetwork(query, momentum=0.99)  # their moving average
 
-    learning = [*net.parameters(), *criterion.parameters()]
-    optimizer = torch.optim.SGD(learning, lr=LR, momentum=0.9, weight_decay=5e-4)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
+    parameters = [*net.parameters(), *criterion.parameters()]  # criterion has the class centers and G
+    optimizer = torch.optim.SGD(parameters, lr=LR, momentum=0.9, weight_decay=5e-4)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
     for epoch in range(EPOCHS):
-        for batch in torch.randperm(len(labels)).split(BATCH)[:-1]:  # the rest of an epoch is left out
-            one, other = (torch.stack([crop(image) for image in images[batch]]) for _ in range(2))
-            terms = criterion.terms(net(one), key(other), labels[batch])
+        for batch in torch.randperm(len(labels)).split(BATCH)[:-1]:  # without the last, smaller batch
+            view, other_view = (torch.stack([crop(image) for image in images[batch]]) for _ in range(2))
+            terms = criterion.terms(net(view), key(other_view), labels[batch])  # the keys then enter the queue
             terms["loss"].backward()
             optimizer.step()
             optimizer.zero_grad()
             key.follow(query)
-        schedule.step()
+        scheduler.step()
         if (epoch + 1) % 10 == 0:
             print(f"epoch {epoch + 1}: loss {terms['loss']:.3f}, P_sup {terms['P_sup']:.2f}")
 

@@ -87,7 +87,7 @@ def test_what_cannot_be_trained_is_known_before_the_first_method_is(tmp_path, ca
         compare("digits-lt", "all", tmp_path / "all", epochs=1, change=other)
     said = capsys.readouterr().err
     left_out = {name for name in recipes.METHODS if f"{name} is left out" in said}
-    kinds = {name: methods.Method.BY_SETTINGS[entry.kind] for name, entry in recipes.METHODS.items()}
+    kinds = {name: methods.find_method(entry.kind) for name, entry in recipes.METHODS.items()}
     apart = {name for name, kind in kinds.items() if kind.body.__func__ is not methods.Method.body.__func__}
     assert {"bbn", "reslt", "oltr", "ride-1", "ride-2", "ride-3", "ride-4"} <= left_out <= apart - {"causal-norm"}
 
@@ -188,7 +188,7 @@ def test_is_it_worth_it(tmp_path, capsys):
     def row(method, values):
         config = recipes.digits_lt(method)
         found = [
-            run_folder.FinishedRun(tmp_path, config, {"seed": s}, {"few": v, "per_class": [v]})
+            run_folder.Trainer(tmp_path, config, {"seed": s}, {"few": v, "per_class": [v]})
             for s, v in enumerate(values)
         ]
         return ResultRow("digits", config.method.label, tuple(found))

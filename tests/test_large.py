@@ -14,7 +14,7 @@ from longtail import methods, recipes
 from longtail.cli import main
 from longtail.config import Config, from_dict, to_dict
 from longtail.data.inspection import inspect
-from longtail.engine.schedule import learning_rate
+from longtail.engine.optim import learning_rate
 from longtail.methods import Batch, Mixed
 from longtail.recipes.published_rows import PublishedRow
 from tests.raises import raises
@@ -261,7 +261,7 @@ def stepped(config: Config) -> methods.Method:
     """One step of the first stage on small images."""
     torch.manual_seed(0)
     method = methods.make(replace(config, data=replace(config.data, image_size=32)), np.array([8, 4, 2]))
-    method.enter(method.stages[0])
+    method.set_stage(method.stages[0])
     method.train()
     x, y = torch.randn(2, 4, 3, 32, 32), torch.tensor([0, 0, 1, 2])
     stage = method.stage

@@ -5,7 +5,7 @@ import pytest
 
 from longtail import methods, recipes
 from longtail.data.long_tail import exponential_counts
-from longtail.engine.schedule import learning_rate
+from longtail.engine.optim import learning_rate
 from tests.raises import raises
 
 

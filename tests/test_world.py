@@ -88,12 +88,8 @@ def test_a_command_names_the_variable(verb, name, monkeypatch, capsys):
     assert said.count("\n") == 1 and f"{name} is 'many'" in said
 
 
-READERS = {
-    "cores": cores,
-    "memory": memory,
-    "speaks": is_main_process,
-    "start": lambda: distributed.start(torch.device("cpu")),
-}
+READERS = {"cores": cores, "memory": memory, "speaks": is_main_process}
+READERS |= {"start": lambda: distributed.start_processes(torch.device("cpu"))}
 
 
 @pytest.mark.parametrize("reader", READERS)

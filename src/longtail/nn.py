@@ -22,11 +22,13 @@ from longtail import config as cfg
 from longtail import theory
 from longtail.deprecated import accept_old_arguments, find_renamed
 from longtail.errors import UserError
+from longtail.losses import LossParams, paco_objective
 from longtail.methods.base import log_frequencies
-from longtail.methods.contrast import meet
-from longtail.methods.paco import Numbers, loss_terms
+from longtail.methods.contrast import gather_contrast_set
 from longtail.models.heads import linear_head, projection
 from longtail.models.momentum import LabeledQueue, MomentumNetwork
+
+LabeledQueue = LabeledQueue  # the former name
 
 __getattr__ = find_renamed(__name__, {"LabelledQueue": "LabeledQueue"})
 __all__ = ["LabeledQueue", "MomentumNetwork", "PaCoLoss"]
@@ -98,9 +100,10 @@ class PaCoLoss(nn.Module):
         with torch.autocast(y_B.device.type, enabled=False):
             x_BF, dtype = features_BF.to(self.centers.weight.dtype), self.queue.keys_KD.dtype
             q_BD, k_BD = F.normalize(self.G(x_BF)), F.normalize(keys_BD.detach().to(dtype))
-            met = meet(q_BD, k_BD, y_B, self.queue, self.config.contrast)
-            numbers = Numbers.of(self.config, self.alpha, self.log_prior_C)
-            terms = loss_terms(x_BF, q_BD, y_B, met, self.centers, numbers, self.config.chunk)
+            contrast = gather_contrast_set(q_BD, k_BD, y_B, self.queue, self.config.contrast)
+            log_prior_C = self.log_prior_C if self.config.rebalance else None
+            params = LossParams(self.alpha, self.config.tau, self.config.center_tau, self.config.smoothing)
+            terms = paco_objective(x_BF, y_B, contrast, self.centers, log_prior_C, params, self.config.chunk)
         if self.training:
             self.queue.push(k_BD, y_B)
         return terms

@@ -557,7 +557,7 @@ def test_a_streamed_training_learns_resumes_exactly_and_is_measured_again(folder
     chosen = replace(chosen, train=replace(chosen.train, epochs=12))
     (whole,) = longtail.train(chosen, tmp_path / "whole")
     assert metrics(whole)["top1"] >= 75 and len(list((whole / "examples").glob("*.png"))) > 0
-    save, saves = longtail.engine.run.Run.save, []
+    save, saves = longtail.engine.trainer.Trainer.save, []
 
     def stop_at_the_fifth(run) -> None:
         save(run)
@@ -565,10 +565,10 @@ def test_a_streamed_training_learns_resumes_exactly_and_is_measured_again(folder
         if len(saves) == 5:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(longtail.engine.run.Run, "save", stop_at_the_fifth)
+    monkeypatch.setattr(longtail.engine.trainer.Trainer, "save", stop_at_the_fifth)
     with pytest.raises(KeyboardInterrupt):
         longtail.train(chosen, tmp_path / "cut")
-    monkeypatch.setattr(longtail.engine.run.Run, "save", save)
+    monkeypatch.setattr(longtail.engine.trainer.Trainer, "save", save)
     (cut,) = longtail.train(chosen, tmp_path / "cut", resume=True)
     one, two = (load_file(run / "model.safetensors") for run in (whole, cut))
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)

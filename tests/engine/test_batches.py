@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from longtail.engine.batches import Batches
-from longtail.engine.run import Run
+from longtail.engine.trainer import Trainer
 from tests.conftest import tiny
 from tests.engine.test_train import CPU, DATA, run_until, state_of
 
@@ -15,13 +15,13 @@ def four_ahead(monkeypatch):
     monkeypatch.setattr(Batches, "_ahead", lambda self: 4)
 
 
-def seen(run: Run, step: int) -> list[torch.Tensor]:
+def seen(run: Trainer, step: int) -> list[torch.Tensor]:
     run.prepare(step)
     return [t for t in run.batches.next() if t is not None]
 
 
 def test_a_step_sees_the_same_views_wherever_the_run_comes_from(four_ahead, tmp_path):
-    one, other = (Run(tiny("paco"), 0, DATA, tmp_path, CPU) for _ in range(2))
+    one, other = (Trainer(tiny("paco"), 0, DATA, tmp_path, CPU) for _ in range(2))
     steps = range(2 * one.steps_per_epoch)
     in_order = [seen(one, step) for step in steps]
     for step in (7, 2, 11, 3, 6, 5):  # as resumes would come in
@@ -32,7 +32,7 @@ def test_a_step_sees_the_same_views_wherever_the_run_comes_from(four_ahead, tmp_
 
 def test_views_ahead_show_each_image_once_in_an_epoch(four_ahead, tmp_path):
     """The labels of an epoch are those of its order, batch by batch, and the remainder is left out."""
-    run = Run(tiny("paco"), 0, DATA, tmp_path, CPU)
+    run = Trainer(tiny("paco"), 0, DATA, tmp_path, CPU)
     for epoch in (0, 1):
         labels = [seen(run, epoch * 6 + step)[-1] for step in range(6)]
         order = run.loader.order(epoch)[: 6 * 64]
@@ -40,7 +40,7 @@ def test_views_ahead_show_each_image_once_in_an_epoch(four_ahead, tmp_path):
 
 
 def test_accumulated_batches_follow_one_another(four_ahead, tmp_path):
-    run = Run(tiny("paco", accumulate=2), 0, DATA, tmp_path, CPU)
+    run = Trainer(tiny("paco", accumulate=2), 0, DATA, tmp_path, CPU)
     run.prepare(1)
     labels = torch.cat([run.batches.next().y_B for _ in range(2)])
     assert torch.equal(labels, run.loader.y_N[run.loader.order(0)[128:256]])

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from longtail import recipes, run_folder
 from longtail.engine.device import is_fused
-from longtail.engine.run import Run
 from longtail.engine.train import train
+from longtail.engine.trainer import Trainer
 from longtail.errors import RunError
 from tests.conftest import tiny
 from tests.engine.test_finetune import all_state, tuned
@@ -52,11 +52,11 @@ def moved(batch, device):
 @pytest.mark.parametrize("method", recipes.METHODS)
 def test_cpu_and_cuda_give_the_same_loss_and_gradients(method, tmp_path):
     config = tiny(method, precision="fp32")
-    pair = [Run(config, 0, load_once(config.data), tmp_path, torch.device(d)) for d in ("cpu", "cuda")]
+    pair = [Trainer(config, 0, load_once(config.data), tmp_path, torch.device(d)) for d in ("cpu", "cuda")]
     pair[0].prepare(0)
     batch = pair[0].batches.next()
     for run in pair:
-        run.method.start_epoch(0, 3)
+        run.method.on_epoch_start(0, 3)
         run.method.loss(moved(batch, run.device))["loss"].backward()
     for a, b in zip(*(r.method.parameters() for r in pair), strict=True):
         if a.grad is not None:

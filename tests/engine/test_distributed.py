@@ -22,13 +22,15 @@ from longtail.config import Config
 from longtail.data import decode, sources
 from longtail.data.samplers import place
 from longtail.engine import distributed
-from longtail.engine.evaluate import balanced_accuracy, evaluate, stretch
+from longtail.engine.evaluate import evaluate, rank_slice
 from longtail.engine.log import Log
-from longtail.engine.run import Run
+from longtail.engine.loop import fit
 from longtail.engine.signals import StopSignals
-from longtail.engine.train import fit, train
+from longtail.engine.train import train
+from longtail.engine.trainer import Trainer
 from longtail.errors import Interrupted, RunError, UserError
 from longtail.methods.base import Method
+from longtail.models.backbones import Trunk
 from tests.conftest import tiny
 from tests.engine.test_train import CPU, StopAt, load_once, log_of, state_of
 from tests.processes import together
@@ -44,12 +46,12 @@ def small(name: str, **train_changes: Any) -> Config:
 
 def drop_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Features with dropout: what a process draws by itself matters."""
-    features = Method.features
+    features = Trunk.forward
 
-    def dropped(self, x):
-        return torch.nn.functional.dropout(features(self, x), 0.3, self.training)
+    def dropped(self, x, *part):
+        return torch.nn.functional.dropout(features(self, x, *part), 0.3, self.training)
 
-    monkeypatch.setattr(Method, "features", dropped)
+    monkeypatch.setattr(Trunk, "forward", dropped)
 
 
 def run_until(config: Config, folder: Path, step: int | None = None) -> dict[str, torch.Tensor]:
@@ -58,8 +60,8 @@ def run_until(config: Config, folder: Path, step: int | None = None) -> dict[str
     folder.mkdir(parents=True, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         drop_out(patch)
-        run = Run(config, 0, load_once(config.data), folder, CPU)
-        run.restore()
+        run = Trainer(config, 0, load_once(config.data), folder, CPU)
+        run.resume()
         drawn = torch.initial_seed()
         path = folder / run_folder.LOG if rank == 0 else None
         with Log(path, run.total_steps(), "none", "") as log:
@@ -109,12 +111,12 @@ def trained(names: list[str], out: Path) -> list[dict[str, torch.Tensor]]:
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[list[Run]]:
-    """Collect the runs that are made."""
-    made: list[Run] = []
-    clock = Run.start_clock
+def watched() -> Iterator[list[Trainer]]:
+    """Collect the trainers that are made."""
+    made: list[Trainer] = []
+    clock = Trainer.start_clock
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "start_clock", lambda self: (made.append(self), clock(self)))
+        patch.setattr(Trainer, "start_clock", lambda self: (made.append(self), clock(self)))
         yield made
 
 
@@ -151,7 +153,7 @@ def test_three_processes_have_one_network_with_every_method(tmp_path):
 @pytest.mark.parametrize("n", [1, 2, 5, 12, 400])
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 7])
 def test_stretches_have_every_row_once(n, world):
-    rows = [stretch(n, rank, world) for rank in range(world)]
+    rows = [rank_slice(n, rank, world) for rank in range(world)]
     assert len({len(part) for part in rows}) == 1 and np.array_equal(np.concatenate(rows)[:n], np.arange(n))
 
 
@@ -169,9 +171,9 @@ def logged(out: Path) -> dict[str, Any]:
         patch.setattr(Method, "loss", told)
         train(config, out, data=load_once(config.data))
     run = made[-1]
-    mine = balanced_accuracy(run.method, run.data.val, run.views, CPU, 16)
+    mine = run.evaluator.balanced_accuracy(run.data.val)
     distributed.leave()  # alone, it has all images to itself
-    return {"together": mine, "alone": balanced_accuracy(run.method, run.data.val, run.views, CPU, 16)}
+    return {"together": mine, "alone": run.evaluator.balanced_accuracy(run.data.val)}
 
 
 def test_the_log_is_of_all_processes(tmp_path):

@@ -11,7 +11,7 @@ from longtail import methods
 from longtail.data.sources import load
 from longtail.engine import evaluate as evaluation
 from longtail.engine import predictions
-from longtail.engine.evaluate import balanced_accuracy, knn_top1, latency, peak_memory
+from longtail.engine.evaluate import Evaluator, knn_top1, latency, peak_memory
 from longtail.engine.examples import write_examples
 from longtail.engine.predictions import predict
 from longtail.views import Views
@@ -46,7 +46,7 @@ def test_balanced_accuracy_weighs_classes_alike():
     predicted = method.eval()(views.plain(torch.from_numpy(DATA.train.images).permute(0, 3, 1, 2))).argmax(1).numpy()
     wanted = np.mean([100 * (predicted[DATA.train.labels == c] == c).mean() for c in range(10)])
     method.train()
-    assert balanced_accuracy(method, DATA.train, views, CPU, 50) == wanted and method.training
+    assert Evaluator(method, DATA, views, CPU, 50).balanced_accuracy(DATA.train) == wanted and method.training
 
 
 def test_of_many_classes_the_largest_logits_are_kept(monkeypatch):
@@ -99,7 +99,7 @@ def test_latency_and_memory():
 def test_what_is_measured_is_not_compiled_anew():
     method, seen = methods.make(tiny("ce"), DATA.train.counts), []
     method.net.trunk.body.compile(backend=lambda graph, _: seen.append(graph) or graph)
-    balanced_accuracy(method, DATA.train, Views(tiny().views, 8), CPU, 50)
+    Evaluator(method, DATA, Views(tiny().views, 8), CPU, 50).balanced_accuracy(DATA.train)
     latency(method, DATA.test, Views(tiny().views, 8), CPU, repeats=1)
     assert not seen
     method.features(torch.zeros(2, 3, 8, 8))

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from longtail.engine.capture import rehearse, state
-from longtail.engine.run import Run
-from longtail.engine.train import advance
+from longtail.engine.capture import state, warm_up_and_restore
+from longtail.engine.loop import train_step
+from longtail.engine.trainer import Trainer
 from tests.conftest import tiny
 from tests.engine.test_train import CPU, load_once, log_of, run_until
 
@@ -24,14 +24,14 @@ def tuned(method: str = "paco", model: str = "test_vit", learns: str = "all", ep
     )
 
 
-def all_state(run: Run) -> dict[str, torch.Tensor]:
+def all_state(run: Trainer) -> dict[str, torch.Tensor]:
     return {k: v.clone() for k, v in state(run).items()}
 
 
 def test_adamw_is_torchs_with_a_rate_for_each_layer(tmp_path):
     """Two steps against AdamW on every parameter alone, at the rate and decay that its layer shall have."""
     config = tuned("ce", layer_decay=0.5, head_lr=3, warmup_epochs=0, schedule="constant")
-    run = Run(config, 0, load_once(config.data), tmp_path, CPU)
+    run = Trainer(config, 0, load_once(config.data), tmp_path, CPU)
     depth = len(run.method.net.trunk.body.blocks)
     chosen = {
         "net.trunk.body.blocks.0.mlp.fc1.weight": (2e-3 * 0.5 ** (depth - 1), 0.05),
@@ -58,10 +58,10 @@ def test_adamw_is_torchs_with_a_rate_for_each_layer(tmp_path):
 
 def test_a_long_gradient_is_shortened(tmp_path):
     config = tuned("ce", name="sgd", lr=1.0, momentum=0, clip=0.01, weight_decay=0, warmup_epochs=0)
-    run = Run(config, 0, load_once(config.data), tmp_path, CPU)
+    run = Trainer(config, 0, load_once(config.data), tmp_path, CPU)
     before = [p.detach().clone() for p in run.method.parameters()]
     run.prepare(0)
-    advance(run)
+    train_step(run)
     moved = torch.cat([(p - was).flatten() for p, was in zip(run.method.parameters(), before, strict=True)])
     assert moved.norm().item() == pytest.approx(0.01, rel=1e-3)
 
@@ -83,23 +83,23 @@ def test_it_stops_and_resumes_bit_for_bit(optim, tmp_path):
 def test_a_rehearsal_leaves_adamw_as_it_was(tmp_path):
     """What a captured step is recorded from: averages and steps are taken back, before the first step and after."""
     config = tuned("paco")
-    run = Run(config, 0, load_once(config.data), tmp_path, CPU)
+    run = Trainer(config, 0, load_once(config.data), tmp_path, CPU)
     for step in range(2):
         before = all_state(run)
-        rehearse([run], advance)
+        warm_up_and_restore([run], train_step)
         after = all_state(run)
         kept = [k for k in after if k not in ("meter", "first_bad")]
         assert all(torch.equal(after[k], before.get(k, torch.zeros_like(after[k]))) for k in kept)
         assert any("exp_avg" in k for k in kept) and any(k.endswith("step") for k in kept)
         run.prepare(step)
-        advance(run)
-        run.finished(step)
+        train_step(run)
+        run.count_step()
 
 
 @pytest.mark.parametrize("method", ["ce", "paco", "balanced-softmax"])
 def test_a_frozen_trunk_stays_and_what_stands_on_it_learns(method, tmp_path):
     config = tuned(method, "test_resnet", learns="head", lr=1e-2)
-    start = Run(config, 0, load_once(config.data), tmp_path / "start", CPU).method
+    start = Trainer(config, 0, load_once(config.data), tmp_path / "start", CPU).method
     run = run_until(config, tmp_path / "run")
     trunk = run.method.net.trunk
     assert all(torch.equal(v, start.net.trunk.state_dict()[k]) for k, v in trunk.state_dict().items())

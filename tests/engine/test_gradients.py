@@ -10,10 +10,11 @@ import torch
 from longtail import methods, recipes, run_folder
 from longtail.config import Config
 from longtail.engine import distributed
-from longtail.engine.capture import rehearse
+from longtail.engine.capture import warm_up_and_restore
 from longtail.engine.gradients import class_norms
-from longtail.engine.run import Run
-from longtail.engine.train import advance, train
+from longtail.engine.loop import train_step
+from longtail.engine.train import train
+from longtail.engine.trainer import Trainer
 from longtail.methods.softmax import CrossEntropy
 from tests.conftest import tiny
 from tests.engine.test_train import CPU, DATA, log_of, run_until, state_of
@@ -35,14 +36,14 @@ def norms_of(folder) -> np.ndarray:
 def test_norms_are_those_of_the_equation(accumulate, tmp_path, monkeypatch):
     """Cross-entropy: dL/dw_k is the mean over images of (p_k - [y = k])·x; in float64, image by image."""
     seen = []
-    terms = CrossEntropy.after_trunk
+    terms = CrossEntropy.loss_from_features
 
     def kept(self, x_BF, y_B, *mixed):
         head = self.linear
         seen.append([t.detach().double().numpy().copy() for t in (x_BF, head.weight, head.bias)] + [y_B.numpy().copy()])
         return terms(self, x_BF, y_B, *mixed)
 
-    monkeypatch.setattr(CrossEntropy, "after_trunk", kept)
+    monkeypatch.setattr(CrossEntropy, "loss_from_features", kept)
     run = run_until(watched("ce", epochs=2, accumulate=accumulate), tmp_path)
     gradients = []
     for x_BF, w_CF, b_C, y_B in seen:
@@ -68,8 +69,8 @@ def test_norms_are_those_of_what_the_optimizer_takes(name, tmp_path, monkeypatch
         taken.append(None if gradient is None else gradient.double().numpy().copy())
         return sgd(optimizer, *args, **kwargs)
 
-    current, made, sgd = [], Run.__init__, torch.optim.SGD.step
-    monkeypatch.setattr(Run, "__init__", lambda self, *args: (made(self, *args), current.append(self))[0])
+    current, made, sgd = [], Trainer.__init__, torch.optim.SGD.step
+    monkeypatch.setattr(Trainer, "__init__", lambda self, *args: (made(self, *args), current.append(self))[0])
     monkeypatch.setattr(torch.optim.SGD, "step", step)
     run = run_until(watched(name, epochs=1), tmp_path)
     epochs = [taken[i : i + run.steps_per_epoch] for i in range(0, len(taken), run.steps_per_epoch)]
@@ -101,7 +102,7 @@ def test_every_method_has_a_row_for_each_class(name):
     config = tiny(name)
     method = methods.make(config, DATA.train.counts)
     for stage in method.stages:
-        method.enter(stage)
+        method.set_stage(stage)
         assert method.class_weights.shape[-2] == 10 and method.class_weights.dim() in (2, 3)
 
 
@@ -161,29 +162,29 @@ def test_a_damaged_file_says_so(tmp_path):
 
 
 def test_rehearsed_steps_are_not_counted(tmp_path):
-    run = Run(watched("ce"), 0, DATA, tmp_path, CPU)
+    run = Trainer(watched("ce"), 0, DATA, tmp_path, CPU)
     place = run.gradients.sums_C.data_ptr()
-    rehearse([run], advance)
+    warm_up_and_restore([run], train_step)
     assert run.gradients.sums_C.tolist() == [0] * 10 and run.gradients.count == 0
     run.prepare(0)
-    advance(run)
+    train_step(run)
     assert (run.gradients.sums_C > 0).all() and run.gradients.sums_C.data_ptr() == place
 
 
 def two_steps(config: Config, folder) -> list[torch.Tensor]:
     """The gradients that this process had before it met the others, and the sums it has after."""
-    own, average = [], distributed.average
+    own, average = [], distributed.average_gradients
 
     def kept(method):
         own.append(method.class_weights.grad.clone())
         average(method)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(distributed, "average", kept)
-        run = Run(config, 0, DATA, folder, CPU)
+        patch.setattr("longtail.engine.loop.average_gradients", kept)
+        run = Trainer(config, 0, DATA, folder, CPU)
         for step in range(2):
             run.prepare(step)
-            advance(run)
+            train_step(run)
     return [torch.stack(own), run.gradients.sums_C]
 
 

@@ -7,8 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from longtail import recipes
-from longtail.engine.run import Run
-from longtail.engine.train import advance
+from longtail.engine.loop import train_step
+from longtail.engine.trainer import Trainer
 from longtail.models.side_stream import SideStream
 from tests.conftest import tiny
 from tests.engine.test_train import CPU, load_once
@@ -36,8 +36,8 @@ class OnTheDeviceAlone(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def step(run: Run) -> None:
-    """What `advance` does, but for the optimizer, which on the CPU is another one than on a GPU."""
+def step(run: Trainer) -> None:
+    """What `train_step` does, but for the optimizer, which on the CPU is another one than on a GPU."""
     beside = SideStream(run.device)
     terms = run.method.loss(run.batches.next())
     run.meter.add(terms, run.clock)
@@ -60,14 +60,14 @@ def test_a_step_of_every_stage_stays_on_the_device(method, tmp_path):
     config = tiny(method)
     if hasattr(config.method, "drw_from"):
         config = replace(config, method=replace(config.method, drw_from=0.0))
-    run = Run(config, 0, load_once(config.data), tmp_path, CPU)
+    run = Trainer(config, 0, load_once(config.data), tmp_path, CPU)
     for index, stage in enumerate(run.method.stages):
-        run.enter(index)
-        run.method.begin(run.start())
+        run.set_stage(index)
+        run.method.on_stage_start(run.stage_data())
         run.method.train()
         if stage.epochs:
             run.prepare(0)
-            advance(run)  # the first one makes what lives on
+            train_step(run)  # the first one makes what lives on
             run.prepare(1)
             with OnTheDeviceAlone():
                 run.batches.make()

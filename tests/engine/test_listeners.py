@@ -11,9 +11,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from longtail import run_folder
 from longtail.cli import main
 from longtail.config import Config, LogConfig
-from longtail.engine import listeners
-from longtail.engine.listeners import Listeners, scalars
+from longtail.engine import loggers
 from longtail.engine.log import Log, truncate
+from longtail.engine.loggers import Loggers, scalars
 from longtail.engine.train import train
 from longtail.errors import Interrupted, UserError
 from tests.conftest import tiny
@@ -43,11 +43,11 @@ def row(epoch: int, **more) -> dict:
     }
 
 
-def write(folder: Path, config: Config, *rows: dict) -> Listeners:
+def write(folder: Path, config: Config, *rows: dict) -> Loggers:
     """A process that writes these lines, and is then gone without a word."""
     folder.mkdir(exist_ok=True)
-    heard = Listeners(folder, config, 0)
-    with Log(folder / run_folder.LOG, 90, "none", "", heard.hear) as log:
+    heard = Loggers(folder, config, 0)
+    with Log(folder / run_folder.LOG, 90, "none", "", heard.send_rows) as log:
         for line in rows:
             log.epoch(1, line, 0)
     return heard
@@ -82,7 +82,7 @@ def test_event_files_hold_every_row_and_the_final_metrics(tmp_path):
 
 def test_what_is_trained_again_is_not_doubled(tmp_path):
     config, folder = told("ce", "tensorboard"), tmp_path / "run"
-    write(folder, config, row(0), row(1), row(2, loss=9.0)).tell(lambda listener: listener.close())  # then killed
+    write(folder, config, row(0), row(1), row(2, loss=9.0)).call_each(lambda logger: logger.close())  # then killed
     truncate(folder / run_folder.LOG, 2)
     with write(folder, config, row(2), row(3)):
         pass
@@ -100,7 +100,7 @@ def test_asked_for_at_a_resume_it_hears_of_all_epochs(tmp_path):
 def test_a_stopped_and_resumed_run_tells_each_epoch_once(tmp_path, monkeypatch):
     config = told("ce", "tensorboard", epochs=4)
     with monkeypatch.context() as patch:
-        patch.setattr("longtail.engine.train.stop_if_asked", stopping_at(8))
+        patch.setattr("longtail.engine.loop.stop_if_asked", stopping_at(8))
         with pytest.raises(Interrupted):
             train(config, tmp_path, data=DATA)
     train(config, tmp_path, resume=True, data=DATA)
@@ -110,7 +110,7 @@ def test_a_stopped_and_resumed_run_tells_each_epoch_once(tmp_path, monkeypatch):
 
 
 def stopping_at(step: int):
-    from longtail.engine.train import stop_if_asked
+    from longtail.engine.loop import stop_if_asked
 
     return lambda group, logs, stop: stop_if_asked(group, logs, StopAt(group[0], step))
 
@@ -177,9 +177,9 @@ def test_resumed_wandb_run_keeps_its_id_and_sends_nothing_twice(tmp_path, record
 def test_seeds_side_by_side_have_a_run_each(tmp_path, recorded):
     config = told("ce", "wandb")
     with write(tmp_path / "seed0", config, row(0)) as a, write(tmp_path / "seed1", config, row(0), row(1)) as b:
-        assert a.heard["wandb"].id != b.heard["wandb"].id
+        assert a.loggers["wandb"].id != b.loggers["wandb"].id
     assert [sorted(run.rows) for run in recorded] == [[0], [0, 1]]
-    assert [run.settings["id"] for run in recorded] == [a.heard["wandb"].id, b.heard["wandb"].id]
+    assert [run.settings["id"] for run in recorded] == [a.loggers["wandb"].id, b.loggers["wandb"].id]
 
 
 def test_installed_wandb_accepts_our_calls(tmp_path, capsys):
@@ -207,10 +207,10 @@ def test_a_failure_is_said_once_and_the_training_goes_on(where, tmp_path, record
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
 def test_a_missing_package_is_named_before_anything_is_done(name, tmp_path, monkeypatch, capsys):
     (tmp_path / name).mkdir()  # a folder of that name is no package
-    find = listeners.importlib.util.find_spec
-    bare = listeners.importlib.machinery.ModuleSpec(name, None)
+    find = loggers.importlib.util.find_spec
+    bare = loggers.importlib.machinery.ModuleSpec(name, None)
     for spec in (None, bare):
-        monkeypatch.setattr(listeners.importlib.util, "find_spec", lambda n, spec=spec: spec if n == name else find(n))
+        monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda n, spec=spec: spec if n == name else find(n))
         args = ["train", "digits-lt", "--log.loggers", name, "--train.device", "cpu", "--out", "out"]
         assert main(args) == 2 and "longtail[log]" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -219,7 +219,7 @@ def test_a_missing_package_is_named_before_anything_is_done(name, tmp_path, monk
 def test_nobody_listens_unless_asked(tmp_path):
     folder = tmp_path / "run"
     with write(folder, told("ce"), row(0)) as heard:
-        assert heard.heard == {}
+        assert heard.loggers == {}
     assert sorted(f.name for f in folder.iterdir()) == [run_folder.LOG]
 
 

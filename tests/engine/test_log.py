@@ -29,9 +29,9 @@ def test_within_a_long_epoch_a_pipe_hears_once_a_minute(tmp_path, capsys, monkey
     with Log(tmp_path / "log.jsonl", 90, "plain", "x") as log, Log(tmp_path / "none", 90, "none", "") as silent:
         for _ in range(40):
             now[0] += 5
-            assert not silent.wants_news()
-            if log.wants_news():
-                log.news(7, ROW, 3725)
+            assert not silent.is_due()
+            if log.is_due():
+                log.show(7, ROW, 3725)
         log.epoch(10, ROW | {"val_accuracy": 40.0}, 3600)  # soon after such a line, and has what it had not
     *within, end = capsys.readouterr().err.splitlines()
     assert within == [f"x  {summary(ROW)}  1:02:05 left"] * 3 and "40.0 %" in end

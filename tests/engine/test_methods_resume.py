@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import longtail
 from longtail import methods, recipes, run_folder
 from longtail.config import Config
-from longtail.engine.evaluate import balanced_accuracy, evaluate
+from longtail.engine.evaluate import Evaluator, evaluate
 from longtail.engine.train import train
 from longtail.views import Views
 from tests.conftest import tiny
@@ -85,7 +85,7 @@ def test_what_is_measured_is_the_network_in_test_mode(finished):
     config, folder = finished
     data, views = load_once(config.data), Views(config.views, config.data.image_size)
     method = methods.make(config, data.train.counts, stored=True)
-    method.enter(method.stages[-1])
+    method.set_stage(method.stages[-1])
     method.net.load_state_dict(load_file(folder / run_folder.MODEL))
     method.eval()
     with torch.no_grad():
@@ -93,5 +93,5 @@ def test_what_is_measured_is_the_network_in_test_mode(finished):
     logits = torch.from_numpy(np.load(folder / "predictions.npz")["logits"])
     torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
     by_class = [(wanted.argmax(1).numpy() == data.test.labels)[data.test.labels == c].mean() for c in range(10)]
-    measured = balanced_accuracy(method.train(), data.test, views, torch.device("cpu"), 64)
+    measured = Evaluator(method.train(), data, views, torch.device("cpu"), 64).balanced_accuracy(data.test)
     assert measured == pytest.approx(100 * np.mean(by_class))

@@ -6,7 +6,7 @@ import pytest
 
 from longtail import recipes
 from longtail.config import OptimConfig
-from longtail.engine.schedule import learning_rate
+from longtail.engine.optim import learning_rate
 
 STEPS = 84  # an epoch of CIFAR-100-LT at imbalance 100, batch 128
 

@@ -7,27 +7,29 @@ import torch
 
 from longtail import run_folder
 from longtail.engine.advice import advise_finite
+from longtail.engine.evaluate import Evaluator
 from longtail.engine.log import Log
+from longtail.engine.loop import fit
 from longtail.engine.meter import NonFinite
-from longtail.engine.run import Run
-from longtail.engine.train import at_the_same_step, fit, train_group
+from longtail.engine.train import group_by_step, train_group
+from longtail.engine.trainer import Trainer
 from longtail.errors import Interrupted, UserError
 from tests.conftest import tiny
 from tests.engine.test_train import CPU, DATA, StopAt, log_of, run_until, state_of
 from tests.raises import raises
 
 
-def make(config, folder, seeds) -> list[Run]:
-    made: list[Run] = []
+def make(config, folder, seeds) -> list[Trainer]:
+    made: list[Trainer] = []
     for seed in seeds:
         place = folder / f"seed{seed}"
         place.mkdir(parents=True, exist_ok=True)
-        made.append(Run(config, seed, DATA, place, CPU, made[0] if made else None))
-        made[-1].restore()
+        made.append(Trainer(config, seed, DATA, place, CPU, made[0] if made else None))
+        made[-1].resume()
     return made
 
 
-def train_together(made: list[Run], step: int | None = None) -> None:
+def train_together(made: list[Trainer], step: int | None = None) -> None:
     logs = [Log(run.folder / run_folder.LOG, run.total_steps(), "none", "") for run in made]
     fit(made, logs, StopAt(made[0], step))
 
@@ -71,22 +73,22 @@ def test_seeds_that_stand_at_different_steps_train_in_groups(tmp_path):
     for seed, stop in ((0, 3), (1, 6), (2, 3)):
         folder = tmp_path / f"seed{seed}"
         folder.mkdir()
-        run = Run(config, seed, DATA, folder, CPU)
+        run = Trainer(config, seed, DATA, folder, CPU)
         with Log(folder / run_folder.LOG, run.total_steps(), "none", "") as log, pytest.raises(Interrupted):
             fit([run], [log], StopAt(run, stop))
-    groups = at_the_same_step(make(config, tmp_path, (0, 1, 2)))
+    groups = group_by_step(make(config, tmp_path, (0, 1, 2)))
     assert [[run.seed for run in group] for group in groups] == [[0, 2], [1]]
 
 
-def spoil(monkeypatch, bad: Run, at: int) -> None:
+def spoil(monkeypatch, bad: Trainer, at: int) -> None:
     """From step `at` on this run's loss is NaN."""
-    loss = bad.method.after_trunk
+    loss = bad.method.loss_from_features
 
     def spoilt(x_BF, y_B):
         terms = loss(x_BF, y_B)
         return terms | {"loss": terms["loss"] + torch.where(bad.clock >= at, torch.nan, 0.0)}
 
-    monkeypatch.setattr(bad.method, "after_trunk", spoilt)
+    monkeypatch.setattr(bad.method, "loss_from_features", spoilt)
 
 
 def test_a_seed_that_diverges_leaves_the_others_saved(tmp_path, monkeypatch):
@@ -96,7 +98,7 @@ def test_a_seed_that_diverges_leaves_the_others_saved(tmp_path, monkeypatch):
     spoil(monkeypatch, made[1], 8)
     with pytest.raises(NonFinite) as caught:
         train_together(made)
-    assert caught.value.run is made[1] and caught.value.step == 8
+    assert caught.value.trainer is made[1] and caught.value.step == 8
     saved = make(config, tmp_path, (0, 1, 2))
     assert [run.steps_done() for run in saved] == [12, 0, 12]
 
@@ -120,12 +122,12 @@ def test_the_advice_names_the_folder_and_the_others(tmp_path):
 def test_one_that_cannot_be_evaluated_does_not_keep_the_next_from_it(tmp_path, monkeypatch):
     done = []
 
-    def finish(method, data, views, device, batch, folder, cost):
+    def finish(self, folder, cost):
         if folder.name == "seed0":
             raise UserError("no")
         done.append((folder.name, cost["together"]))
 
-    monkeypatch.setattr("longtail.engine.train.finish", finish)
+    monkeypatch.setattr(Evaluator, "finish", finish)
     with pytest.raises(UserError, match="no"):
         train_group(make(tiny("ce", epochs=1), tmp_path, (0, 1, 2)))
     assert done == [("seed1", 3), ("seed2", 3)]

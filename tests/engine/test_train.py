@@ -24,17 +24,17 @@ from longtail.data.decode import read_file
 from longtail.data.loader import ResidentLoader
 from longtail.data.sources import load
 from longtail.engine import checkpoint
-from longtail.engine import train as engine
 from longtail.engine.advice import out_of_memory
-from longtail.engine.capture import rehearse, state
+from longtail.engine.capture import state, warm_up_and_restore
 from longtail.engine.device import to_device
 from longtail.engine.environment import describe_environment
 from longtail.engine.evaluate import evaluate
 from longtail.engine.folder import locked, start_folder
 from longtail.engine.log import Log
-from longtail.engine.run import Run
+from longtail.engine.loop import fit, train_step
 from longtail.engine.signals import StopSignals
-from longtail.engine.train import advance, fit, train
+from longtail.engine.train import Session, train
+from longtail.engine.trainer import Trainer
 from longtail.errors import Interrupted, RunError
 from longtail.kernels import nvrtc
 from longtail.methods import Batch
@@ -58,7 +58,7 @@ DATA = load_once(tiny().data)
 class StopAt(StopSignals):
     """Wishes to stop once the run has made so many steps."""
 
-    def __init__(self, run: Run, step: int | None) -> None:
+    def __init__(self, run: Trainer, step: int | None) -> None:
         self.run, self.at = run, step
 
     @property
@@ -66,12 +66,14 @@ class StopAt(StopSignals):
         return signal.SIGTERM if self.at is not None and self.run.steps_done() >= self.at else None
 
 
-def run_until(config, folder: Path, step: int | None = None, device: torch.device = CPU, double: bool = False) -> Run:
+def run_until(
+    config, folder: Path, step: int | None = None, device: torch.device = CPU, double: bool = False
+) -> Trainer:
     folder.mkdir(parents=True, exist_ok=True)
-    run = Run(config, 0, load_once(config.data), folder, device)
+    run = Trainer(config, 0, load_once(config.data), folder, device)
     if double:
         in_double(run.method)
-    run.restore()
+    run.resume()
     with Log(folder / run_folder.LOG, run.total_steps(), "none", "") as log:
         try:
             fit([run], [log], StopAt(run, step))
@@ -88,7 +90,7 @@ def in_double(method: methods.Method) -> None:
             part.register_forward_pre_hook(lambda _, given: (given[0].double(), *given[1:]))
 
 
-def state_of(run: Run) -> dict:
+def state_of(run: Trainer) -> dict:
     return {
         **run.method.state_dict(),
         **{f"sgd{i}": s["momentum_buffer"] for i, s in run.optimizer.state_dict()["state"].items()},
@@ -164,7 +166,7 @@ def test_a_refused_resume_changes_nothing_and_an_accepted_one_is_added(tmp_path)
 
 def test_networks_and_views_are_channels_last(tmp_path):
     """The layout changes no result, and both sides of a convolution have it."""
-    runs_ = [Run(tiny("ce", channels_last=flag), 0, DATA, tmp_path, CPU) for flag in (True, False)]
+    runs_ = [Trainer(tiny("ce", channels_last=flag), 0, DATA, tmp_path, CPU) for flag in (True, False)]
     losses = []
     for run, flag in zip(runs_, (True, False), strict=True):
         run.prepare(0)
@@ -203,15 +205,15 @@ def test_pretrained_weights_are_fetched_once(tmp_path, monkeypatch):
 def test_a_signal_while_a_stage_begins_ends_the_run(method, tmp_path, monkeypatch):
     """Also one of no epochs, after which there is no step to stop at; the same is done anew on resume."""
     config = tiny(method, epochs=1)
-    kind = methods.Method.BY_SETTINGS[type(config.method)]
-    begin = kind.begin
+    kind = methods.find_method(config.method)
+    begin = kind.on_stage_start
 
     def interrupted(self, start):
         if self.stage is self.stages[-1]:
             os.kill(os.getpid(), signal.SIGTERM)
         begin(self, start)
 
-    monkeypatch.setattr(kind, "begin", interrupted)
+    monkeypatch.setattr(kind, "on_stage_start", interrupted)
     with raises("interrupted", "--resume", error=Interrupted):
         train(config, tmp_path)
     assert not (tmp_path / "seed0" / run_folder.METRICS).exists()
@@ -320,14 +322,14 @@ def test_validation_split_is_scored_and_the_test_set_is_not_touched_while_traini
 
 def test_accumulation_averages_gradients(tmp_path):
     """Two batches of 32 make the gradient of one of 64 where nothing looks across the batch: frozen batch norm."""
-    one, two = (Run(tiny("ce", batch_size=64 // n, accumulate=n), 0, DATA, tmp_path, CPU) for n in (1, 2))
+    one, two = (Trainer(tiny("ce", batch_size=64 // n, accumulate=n), 0, DATA, tmp_path, CPU) for n in (1, 2))
     one.prepare(0), two.prepare(0)
     same = one.batches.next()
     halves = [Batch(same.query[part], None, same.y_B[part]) for part in (slice(32), slice(32, 64))]
     for run, batches in ((one, [same]), (two, halves)):
         run.method.eval()
         run.batches.next = iter(batches).__next__
-        advance(run)
+        train_step(run)
     for a, b in zip(one.method.parameters(), two.method.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
     assert two.steps_per_epoch == two.loader.batches // 2
@@ -376,7 +378,7 @@ def test_out_of_memory_names_the_batch_that_fits(kind, tmp_path, monkeypatch):
 
     monkeypatch.setattr(kind, "loss", small_memory)
     alive = weakref.WeakSet()
-    monkeypatch.setattr(Run, "start_clock", lambda run, start=Run.start_clock: (alive.add(run), start(run)))
+    monkeypatch.setattr(Trainer, "start_clock", lambda run, start=Trainer.start_clock: (alive.add(run), start(run)))
     advice = ("--train.batch_size 16", "--train.accumulate 4")
     with raises("out-of-memory", "64", *advice, error=RunError) as caught:
         train(tiny(kind.__name__.lower()), tmp_path)
@@ -400,7 +402,7 @@ def test_who_reads_going_away_is_no_full_disk(tmp_path, monkeypatch):
     def gone(*_):
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr("longtail.engine.train.fit_group", gone)
+    monkeypatch.setattr("longtail.engine.train.fit", gone)
     with pytest.raises(BrokenPipeError):
         train(tiny("ce", epochs=1), tmp_path)
 
@@ -457,7 +459,7 @@ def test_a_checkpoint_from_before_a_change_of_the_meters_mark_goes_on(tmp_path):
 
 def test_fused_is_refused_where_it_cannot_be(tmp_path):
     with raises("conflict", "--train.execution fused", "bf16"):
-        Run(tiny("ce", execution="fused"), 0, DATA, tmp_path, CPU)
+        Trainer(tiny("ce", execution="fused"), 0, DATA, tmp_path, CPU)
 
 
 @pytest.mark.parametrize(
@@ -482,7 +484,7 @@ def test_only_what_the_kernels_know_is_fused(size, model, changes, fused, monkey
 @pytest.mark.parametrize(("step", "how"), [("auto", "eager"), ("captured", "eager"), ("compiled", "compiled")])
 def test_the_environment_says_how_steps_were_made(step, how, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: name)  # as if there were a compiler
-    run = Run(tiny("ce", step=step), 0, DATA, tmp_path, CPU)
+    run = Trainer(tiny("ce", step=step), 0, DATA, tmp_path, CPU)
     assert describe_environment(run)["step"] == how
 
 
@@ -500,7 +502,7 @@ def test_a_checkpoint_of_other_images_is_refused(tmp_path):
     state = checkpoint.load(tmp_path / run_folder.CHECKPOINT, CPU)
     checkpoint.save(tmp_path / run_folder.CHECKPOINT, state | {"checksum": "other"})
     with raises("mismatch", "images"):
-        run.restore()
+        run.resume()
 
 
 @pytest.mark.parametrize("spoil", [{"step": "x"}, {"step": 10**9}, {"stage": 5}, {"rng": None}, {"method": {}}, None])
@@ -509,7 +511,7 @@ def test_a_foreign_checkpoint_is_one_line(spoil, tmp_path):
     state = checkpoint.load(tmp_path / run_folder.CHECKPOINT, CPU)
     checkpoint.save(tmp_path / run_folder.CHECKPOINT, state | spoil if spoil else {"something": "else"})
     with raises("damaged-file", tmp_path / run_folder.CHECKPOINT):
-        run.restore()
+        run.resume()
 
 
 def test_flipped_bits_in_a_checkpoint_are_found(tmp_path):
@@ -519,7 +521,7 @@ def test_flipped_bits_in_a_checkpoint_are_found(tmp_path):
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     with raises("damaged-file", path):
-        run.restore()
+        run.resume()
 
 
 def test_one_process_at_a_time_in_a_folder(tmp_path):
@@ -626,15 +628,15 @@ def test_learning_goes_on_in_bf16(tmp_path):
 @pytest.mark.parametrize("method", ["paco", "supcon"])
 def test_rehearsed_steps_leave_no_trace(method, tmp_path):
     """What is compiled on the CPU is compiled by a step that is taken back."""
-    plain, rehearsed = (Run(tiny(method), 0, DATA, tmp_path, CPU) for _ in range(2))
+    plain, rehearsed = (Trainer(tiny(method), 0, DATA, tmp_path, CPU) for _ in range(2))
     drawn = torch.get_rng_state()
-    rehearse([rehearsed], advance)
+    warm_up_and_restore([rehearsed], train_step)
     assert torch.equal(torch.get_rng_state(), drawn) and rehearsed.step == 0
     for step in range(3):
         for run in (plain, rehearsed):
             run.prepare(step)
-            advance(run)
-            run.finished(step)
+            train_step(run)
+            run.count_step()
     one, two = state(plain), state(rehearsed)
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
@@ -681,16 +683,16 @@ def test_a_run_that_another_process_began_meanwhile_is_not_continued(tmp_path, m
     """Seeds follow one another, and each is looked at again when its turn comes."""
     mine, other = tiny("ce", epochs=1, seeds=(0, 1)), tiny("ce", epochs=1, seeds=(1,))
     other = replace(other, optim=replace(other.optim, lr=0.5))
-    begin = engine.train_seeds
+    begin = Session.train_seeds
 
-    def beginning(config, folders, *rest):
-        begin(config, folders, *rest)
-        if 0 in folders:
-            monkeypatch.setattr(engine, "train_seeds", begin)
+    def beginning(self, seeds):
+        begin(self, seeds)
+        if 0 in seeds:
+            monkeypatch.setattr(Session, "train_seeds", begin)
             train(other, tmp_path, data=DATA)
             (tmp_path / "seed1" / run_folder.METRICS).unlink()  # as if it had been stopped
 
-    monkeypatch.setattr(engine, "train_seeds", beginning)
+    monkeypatch.setattr(Session, "train_seeds", beginning)
     with raises("exists", tmp_path / "seed1"):
         train(mine, tmp_path, data=DATA)
     assert run_folder.load_config(tmp_path / "seed1").optim.lr == 0.5

@@ -23,7 +23,7 @@ def finished_run(folder: Path, config: Config, seed: int = 0) -> Path:
     torch.manual_seed(seed)
     data, views = load(config.data), Views(config.views, config.data.image_size)
     method = methods.make(config, data.train.counts)
-    method.enter(method.stages[-1])
+    method.set_stage(method.stages[-1])
     method.train()
     batch = next(evaluate.frames_of(data.train, np.arange(len(data.train.labels)), 64, CPU))
     for _ in range(20):
@@ -35,7 +35,7 @@ def finished_run(folder: Path, config: Config, seed: int = 0) -> Path:
     about |= {"resolution": resolution(data.train), "notes": []}
     files.write_json(folder / run_folder.ENVIRONMENT, environment | {"data": about})
     cost = dict.fromkeys(evaluate.COST, 1.0)
-    evaluate.finish(method, data, views, CPU, 32, folder, cost)
+    evaluate.Evaluator(method, data, views, CPU, 32).finish(folder, cost)
     return folder
 
 

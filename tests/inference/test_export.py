@@ -52,7 +52,7 @@ def untrained(name: str, config=None) -> Model:
     config, counts = config or tiny(name), np.arange(30, 20, -1)
     torch.manual_seed(0)
     method = methods.make(config, counts)
-    method.enter(method.stages[-1])
+    method.set_stage(method.stages[-1])
     for module in method.net.modules():
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
             module.running_mean.normal_(std=0.1)
@@ -62,7 +62,7 @@ def untrained(name: str, config=None) -> Model:
                 method.net.state_dict()[name].normal_()
     views = Views(config.views, config.data.image_size)
     names = tuple(f"class {c}" for c in range(10))
-    return Model(method.only_deployed().eval(), config, Preprocessing(views), names, counts, CPU, 1.5)
+    return Model(method.drop_training_modules().eval(), config, Preprocessing(views), names, counts, CPU, 1.5)
 
 
 def images_of(n: int, size: int) -> np.ndarray:

@@ -212,6 +212,6 @@ def test_what_calls_it_can_be_compiled():
 
 def test_automatic_chunks_leave_small_matrices_to_the_plain_loss():
     assert chunk_for(0, 512, 8_142 + 65_536) == 0  # all that the paper trains
-    assert chunk_for(0, 128, 1_000_000) == chunked.AT_ONCE // 128
+    assert chunk_for(0, 128, 1_000_000) == chunked.PAIRS_AT_ONCE // 128
     assert chunk_for(0, 2**23, 2**23) == 1
     assert chunk_for(5, 128, 1_000_000) == chunk_for(5, 2, 2) == 5

@@ -91,8 +91,8 @@ def loss_and_gradients(center, contrast, *args, terms=paco_terms):
 def test_paco_in_blocks_of_rows_is_the_same(rows, monkeypatch):
     center, contrast, *args = case(0)
     whole = loss_and_gradients(center, contrast, *args)
-    monkeypatch.setattr(paco, "AT_ONCE", rows * (C + M) + 1)
-    assert len(list(paco.blocks(center, contrast))) == math.ceil(B / rows)
+    monkeypatch.setattr(paco, "PAIRS_AT_ONCE", rows * (C + M) + 1)
+    assert len(list(paco.row_blocks(center, contrast))) == math.ceil(B / rows)
     torch.testing.assert_close(loss_and_gradients(center, contrast, *args), whole, rtol=1e-14, atol=1e-14)
 
 

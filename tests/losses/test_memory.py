@@ -61,7 +61,7 @@ def test_the_measure_counts_what_lives_at_once():
 def test_beyond_inputs_and_gradients_the_loss_takes_little(monkeypatch):
     """Two matrices of a block, the masks, and vectors: however many blocks there are."""
     few = inputs("cpu", torch.float32, 16, 500, 300)
-    monkeypatch.setattr(paco, "AT_ONCE", 2 * 800)
+    monkeypatch.setattr(paco, "PAIRS_AT_ONCE", 2 * 800)
     with Memory() as memory:
         paco_loss(*few).backward()
     block = 2 * 800 * 4

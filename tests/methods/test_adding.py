@@ -19,7 +19,7 @@ from longtail import recipes
 from longtail.cli import reference
 from longtail.config import methods as config_methods
 from longtail.config import to_dict
-from longtail.methods import Method
+from longtail.methods import Method, find_method
 from longtail.methods.base import reweighted
 from tests import test_choices, test_docs, test_large, test_recipes
 from tests.conftest import tiny
@@ -63,6 +63,7 @@ def added(monkeypatch, tmp_path) -> type[Method]:
     names = dict(vars(recipes.methods))
     exec(imports, names)
     monkeypatch.setitem(recipes.METHODS, NAME, eval(f"{{{line.strip()}}}", names)[NAME])
+    assert find_method(recipes.METHODS[NAME].kind) is kind
     return kind
 
 

@@ -78,7 +78,7 @@ def test_chunks_come_by_themselves_where_pairs_are_many(name, monkeypatch):
     monkeypatch.setattr(method.net.head, "forward", logits)
     with pytest.raises(AssertionError, match="at once"):
         method.loss(batch())
-    monkeypatch.setattr(chunked, "PLAIN", 12 * 9)  # below 12 anchors and 10 classes
+    monkeypatch.setattr(chunked, "MAX_PLAIN_PAIRS", 12 * 9)  # below 12 anchors and 10 classes
     torch.testing.assert_close(method.loss(batch())["loss"], wanted)
 
 

@@ -143,11 +143,11 @@ def test_gpaco_queues_the_second_view_after_it_was_read():
     method = make("gpaco")
     _, _, q, *_ = both_views(method, batch())
     method.loss(batch())
-    assert (method.queue.labels_K == EMPTY).all() and not method.fresh[0][0].requires_grad
+    assert (method.queue.labels_K == EMPTY).all() and not method.queue.waiting[0][0].requires_grad
     method.after_backward(HERE)
     assert method.queue.labels_K[:B].tolist() == batch().y_B.tolist() and (method.queue.labels_K[B:] == EMPTY).all()
     torch.testing.assert_close(method.queue.keys_KD[:B], q[B:].detach())
-    assert not method.fresh
+    assert not method.queue.waiting
 
 
 def test_gpaco_has_no_key_network_and_three_layers_without_batch_norm():

@@ -70,13 +70,13 @@ def test_paco_contrasts_query_key_and_filled_queue(name, pushed):
 def test_supcon_stages():
     method = make("supcon")
     contrast, linear = method.stages
-    method.enter(contrast)
+    method.set_stage(contrast)
     method.train()
     _, _, q, z, y, drop = by_hand(method, batch())
     torch.testing.assert_close(method.loss(batch())["loss"], supcon_loss(q @ z.T, batch().y_B, y, drop, 0.1))
     method.after_backward(HERE), method.after_step()
 
-    method.enter(linear)
+    method.set_stage(linear)
     method.train()
     learning = {n for n, p in method.named_parameters() if p.requires_grad}
     assert learning == {"net.head.weight", "net.head.bias"}
@@ -135,7 +135,7 @@ def test_only_the_last_block_s_convolutions_learn_where_asked(method):
     config = tiny(method)
     config = replace(config, model=replace(config.model, name="resnet20_cifar", trainable="last-block"))
     made = methods.make(config, np.array([40, 20, 10]))
-    made.enter(made.stages[0])
+    made.set_stage(made.stages[0])
     trunk = made.net.trunk
     frozen = {name for name, p in trunk.named_parameters() if not p.requires_grad}
     convolutions = {f"{name}.weight" for name, m in trunk.named_modules() if isinstance(m, nn.Conv2d)}
@@ -148,7 +148,7 @@ def test_only_the_last_block_s_convolutions_learn_where_asked(method):
     }
     assert frozen < convolutions and frozen and learn == {n for n in convolutions if n.startswith(own[method])}
     if len(made.stages) > 1 and made.stages[1].frozen:
-        made.enter(made.stages[1])
+        made.set_stage(made.stages[1])
         assert not any(p.requires_grad for p in trunk.parameters())
-        made.enter(made.stages[0])
+        made.set_stage(made.stages[0])
         assert {name for name, p in trunk.named_parameters() if not p.requires_grad} == frozen

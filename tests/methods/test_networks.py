@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from longtail import methods, recipes
 from longtail.data.long_tail import exponential_counts
 from longtail.data.sources import load
-from longtail.engine.run import Run
+from longtail.engine.trainer import Trainer
 from longtail.methods import Batch, Method, Start
 from longtail.methods.ride import POSITIVE
 from longtail.models.side_stream import SideStream
@@ -67,7 +67,7 @@ def restless(module: nn.Module) -> None:
 def test_bbn_s_weight_falls_along_a_parabola(epochs):
     method = make("bbn")
     for T in (1, 2, epochs // 2, epochs):
-        method.start_epoch(T - 1, epochs)
+        method.on_epoch_start(T - 1, epochs)
         assert method.a.item() == pytest.approx(1 - ((T - 1) / epochs) ** 2)
 
 
@@ -90,7 +90,7 @@ def test_bbn_s_loss_agrees_with_a_loop(a):
         wanted -= (a * log_p(logits, y[i]) + (1 - a) * log_p(logits, other[i])) / B
         guess = logits.argmax()
         right += 100 * (a * bool(guess == y[i]) + (1 - a) * bool(guess == other[i])) / B
-    terms = method.after_trunk(x, y, other)
+    terms = method.loss_from_features(x, y, other)
     torch.testing.assert_close(terms["loss"], wanted)
     assert terms["accuracy"].item() == pytest.approx(right, rel=1e-6)
 
@@ -101,7 +101,7 @@ def test_bbn_shows_each_branch_its_own_images_and_at_test_both_the_same():
     body, first, second = method.net.trunk.body, images(0), images(1)
     left = body.left(body.shared(first.query)).mean((2, 3))
     right = body.right(body.shared(second.query)).mean((2, 3))
-    wanted = method.after_trunk(torch.cat([left, right], 1), first.y_B, second.y_B)["loss"]
+    wanted = method.loss_from_features(torch.cat([left, right], 1), first.y_B, second.y_B)["loss"]
     torch.testing.assert_close(method.loss(first._replace(partner=second))["loss"], wanted)
     both = torch.cat([left, body.right(body.shared(first.query)).mean((2, 3))], 1)
     torch.testing.assert_close(method(first.query), F.linear(both, method.net.head.weight, method.net.head.bias))
@@ -111,7 +111,7 @@ def test_bbn_s_partners_are_drawn_by_the_inverse_of_their_class_s_size(tmp_path)
     """Three epochs of 384 images; uniform batches beside them show every image once."""
     config = tiny("bbn", epochs=3)
     data = load(config.data)
-    run, seen, partners = Run(config, 0, data, tmp_path, CPU), [], []
+    run, seen, partners = Trainer(config, 0, data, tmp_path, CPU), [], []
     for step in range(3 * run.steps_per_epoch):
         run.prepare(step)
         batch = run.batches.next()
@@ -153,7 +153,7 @@ def test_causal_norm_agrees_with_a_loop_over_heads_in_training_and_at_test(heads
     torch.testing.assert_close(method.eval().classify(x), causal_by_hand(*given, 1.5))
     y = images().y_B[:4]
     wanted = -sum(log_p(causal_by_hand(*given, 0)[i], y[i]) for i in range(4)) / 4
-    torch.testing.assert_close(method.train().after_trunk(x, y)["loss"], wanted)
+    torch.testing.assert_close(method.train().loss_from_features(x, y)["loss"], wanted)
 
 
 @torch.no_grad()
@@ -227,7 +227,7 @@ def test_reslt_s_loss_agrees_with_a_loop(weight, labels):
         sums.append(logits[0] + logits[1] + logits[2])
         fused = fused - log_p(sums[-1], y[i]) / B
     assert counted == B if labels == "frequent" else B < counted < 3 * B
-    terms = method.after_trunk(x, y)
+    terms = method.loss_from_features(x, y)
     torch.testing.assert_close(terms["loss"], weight * own / counted + (1 - weight) * fused)
     torch.testing.assert_close(method.classify(x), torch.stack(sums))
 
@@ -257,7 +257,7 @@ def test_oltr_s_head_agrees_with_a_loop_once_the_memory_is_in_use():
     with torch.no_grad():
         head.linear.weight.mul_(0.2)  # so that it recalls more than one centroid
         torch.testing.assert_close(head(x), x @ head.linear.weight.T + head.linear.bias)
-        method.enter(method.stages[1])
+        method.set_stage(method.stages[1])
         torch.testing.assert_close(head(x), oltr_by_hand(head, x, 16))
         x[2] = head.centroid_CF[3] = 0
         assert head(x).isfinite().all()  # a feature that is its centroid
@@ -265,7 +265,7 @@ def test_oltr_s_head_agrees_with_a_loop_once_the_memory_is_in_use():
 
 def test_oltr_s_first_stage_is_plain_cross_entropy():
     method = make("oltr")
-    method.enter(method.stages[0])
+    method.set_stage(method.stages[0])
     names = learning(method)
     assert {n for n in names if "head" in n} == {"net.head.linear.weight", "net.head.linear.bias"}
     assert not any("attention" in n for n in names) and any("trunk.body.shared" in n for n in names)
@@ -283,7 +283,7 @@ def test_oltr_s_second_stage_adds_distances():
     margin = 37.0  # some images are nearer to the others, some farther away
     method = make("oltr", margin=margin).double()
     restless(method.net.head)
-    method.enter(method.stages[1])
+    method.set_stage(method.stages[1])
     x, y, M = features(method), images().y_B, method.net.head.centroid_CF
     with torch.no_grad():
         M.mul_(torch.linspace(0.02, 0.8, C)[:, None])
@@ -295,7 +295,7 @@ def test_oltr_s_second_stage_adds_distances():
         near.add(bool(others < margin))
     assert near == {True, False}
     wanted = -sum(log_p(logits[i], y[i]) for i in range(B)) / B + 0.01 * (pull + 0.01 * push)
-    torch.testing.assert_close(method.after_trunk(x, y)["loss"], wanted)
+    torch.testing.assert_close(method.loss_from_features(x, y)["loss"], wanted)
     assert method.stage.sampler == "balanced"
 
 
@@ -303,9 +303,9 @@ def test_oltr_s_second_stage_adds_distances():
 def test_oltr_s_centroids_learn_by_the_distance_alone(weight):
     method = make("oltr", weight=weight).double()
     restless(method.net.head)
-    method.enter(method.stages[1])
+    method.set_stage(method.stages[1])
     x, y = features(method), images().y_B
-    method.after_trunk(x, y)["loss"].backward()
+    method.loss_from_features(x, y)["loss"].backward()
     head, names = method.net.head, learning(method)
     found = head.centroid_CF.grad
     method.zero_grad()
@@ -316,7 +316,7 @@ def test_oltr_s_centroids_learn_by_the_distance_alone(weight):
 
 def test_oltr_s_memory_begins_as_the_class_means_of_what_the_first_stage_saw():
     method = make("oltr").eval()
-    method.enter(method.stages[0])
+    method.set_stage(method.stages[0])
     batch = images(5)
     x, y = method.features(batch.query).detach(), batch.y_B % 7  # three classes without an image
     recall = method.net.head.linear.weight.detach().clone()
@@ -324,10 +324,10 @@ def test_oltr_s_memory_begins_as_the_class_means_of_what_the_first_stage_saw():
     def start() -> Start:
         return Start(lambda: (method.features(batch.query), y), None, torch.Generator())
 
-    method.begin(start())
+    method.on_stage_start(start())
     assert not method.net.head.centroid_CF.any()
-    method.enter(method.stages[1])
-    method.begin(start())
+    method.set_stage(method.stages[1])
+    method.on_stage_start(start())
     for c in range(C):
         mine = [x[i].double() for i in range(B) if y[i] == c]
         wanted = sum(mine) / len(mine) if mine else torch.zeros(64).double()
@@ -338,8 +338,8 @@ def test_oltr_s_memory_begins_as_the_class_means_of_what_the_first_stage_saw():
 @pytest.mark.parametrize("share", [0.1, 0.0])
 def test_oltr_s_trunk_moves_more_slowly_in_the_second_stage(share):
     method = make("oltr", trunk_lr=share)
-    method.enter(method.stages[1])
-    new, trunk = method.groups()
+    method.set_stage(method.stages[1])
+    new, trunk = method.param_groups()
     shared = {id(p) for p in method.net.trunk.body.shared.parameters()}
     assert {id(p) for p in trunk["params"]} == shared and trunk["lr_scale"] == share and "lr_scale" not in new
     assert {id(p) for p in new["params"]} == {id(p) for p in method.parameters()} - shared
@@ -367,7 +367,7 @@ def expert_logits(method: Method, x: Tensor) -> Tensor:
 def test_ride_s_loss_agrees_with_a_loop(epoch, late, experts):
     """LDAM for each expert less 0.45 · T² · KL(mean || expert); weights and temperatures by class from epoch 160 on."""
     method = make("ride-3", experts=experts, temperature=1.5).double()
-    method.start_epoch(epoch, 200)
+    method.on_epoch_start(epoch, 200)
     x, y = features(method), images().y_B
     logits = expert_logits(method, x)
     m = [0.5 * n**-0.25 / max(k**-0.25 for k in COUNTS) for n in COUNTS]
@@ -387,7 +387,7 @@ def test_ride_s_loss_agrees_with_a_loop(epoch, late, experts):
             mean, own = (logits[i].mean(0) / T).softmax(0), (logits[i, e] / T).softmax(0)
             apart = apart + (sum(T) / C) ** 2 * sum(p * (p / q).log() for p, q in zip(mean, own, strict=True)) / B
         wanted = wanted + sum(terms) / sum(w[c] for c in y)
-    terms = method.after_trunk(x, y)
+    terms = method.loss_from_features(x, y)
     torch.testing.assert_close(terms["loss"], wanted - 0.45 * apart, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(terms["divergence"], torch.as_tensor(apart), rtol=1e-6, atol=1e-6)
     assert (apart > 0.1) == (experts > 1)
@@ -404,7 +404,7 @@ def router_by_hand(head: nn.Module, f: Tensor, mean: Tensor, e: int) -> Tensor:
 
 def enter_routing(method: Method, seed: int = 0) -> Method:
     """To the router's stage, with a router that sends some images on and some not."""
-    method.enter(method.stages[1])
+    method.set_stage(method.stages[1])
     torch.manual_seed(seed)
     with torch.no_grad():
         for seen, needed in zip(method.net.head.seen, method.net.head.needed, strict=True):
@@ -444,11 +444,11 @@ def test_ride_s_router_learns_where_a_later_expert_would_help():
             p = router_by_hand(head, x_BEF[i, e], mean, e).sigmoid()
             wanted = wanted - (POSITIVE * p.log() if wrong and help_ else (1 - p).log()) / B
     assert POSITIVE == 100 and cases == {(True, True), (True, False), (False, True), (False, False)}
-    terms = method.after_trunk(x, y)
+    terms = method.loss_from_features(x, y)
     torch.testing.assert_close(terms["loss"], wanted)
     asked = route_by_hand(head, x_BEF, logits)[1]
     assert terms["experts_asked"].item() == pytest.approx(sum(asked) / B, rel=1e-6)
-    assert method.figures(x)["experts_asked"] == pytest.approx(sum(asked) / B, rel=1e-6)
+    assert method.extra_metrics(x)["experts_asked"] == pytest.approx(sum(asked) / B, rel=1e-6)
 
 
 def route_by_hand(head: nn.Module, x_BEF: Tensor, logits: Tensor) -> tuple[Tensor, list[int]]:
@@ -473,7 +473,7 @@ def test_ride_deploys_the_mean_of_the_experts_asked():
         wanted, asked = route_by_hand(method.net.head, *method.net.head.each(x))
         torch.testing.assert_close(method.classify(x), wanted, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(method(images(seed).query), wanted, rtol=1e-4, atol=1e-4)
-        assert method.figures(x)["experts_asked"] == pytest.approx(np.mean(asked), rel=1e-6)
+        assert method.extra_metrics(x)["experts_asked"] == pytest.approx(np.mean(asked), rel=1e-6)
         met.add(tuple(sorted(set(asked))))
     assert (1, 2, 3) in met and len(met) > 2
 
@@ -481,13 +481,13 @@ def test_ride_deploys_the_mean_of_the_experts_asked():
 def test_ride_s_router_alone_learns_in_the_second_stage():
     method = make("ride-3")
     first, second = method.stages
-    method.enter(first)
+    method.set_stage(first)
     head = {n for n in learning(method) if ".head." in n}
     assert head == {"net.head.weight"} and any("trunk" in n for n in learning(method))
     x = features(method).float()
     assert torch.equal(method.classify(x), method.net.head.each(x)[1].mean(1))
-    assert method.figures(x) == {"experts_asked": 3.0}
-    method.enter(second)
+    assert method.extra_metrics(x) == {"experts_asked": 3.0}
+    method.set_stage(second)
     method.train()
     routers = {f"net.head.{part}.{e}.{t}" for part in ("seen", "needed") for e in (0, 1) for t in ("weight", "bias")}
     assert learning(method) == routers and second.sampler == "balanced"
@@ -507,4 +507,4 @@ def test_ride_without_a_router_has_one_stage_and_asks_all(changes):
     assert len(method.stages) == 1
     x = method.eval().features(images().query)
     torch.testing.assert_close(method(images().query), method.net.head.each(x)[1].mean(1))
-    assert method.figures(x) == {"experts_asked": float(method.config.experts)}
+    assert method.extra_metrics(x) == {"experts_asked": float(method.config.experts)}

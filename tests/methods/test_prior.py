@@ -59,7 +59,7 @@ def learned(method: methods.Method, drawn_C: torch.Tensor) -> torch.Tensor:
 )
 def test_the_least_loss_has_the_posterior_of_these_frequencies(settings, train):
     method = made(settings, **train)
-    method.start_epoch(9, 10)  # late: class weights are in force
+    method.on_epoch_start(9, 10)  # late: class weights are in force
     logits_XC = learned(method, class_shares(method.stages[0].sampler, COUNTS))
     prior_C = method.prior()
     assert prior_C.sum() == pytest.approx(1) and prior_C.dtype == torch.float64
@@ -94,6 +94,6 @@ def test_what_deploys_keeps_its_logits_and_little_else():
     method = methods.make(tiny("paco"), COUNTS.numpy()).eval()
     x = torch.rand(2, 3, 8, 8)
     before, every = method(x), sum(p.numel() for p in method.parameters())
-    assert torch.equal(method.only_deployed()(x), before)
+    assert torch.equal(method.drop_training_modules()(x), before)
     left = sum(p.numel() for p in method.parameters())
     assert left == sum(p.numel() for p in method.net.parameters()) < every / 2

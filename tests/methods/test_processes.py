@@ -10,9 +10,9 @@ import torch
 
 from longtail import methods
 from longtail.data.samplers import place
-from longtail.engine.distributed import average
+from longtail.distributed import all_sum
+from longtail.engine.distributed import average_gradients
 from longtail.methods import Batch, Method
-from longtail.models.collective import total
 from longtail.models.momentum import permutation
 from longtail.models.norms import groups
 from longtail.models.side_stream import SideStream
@@ -35,7 +35,7 @@ def make(name: str, norm: str = "batch", ghost: int = 2, **changes: Any) -> Meth
         config, model=replace(config.model, norm=norm, ghost=ghost), method=replace(config.method, **changes)
     )
     method = methods.make(config, COUNTS).double()
-    method.enter(method.stages[0])
+    method.set_stage(method.stages[0])
     return method.train()
 
 
@@ -56,9 +56,9 @@ def trained(method: Method, loss) -> State:
         value = loss(step)
         value.backward()
         method.after_backward(SideStream(torch.device("cpu")))
-        average(method)
+        average_gradients(method)
         grads = {f"grad {n}": p.grad.clone() for n, p in method.named_parameters() if p.grad is not None}
-        losses.append(total(value) / place()[1])
+        losses.append(all_sum(value) / place()[1])
         optimizer.step()
         method.after_step()
     return {**method.state_dict(), **grads, "losses": torch.stack(losses).detach()}
@@ -108,16 +108,17 @@ def in_groups(method: Method, step: int, world: int) -> torch.Tensor:
     if not hasattr(method, "queue"):
         return method.loss(b)["loss"]
     if hasattr(method, "key"):
-        x, k, y = method.features(b.query), method.keys(b.key), b.y_B
-        method.fresh.append((k, y))
-        q = method.project(method.G, x)
+        x, k, y = method.features(b.query), method.key(b.key), b.y_B
+        method.queue.waiting.append((k, y))
+        q = method.G(x)
     else:
         x, y = method.features(torch.cat([b.query, b.key])), b.y_B.repeat(2)
-        q = method.project(method.G, x)
-        method.fresh.append((q[N:].detach(), b.y_B))
-        k = q[:0]
-    parts = [[t[g::world] for t in (x, q, k, y)] for g in range(world)]
-    return torch.stack([method.after_projections(*part)["loss"] for part in parts]).mean()
+        q = method.G(x)
+        method.queue.waiting.append((q[N:].detach(), b.y_B))
+        k = None
+    given = [t for t in (x, q, k, y) if t is not None]
+    parts = [[t[g::world] for t in given] for g in range(world)]
+    return torch.stack([method.loss_from_projections(*part)["loss"] for part in parts]).mean()
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.long)])
@@ -152,7 +153,7 @@ def shuffled_keys() -> dict[str, Any]:
     """Of two batches, in one of several processes; and what it has then averaged."""
     rank, world = place()
     method = make("paco", key_norm="shuffled")
-    keys = [method.shuffled_keys(batch(step, rank, world).key) for step in (0, 1)]
+    keys = [method.key(batch(step, rank, world).key, method.shuffle) for step in (0, 1)]
     return {"keys": keys, "mean": method.get_buffer("key.net.0.body.bn1.running_mean")}
 
 
@@ -164,20 +165,20 @@ def test_keys_are_normalized_in_mixed_company_and_come_back(tmp_path: Path):
     for step in (0, 1):
         images = torch.cat([batch(step, rank, world).key for rank in range(world)])
         order = permutation(N, seed + step)
-        keys = torch.cat([alone[r].keys(images[order[r * B : (r + 1) * B]]) for r in range(world)])
+        keys = torch.cat([alone[r].key(images[order[r * B : (r + 1) * B]]) for r in range(world)])
         wanted = torch.empty_like(keys).index_copy(0, order, keys)
         for rank in range(world):
             torch.testing.assert_close(found[rank]["keys"][step], wanted[rank * B : (rank + 1) * B])
-    assert not torch.allclose(found[0]["keys"][0], make("paco").keys(batch(0, 0, world).key))
+    assert not torch.allclose(found[0]["keys"][0], make("paco").key(batch(0, 0, world).key))
     torch.testing.assert_close(found[1]["mean"], alone[1].get_buffer("key.net.0.body.bn1.running_mean"))
 
 
 def test_in_one_process_keys_are_mixed_across_ghost_groups():
     method, plain = make("paco", "ghost", 6, key_norm="shuffled"), make("paco", "ghost", 6)
     order, images = permutation(N, method.shuffle.turn), batch(0).key
-    wanted = torch.empty(N, 32, dtype=torch.float64).index_copy(0, order, plain.keys(images[order]))
-    torch.testing.assert_close(method.shuffled_keys(images), wanted)
-    assert not torch.allclose(make("paco", "ghost", 6).keys(images), wanted) and groups(N, 6) == 4
+    wanted = torch.empty(N, 32, dtype=torch.float64).index_copy(0, order, plain.key(images[order]))
+    torch.testing.assert_close(method.key(images, method.shuffle), wanted)
+    assert not torch.allclose(make("paco", "ghost", 6).key(images), wanted) and groups(N, 6) == 4
     before = method.shuffle.turn.clone()
     method.loss(batch(0))
     assert method.shuffle.turn == before + 1 and torch.equal(method.state_dict()["shuffle.turn"], method.shuffle.turn)

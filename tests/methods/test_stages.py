@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from longtail import methods
 from longtail.config import Config
 from longtail.data.sources import load
-from longtail.engine.evaluate import features_of
-from longtail.engine.run import Run
-from longtail.engine.schedule import learning_rate
+from longtail.engine.optim import learning_rate
+from longtail.engine.trainer import Trainer
 from longtail.losses import (
     class_balanced_focal_loss,
     cross_entropy_loss,
@@ -49,7 +48,7 @@ def make(name: str, **changes) -> Method:
 
 
 def into(method: Method, stage: int) -> Method:
-    method.enter(method.stages[stage])
+    method.set_stage(method.stages[stage])
     return method.train()
 
 
@@ -82,11 +81,11 @@ def test_what_learns_in_which_stage(name, first, second):
     assert learning(into(method, 0)) == trunk | first  # as evaluation and a resume go through stages in any order
 
 
-def state(run: Run) -> dict[str, torch.Tensor]:
+def state(run: Trainer) -> dict[str, torch.Tensor]:
     return {name: t.clone() for name, t in run.method.state_dict().items()}
 
 
-def moved(before: dict[str, torch.Tensor], run: Run) -> set[str]:
+def moved(before: dict[str, torch.Tensor], run: Trainer) -> set[str]:
     return {name for name, t in run.method.state_dict().items() if not torch.equal(t, before[name])}
 
 
@@ -123,9 +122,8 @@ def test_crt_draws_its_head_anew_once(tmp_path, monkeypatch):
     for stop in (3, 6, 8, 10, None):
         run = run_until(short("crt"), tmp_path, stop)
     assert len(drawn) == 1 and run.steps_done() == 12
-    twice = [Run(short("crt"), seed, DATA, tmp_path / "other", CPU) for seed in (0, 0, 1)]
-    for other in twice:
-        assert [stage.name for stage in other.stages_left()] == ["train", "linear"]
+    for seed in (0, 0, 1):
+        through(short("crt"), tmp_path / "other", seed)
     assert torch.equal(drawn[1], drawn[0]) and torch.equal(drawn[2], drawn[0]) and not torch.equal(drawn[3], drawn[0])
 
 
@@ -133,11 +131,11 @@ def test_a_head_drawn_anew_is_a_fresh_one():
     method = into(make("crt"), 1)
     head = method.net.head
     weight, before = head.weight, head.weight.detach().clone()
-    method.begin(Start(None, None, torch.Generator().manual_seed(0)))
+    method.on_stage_start(Start(None, None, torch.Generator().manual_seed(0)))
     assert head.weight is weight and not torch.isclose(weight, before).any()  # the optimizer has the same parameter
     assert weight.std().item() == pytest.approx(math.sqrt(2 / 64), rel=0.1) and (head.bias == 0).all()
     after = weight.detach().clone()
-    into(method, 0).begin(Start(None, None, torch.Generator().manual_seed(1)))
+    into(method, 0).on_stage_start(Start(None, None, torch.Generator().manual_seed(1)))
     assert torch.equal(weight, after)  # the first stage's is what the network was made with
 
 
@@ -164,8 +162,8 @@ def test_lws_scales_the_logits_of_each_class():
 
 
 def test_lws_gives_the_optimizer_its_factors_alone(tmp_path):
-    run = Run(short("lws"), 0, DATA, tmp_path, CPU)
-    run.enter(1)
+    run = Trainer(short("lws"), 0, DATA, tmp_path, CPU)
+    run.set_stage(1)
     (group,) = run.optimizer.param_groups
     assert group["weight_decay"] == run.config.method.linear_decay == 5e-4 and [id(p) for p in group["params"]] == [
         id(run.method.net.head.scale_C)
@@ -208,7 +206,7 @@ def test_tau_norm_chooses_its_power_on_the_validation_split(seed):
     power, by_images = power_by_loop(weight, x_NF, y_N)
     assert 0 < power < 2 and power != by_images
     method = tau_norm(weight)
-    method.begin(Start(None, lambda: (x_NF, y_N), torch.Generator()))
+    method.on_stage_start(Start(None, lambda: (x_NF, y_N), torch.Generator()))
     wanted = [w / math.sqrt((w**2).sum()) ** power for w in weight.double()]
     torch.testing.assert_close(method.net.head.weight.double(), torch.stack(wanted), rtol=1e-5, atol=1e-6)
     assert (method.net.head.bias == 0).all()
@@ -227,7 +225,7 @@ def test_tau_norm_takes_the_smallest_of_equal_powers_and_leaves_out_absent_class
 def test_tau_norm_with_a_power_given_looks_at_no_images():
     weight, *_ = validation(0)
     method = tau_norm(weight, power=0.7)
-    method.begin(Start(None, None, torch.Generator()))
+    method.on_stage_start(Start(None, None, torch.Generator()))
     wanted = torch.stack([row / row.norm() ** 0.7 for row in weight])
     torch.testing.assert_close(method.net.head.weight.detach(), wanted)
 
@@ -236,8 +234,8 @@ def test_tau_norm_without_validation_images_says_what_to_do(tmp_path):
     """Before it is trained."""
     config = short("tau-norm")
     with raises("too-few-data", "--data.val_fraction 0.2"):
-        Run(config, 0, replace(load(config.data), val=None), tmp_path, CPU)
-    Run(
+        Trainer(config, 0, replace(load(config.data), val=None), tmp_path, CPU)
+    Trainer(
         replace(config, method=replace(config.method, power=0.5)),
         0,
         replace(load(config.data), val=None),
@@ -246,18 +244,19 @@ def test_tau_norm_without_validation_images_says_what_to_do(tmp_path):
     )
 
 
-def through(config: Config, folder: Path, seed: int = 0) -> Run:
+def through(config: Config, folder: Path, seed: int = 0) -> Trainer:
     """All stages entered and begun, and no step made."""
-    run = Run(config, seed, load(config.data), folder, CPU)
-    for _ in run.stages_left():
-        pass
+    run = Trainer(config, seed, load(config.data), folder, CPU)
+    for stage_index in range(len(run.method.stages)):
+        run.set_stage(stage_index)
+        run.start_stage()
     return run
 
 
 def test_tau_norm_sees_the_validation_images_as_the_network_will(tmp_path):
-    before = Run(short("tau-norm"), 0, load(short("tau-norm").data), tmp_path, CPU)
+    before = Trainer(short("tau-norm"), 0, load(short("tau-norm").data), tmp_path, CPU)
     weight = before.method.net.head.weight.detach().clone()
-    x_NF = features_of(before.method, before.data.val, before.views, CPU, 7)  # of plain views
+    x_NF = before.evaluator.features(before.data.val)  # of plain views
     power, _ = power_by_loop(weight, x_NF, torch.from_numpy(before.data.val.labels))
     found = through(short("tau-norm"), tmp_path).method.net.head.weight.detach()
     torch.testing.assert_close(found, torch.stack([row / row.norm() ** power for row in weight]))
@@ -272,7 +271,7 @@ def test_ncm_is_the_nearest_class_mean(distance):
     y_N = torch.arange(10).repeat_interleave(N_C)
     x_NF, test = (torch.rand(n, 64, generator=g) * torch.rand(n, 1, generator=g) for n in (len(y_N), 200))
     method = into(make("ncm", distance=distance), 1)
-    method.begin(Start(lambda: (x_NF, y_N), None, torch.Generator()))
+    method.on_stage_start(Start(lambda: (x_NF, y_N), None, torch.Generator()))
     means = [x_NF[y_N == c].double().mean(0) for c in range(10)]
 
     def nearest(x, by):
@@ -287,7 +286,7 @@ def test_ncm_is_the_nearest_class_mean(distance):
 
 def test_ncm_takes_the_means_of_plain_training_images(tmp_path):
     run = through(short("ncm", distance="l2"), tmp_path)
-    x_NF = features_of(run.method, run.data.train, run.views, CPU, 50)
+    x_NF = run.evaluator.features(run.data.train)
     means = torch.stack([x_NF[torch.from_numpy(run.data.train.labels) == c].mean(0) for c in range(10)])
     torch.testing.assert_close(run.method.net.head.weight.detach(), means, rtol=1e-4, atol=1e-5)
 
@@ -311,7 +310,7 @@ def test_logit_adjustment_post_hoc(strength):
     logits = method(b.query)
     torch.testing.assert_close(method.loss(b)["loss"], F.cross_entropy(logits, b.y_B))
     for stage in (0, 1):
-        into(method, stage).eval().begin(Start(None, None, torch.Generator()))
+        into(method, stage).eval().on_stage_start(Start(None, None, torch.Generator()))
         torch.testing.assert_close(method(b.query), logits - stage * strength * LOG_PRIOR)
 
 
@@ -333,7 +332,7 @@ def weights_at(method: Method, epochs: int) -> list[bool]:
     """For each epoch of a training whether classes are weighted; they are alike or by the effective number."""
     found, late = [], effective_number_weights(N_C, 0.9999)
     for epoch in range(epochs):
-        method.start_epoch(epoch, epochs)
+        method.on_epoch_start(epoch, epochs)
         weighted = not torch.equal(method.weight_C, torch.ones(10))
         torch.testing.assert_close(method.weight_C, late if weighted else torch.ones(10))
         found.append(weighted)
@@ -346,7 +345,7 @@ def test_weights_are_deferred(name, share, epoch):
     method = make(name, drw_from=share)
     place = method.weight_C.data_ptr()
     assert weights_at(method, 10) == [i >= epoch for i in range(10)]
-    method.start_epoch(0, 10)  # as another run of the process would
+    method.on_epoch_start(0, 10)  # as another run of the process would
     assert (method.weight_C == (method.late_weight_C if share == 0 else 1)).all()
     assert method.weight_C.data_ptr() == place  # a captured step knows it by its address
 
@@ -356,7 +355,7 @@ def test_deferred_losses_use_the_weights(epoch):
     b, weight = one_view(), effective_number_weights(N_C, 0.9999) if epoch else torch.ones(10)
     ldam = make("ldam-drw", margin=0.4, scale=20.0).eval()
     focal = make("focal", gamma=2.0, drw_from=0.5).eval()
-    ldam.start_epoch(epoch, 10), focal.start_epoch(epoch, 10)
+    ldam.on_epoch_start(epoch, 10), focal.on_epoch_start(epoch, 10)
     cosine = F.normalize(ldam.net.trunk(b.query)) @ F.normalize(ldam.net.head.weight).T
     torch.testing.assert_close(ldam(b.query), 20 * cosine)
     wanted = ldam_loss(cosine, b.y_B, ldam_margins(N_C, 0.4), 20.0, weight)
@@ -366,11 +365,11 @@ def test_deferred_losses_use_the_weights(epoch):
 
 def test_a_run_tells_the_method_its_epoch(tmp_path):
     """Also one that was resumed, or whose stage was entered again."""
-    run = Run(replace(short("ldam-drw"), train=tiny(epochs=5).train), 0, DATA, tmp_path, CPU)
+    run = Trainer(replace(short("ldam-drw"), train=tiny(epochs=5).train), 0, DATA, tmp_path, CPU)
     for step, late in ((0, False), (23, False), (24, True), (6, False), (29, True)):
         run.prepare(step)
         assert (run.method.weight_C != 1).any() == late
-    run.enter(0)
+    run.set_stage(0)
     run.method.weight_C.fill_(7.0)
     run.prepare(29)
     torch.testing.assert_close(run.method.weight_C, run.method.late_weight_C)
@@ -387,7 +386,7 @@ def test_cb_focal_starts_each_sigmoid_at_one_of_its_classes():
 # The optimizer
 
 
-def groups_of(run: Run) -> dict[str, tuple[float, float]]:
+def groups_of(run: Trainer) -> dict[str, tuple[float, float]]:
     """Rate and weight decay of each parameter that learns, by its name."""
     names = {id(p): name for name, p in run.method.named_parameters()}
     found = [(names[id(p)], (g["lr"], g["weight_decay"])) for g in run.optimizer.param_groups for p in g["params"]]
@@ -396,7 +395,7 @@ def groups_of(run: Run) -> dict[str, tuple[float, float]]:
 
 
 def test_cb_focal_does_not_decay_its_bias(tmp_path):
-    run = Run(short("cb-focal"), 0, DATA, tmp_path, CPU)
+    run = Trainer(short("cb-focal"), 0, DATA, tmp_path, CPU)
     found = groups_of(run)
     assert found.keys() == learning(run.method)
     decay = run.config.optim.weight_decay
@@ -404,10 +403,10 @@ def test_cb_focal_does_not_decay_its_bias(tmp_path):
 
 
 def test_mislas_learns_its_classifier_more_slowly_than_its_factors(tmp_path):
-    run = Run(short("mislas", epochs=2, linear_lr=0.3, classifier_lr=0.05), 0, DATA, tmp_path, CPU)
+    run = Trainer(short("mislas", epochs=2, linear_lr=0.3, classifier_lr=0.05), 0, DATA, tmp_path, CPU)
     run.prepare(3)
     assert {rate for rate, _ in groups_of(run).values()} == {run.rate} and groups_of(run).keys() == learning(run.method)
-    run.enter(1)
+    run.set_stage(1)
     for step in (0, 7):
         run.prepare(step)
         rate = 0.3 * 0.5 * (1 + math.cos(math.pi * step / 12))

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from longtail.config import OptimConfig
+from longtail.engine.optim import split_param_groups
 from longtail.errors import UserError
 from longtail.models.backbones import Trunk, make_trunk
-from longtail.models.groups import refined
 
 
 def method_of(trunk: Trunk) -> nn.Module:
@@ -25,14 +25,14 @@ def by_name(network: nn.Module, groups: list[dict]) -> dict[str, tuple[float, fl
 def test_by_default_the_groups_are_the_methods_own():
     network = method_of(make_trunk("test_vit", image_size=32))
     groups = [{"params": list(network.parameters())}]
-    assert refined(groups, network["trunk"], OptimConfig()) is groups
+    assert split_param_groups(groups, network["trunk"], OptimConfig()) is groups
 
 
 @pytest.mark.parametrize("name", ["test_vit", "test_convnext", "test_resnet", "resnet8_cifar"])
 def test_norms_and_biases_do_not_decay_and_the_head_is_faster(name):
     network = method_of(make_trunk(name, image_size=32))
     groups = [{"params": list(network.parameters())}]
-    found = by_name(network, refined(groups, network["trunk"], OptimConfig(decay_norms=False, head_lr=7)))
+    found = by_name(network, split_param_groups(groups, network["trunk"], OptimConfig(decay_norms=False, head_lr=7)))
     assert found.keys() == dict(network.named_parameters()).keys()
     for key, p in network.named_parameters():
         scale, decay = found[key]
@@ -45,7 +45,7 @@ def test_layers_of_a_transformer_slow_down_toward_the_images():
     """Patches and positions, block after block; the last norm goes with the last block."""
     network = method_of(make_trunk("test_vit", image_size=32))
     groups = [{"params": list(network.parameters())}]
-    found = by_name(network, refined(groups, network["trunk"], OptimConfig(layer_decay=0.5)))
+    found = by_name(network, split_param_groups(groups, network["trunk"], OptimConfig(layer_decay=0.5)))
     depth = len(network["trunk"].body.blocks)
     for block in range(depth):
         assert found[f"trunk.body.blocks.{block}.mlp.fc1.weight"][0] == pytest.approx(0.5 ** (depth - 1 - block))
@@ -56,7 +56,7 @@ def test_layers_of_a_transformer_slow_down_toward_the_images():
 def test_a_small_resnet_has_its_blocks_in_order():
     network = method_of(make_trunk("resnet8_cifar"))
     groups = [{"params": list(network.parameters())}]
-    found = by_name(network, refined(groups, network["trunk"], OptimConfig(layer_decay=0.5)))
+    found = by_name(network, split_param_groups(groups, network["trunk"], OptimConfig(layer_decay=0.5)))
     scales = [found[f"trunk.body.{layer}.weight"][0] for layer in ("conv1", *(f"stages.{i}.0.conv2" for i in range(3)))]
     assert scales == [0.125, 0.25, 0.5, 1]
 
@@ -67,14 +67,14 @@ def test_a_group_keeps_its_own_rate_and_decay():
         {"params": list(network["trunk"].parameters()), "lr_scale": 0.1},
         {"params": list(network["head"].parameters()), "weight_decay": 0.3},
     ]
-    found = by_name(network, refined(groups, network["trunk"], OptimConfig(head_lr=10)))
+    found = by_name(network, split_param_groups(groups, network["trunk"], OptimConfig(head_lr=10)))
     assert found["trunk.body.conv1.weight"] == (0.1, None) and found["head.weight"] == (10, 0.3)
 
 
 def test_a_network_taken_apart_has_no_order():
     trunk = Trunk(nn.Sequential(nn.Linear(4, 4)), 4)
     with pytest.raises(UserError, match="layer_decay"):
-        refined([{"params": list(trunk.parameters())}], trunk, OptimConfig(layer_decay=0.75))
+        split_param_groups([{"params": list(trunk.parameters())}], trunk, OptimConfig(layer_decay=0.75))
 
 
 def test_a_trunk_that_is_held_stays_as_it_is():

@@ -116,9 +116,9 @@ COUNTS = [40, 10, 1]
 def test_auto_knows_whom_an_anchor_meets(method, training, counts, batch):
     config = with_alpha("auto", **method)
     made = methods.make(replace(config, train=replace(config.train, **training)), COUNTS)
-    assert made.chosen() == {"alpha": theory.auto_alpha(counts, config.method.queue, batch)}
-    assert made.numbers()[1] == made.alpha
-    assert methods.make(with_alpha(0.3), COUNTS).chosen() == {}
+    assert made.resolved_settings() == {"alpha": theory.auto_alpha(counts, config.method.queue, batch)}
+    assert made.params.alpha == made.resolved_settings()["alpha"]
+    assert methods.make(with_alpha(0.3), COUNTS).resolved_settings() == {}
 
 
 def test_a_run_with_auto_is_the_run_with_its_number_and_says_so(tmp_path, capsys):

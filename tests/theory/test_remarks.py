@@ -11,6 +11,7 @@ from longtail import theory
 from longtail.data.long_tail import exponential_counts
 from longtail.data.samplers import epoch_order
 from longtail.losses import paco_terms, supcon_loss
+from longtail.methods.contrast import gather_contrast_set
 from longtail.models.momentum import EMPTY
 from tests.methods.test_methods import HERE, make
 
@@ -66,11 +67,12 @@ def mean_positives(name: str, draw, B: int, steps: int) -> np.ndarray:
         q_BD = torch.zeros(B, method.config.projection_dim)
         both = name == "gpaco"  # both views go through one network, and are anchors
         given = (torch.cat([q_BD, q_BD]), q_BD[:0], y_B.repeat(2)) if both else (q_BD, q_BD, y_B)
-        _, y_M, drop_BM = method.contrast(*given)
+        contrast = gather_contrast_set(*given, method.queue, method.config.contrast)
+        y_M, drop_BM = contrast.y_M, contrast.drop_mask()
         if not (y_M == EMPTY).any():
             for y, n in zip(given[2].tolist(), ((given[2][:, None] == y_M) & ~drop_BM).sum(1).tolist(), strict=True):
                 seen[y].append(n)
-        method.fresh.append((q_BD, y_B))
+        method.queue.waiting.append((q_BD, y_B))
         method.after_backward(HERE)
     return np.array([(np.mean(s), np.std(s) / math.sqrt(len(s) / 16)) for s in seen])  # neighbors share a queue
 

@@ -19,10 +19,12 @@ HELPS = {
     "longtail.config": "commands",
     "longtail.config.section": "",  # which checks for others
     "longtail.data": "data",
+    "longtail.distributed": "many",
     "longtail.engine": "start",
     "longtail.engine.advice": "data",
     "longtail.engine.distributed": "many",
-    "longtail.engine.listeners": "figures",
+    "longtail.engine.loggers": "figures",
+    "longtail.engine.optim": "methods",
     "longtail.inference": "use",
     "longtail.methods": "methods",
     "longtail.models": "methods",

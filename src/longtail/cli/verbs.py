@@ -34,14 +34,14 @@ from longtail.progress import columns, wrapped
 def run_train(args: list[str]) -> None:
     name, given, config = train_arguments(args)
 
-    from longtail.engine.distributed import is_first
+    from longtail.distributed import is_main_process
     from longtail.engine.train import train
     from longtail.reporting.table import table
 
     chosen = (given.setting, given.network, given.augment)
     out = given.out or default_out(name, given.method_name or config.method.name, config, *chosen)
     folders = train(config, out, given.resume)
-    if is_first():
+    if is_main_process():
         show_tables(table(folders))
         print(f"written to {out}")
         run = shlex.quote(str(out))

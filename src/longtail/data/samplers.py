@@ -2,12 +2,15 @@
 devices agree. N images, C classes."""
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from longtail.config import Sampler
+from longtail.distributed import rank, world_size
+
+if TYPE_CHECKING:
+    from longtail.config import Sampler
 
 
 def derive_seed(purpose: str, *parts: int) -> int:
@@ -16,7 +19,7 @@ def derive_seed(purpose: str, *parts: int) -> int:
     return int.from_bytes(digest[:8]) >> 1
 
 
-def class_shares(sampler: Sampler, counts_C: Tensor, done: float = 0.0) -> Tensor:
+def class_shares(sampler: "Sampler", counts_C: Tensor, done: float = 0.0) -> Tensor:
     """The share of the draws that each class gets; `done` is how far training has come, from 0 to 1."""
     n_C = counts_C.double()
     there_C = (n_C > 0).double()
@@ -42,12 +45,11 @@ def draw(shares_C: Tensor, y_N: Tensor, rng: torch.Generator) -> Tensor:
 
 def place() -> tuple[int, int]:
     """Which of how many processes this one is."""
-    together = dist.is_available() and dist.is_initialized()
-    return (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+    return rank(), world_size()
 
 
 def epoch_order(
-    sampler: Sampler,
+    sampler: "Sampler",
     y_N: Tensor,
     seed: int,
     epoch: int,

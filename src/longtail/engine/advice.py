@@ -8,25 +8,25 @@ import torch
 from longtail import run_folder
 from longtail.config import TrainConfig
 from longtail.data.lazy_images import Split, StreamedImages
-from longtail.data.samplers import place
+from longtail.distributed import rank
 from longtail.engine.meter import NonFinite
-from longtail.engine.run import Run
+from longtail.engine.trainer import Trainer
 from longtail.errors import RankError, RunError, UnreadableImageError
 
 
-def advise_finite(run: Run, error: NonFinite) -> str:
+def advise_finite(trainer: Trainer, error: NonFinite) -> str:
     """Of a loss that became infinite or NaN."""
-    saved = (run.folder / run_folder.CHECKPOINT).exists()
+    saved = (trainer.folder / run_folder.CHECKPOINT).exists()
     checkpoint = "the last checkpoint is from before it" if saved else "no checkpoint was reached"
-    advice = f"lower {run.stage.rate} (now {run.stage.optim.lr:g})"
-    if run.stage.optim.warmup_epochs or run.stage_index == 0:
+    advice = f"lower {trainer.stage.rate} (now {trainer.stage.optim.lr:g})"
+    if trainer.stage.optim.warmup_epochs or trainer.stage_index == 0:
         advice += ", lengthen --optim.warmup_epochs"
     if any("logit" in term for term in error.terms):
         advice += ", or raise the temperature (--method.tau, --method.center_tau)"
     what = f"step {error.step}: {' and '.join(error.terms)} became infinite or NaN ({checkpoint})"
-    others = [str(seed) for seed in run.config.train.seeds if seed != run.seed]
+    others = [str(seed) for seed in trainer.config.train.seeds if seed != trainer.seed]
     rest = f"; the other seeds go on with --train.seeds {' '.join(others)} --resume" if others else ""
-    return f"{run.folder}: {what}: {advice}, in another --out{rest}"
+    return f"{trainer.folder}: {what}: {advice}, in another --out{rest}"
 
 
 def advise_input(error: UnreadableImageError | ValueError, folders: Iterable[Path]) -> RunError | None:
@@ -58,20 +58,20 @@ def out_of_memory(error: Exception) -> bool:
     return isinstance(before, Exception) and out_of_memory(before)
 
 
-def advise_batch(run: Run, advance: Callable[[Run], None]) -> str:
+def advise_batch(trainer: Trainer, train_step: Callable[[Trainer], None]) -> str:
     """Halve the batch until a whole step fits, and name that size. The run is over: its state does not matter any more."""
-    given, accumulate = run.loader.batch_size, run.accumulate
-    run.accumulate, size = 1, given // 2
+    given, accumulate = trainer.loader.batch_size, trainer.accumulate
+    trainer.accumulate, size = 1, given // 2
     while size > 1:  # batch norm needs two
-        if _fits(run, advance, size):
+        if _fits(trainer, train_step, size):
             keep = f"--train.batch_size {size} --train.accumulate {-(-given * accumulate // size)}"
             return f"out of memory at batch size {given}: {size} fits; try {keep}"
         size //= 2
     if isinstance(
-        run.data.train.images, StreamedImages
+        trainer.data.train.images, StreamedImages
     ):  # whose canvases are as many as before, however small the step
-        return advise_smaller(run.config.train, run.data.train, run.device)
-    return f"out of memory on {run.device} even at a batch of two: try a smaller --model.name or --data.image_size"
+        return advise_smaller(trainer.config.train, trainer.data.train, trainer.device)
+    return f"out of memory on {trainer.device} even at a batch of two: try a smaller --model.name or --data.image_size"
 
 
 def advise_smaller(train: TrainConfig, source: Split, device: torch.device) -> str:
@@ -89,17 +89,17 @@ def advise_smaller(train: TrainConfig, source: Split, device: torch.device) -> s
 def advise_several(train: TrainConfig) -> str:
     """As `advise_batch`, of one process among several, which cannot try a step without the others."""
     half = f"--train.batch_size {max(train.batch_size // 2, 1)} --train.accumulate {2 * train.accumulate}"
-    return f"process {place()[0]}: out of memory at batch size {train.batch_size}: try {half}"
+    return f"process {rank()}: out of memory at batch size {train.batch_size}: try {half}"
 
 
-def _fits(run: Run, advance: Callable[[Run], None], size: int) -> bool:
-    run.optimizer.zero_grad()
-    if run.device.type == "cuda":
+def _fits(trainer: Trainer, train_step: Callable[[Trainer], None], size: int) -> bool:
+    trainer.optimizer.zero_grad()
+    if trainer.device.type == "cuda":
         torch.cuda.empty_cache()
-    run.batches.rows_B = run.batches.rows_B[:size]
+    trainer.batches.rows_B = trainer.batches.rows_B[:size]
     try:
-        run.prepare(0)
-        advance(run)
+        trainer.prepare(0)
+        train_step(trainer)
     except RuntimeError as error:
         if not out_of_memory(error):
             raise

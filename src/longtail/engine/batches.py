@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from longtail.data.loader import Loader, StreamLoader
-from longtail.data.samplers import derive_seed, place
+from longtail.data.samplers import derive_seed
+from longtail.distributed import rank
 from longtail.engine.capture import VIEWS, Captured, stream
 from longtail.methods import Batch, Mixed, Stage
 from longtail.views import Views
@@ -95,8 +96,8 @@ class Batches:
             with self._beside_the_step():
                 for loader in self._loaders():
                     loader.seek(epoch, (index - index % self.ahead) * self.accumulate)
-                rank = place()[0]  # each process draws its own
-                draws = derive_seed("views", self.loader.seed, self.stage, first, *([rank] if rank else []))
+                ranks = [rank()] if rank() else []  # each process has its own draws
+                draws = derive_seed("views", self.loader.seed, self.stage, first, *ranks)
                 self.rng.manual_seed(draws)
                 self.make()
             self.first = first

@@ -1,30 +1,62 @@
-"""Work recorded once as a CUDA graph and replayed: hundreds of small kernels for the price of one launch."""
+"""Steps that are compiled or captured as a CUDA graph, which replays hundreds of small kernels by one launch."""
 
 import contextlib
 import functools
+import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from longtail.engine.device import compile_kernels
 from longtail.engine.meter import NEVER
 
 if TYPE_CHECKING:
-    from longtail.engine.run import Run
+    from longtail.engine.trainer import Trainer
 
-WARM_UP = 3  # calls that choose kernels and allocate what lives on
-REHEARSAL, VIEWS, STEPS = 0, -1, -2  # streams; those from 1 on are branches of a captured step
+WARM_UP = 3  # calls that choose kernels and allocate permanent memory
+WARM_UP_STREAM, VIEWS, STEPS = 0, -1, -2  # numbers of streams; those from 1 on are branches of a captured step
+
+
+def make_step(trainers: "Sequence[Trainer]", train_step: "Callable[[Trainer], None]") -> Callable[[], None]:
+    """Return a function that makes one step of each trainer: eager, compiled, or captured.
+
+    Args:
+        trainers: The trainers, which are all at the same step.
+        train_step: The device's part of a step of one trainer.
+    """
+
+    def run_all() -> None:
+        for trainer in trainers:
+            train_step(trainer)
+
+    first = trainers[0]
+    if not (first.is_captured or first.is_compiled) or first.is_stage_done():
+        return run_all
+    start, step = time.perf_counter(), run_all
+    compile_kernels(first.method)
+    with warnings.catch_warnings():  # the compiler's advice on precision is not for users
+        warnings.filterwarnings("ignore", module=r"torch\._inductor")
+        if first.is_captured:
+            step = CapturedStep(trainers, train_step)
+            torch.cuda.synchronize()
+        else:
+            warm_up_and_restore(trainers, train_step)
+    for trainer in trainers:
+        trainer.setup_seconds += time.perf_counter() - start
+    return step
 
 
 class Captured:
-    """A function of nothing that draws from `rng`: all it reads and writes lives in tensors on the device."""
+    """A captured function without arguments, which draws from `rng` and reads and writes tensors on the device only."""
 
     def __init__(self, work: Callable[[], None], rng: torch.Generator) -> None:
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(rng)
         warm_up(work)
-        with recorded(self.graph):
+        with capture(self.graph):
             work()
 
     def __call__(self) -> None:
@@ -32,21 +64,21 @@ class Captured:
 
 
 class CapturedStep:
-    """A step of each run, without the host: what changes from one to the next (`run.prepare`) lives on the device.
+    """A captured step of each trainer. What changes between steps (`Trainer.prepare`) is in tensors on the device.
 
-    Runs are branches of one graph, which the device works on side by side.
+    The trainers are branches of one graph, which the device runs in parallel.
     """
 
-    def __init__(self, runs: "Sequence[Run]", advance: "Callable[[Run], None]") -> None:
-        rehearse(runs, advance)
+    def __init__(self, trainers: "Sequence[Trainer]", train_step: "Callable[[Trainer], None]") -> None:
+        warm_up_and_restore(trainers, train_step)
         self.graph = torch.cuda.CUDAGraph()
-        streams = [stream(1 + branch) for branch in range(len(runs))]
-        with recorded(self.graph):
+        streams = [stream(1 + branch) for branch in range(len(trainers))]
+        with capture(self.graph):
             main = torch.cuda.current_stream()
-            for run, branch in zip(runs, streams, strict=True):
+            for trainer, branch in zip(trainers, streams, strict=True):
                 branch.wait_stream(main)
                 with torch.cuda.stream(branch):
-                    advance(run)
+                    train_step(trainer)
             for branch in streams:
                 main.wait_stream(branch)
 
@@ -54,16 +86,16 @@ class CapturedStep:
         self.graph.replay()
 
 
-def recorded(graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
-    """What this thread starts; another may be bringing images meanwhile, for which it allocates memory."""
+def capture(graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
+    """Return a context that captures the work of this thread; another thread may allocate memory for images meanwhile."""
     return torch.cuda.graph(graph, capture_error_mode="thread_local")
 
 
 def stream(number: int) -> torch.cuda.Stream:
-    """The same for the same number, on the current device. torch has 32 streams of a priority and hands them out in turn: a new
-    one may be an old one, and branches of a graph that unknowingly share a stream also share memory.
+    """Return the stream of a number on the current device.
 
-    A step goes before the views of the next, which find room where its kernels leave some.
+    torch has 32 streams of a priority and assigns them in turn, so that a new one may be one that is in use; branches of a
+    graph that share a stream also share memory. A step has priority over the views of the next step.
     """
     return _stream(number, torch.cuda.current_device())
 
@@ -75,7 +107,7 @@ def _stream(number: int, device: int) -> torch.cuda.Stream:
 
 @contextlib.contextmanager
 def own_stream(device: torch.device) -> Iterator[None]:
-    """Steps leave CUDA's default stream alone, with which the streams of libraries may wait in turn."""
+    """Use another stream than CUDA's default one, for which the streams of libraries may wait."""
     if device.type != "cuda":
         yield
         return
@@ -88,30 +120,35 @@ def own_stream(device: torch.device) -> Iterator[None]:
         usual.wait_stream(own)
 
 
-def rehearse(runs: "Sequence[Run]", advance: "Callable[[Run], None]") -> None:
-    """Steps that are taken back: they compile, choose kernels and allocate what lives on."""
-    cuda = runs[0].device.type == "cuda"
-    before = [{name: t.clone() for name, t in state(run).items()} for run in runs]
+def warm_up_and_restore(trainers: "Sequence[Trainer]", train_step: "Callable[[Trainer], None]") -> None:
+    """Make steps that compile, choose kernels and allocate permanent memory, and restore the state from before them.
+
+    Args:
+        trainers: The trainers.
+        train_step: The device's part of a step of one trainer.
+    """
+    cuda = trainers[0].device.type == "cuda"
+    before = [{name: t.clone() for name, t in state(trainer).items()} for trainer in trainers]
     drawn = torch.cuda.get_rng_state() if cuda else torch.get_rng_state()
 
     def once() -> None:
-        for run in runs:
-            run.prepare(run.step)
-            advance(run)
+        for trainer in trainers:
+            trainer.prepare(trainer.step)
+            train_step(trainer)
 
     if cuda:
         warm_up(once)
     else:
         once()
-    for run, tensors in zip(runs, before, strict=True):
-        undo(run, tensors)
-        run.prepare(run.step)
+    for trainer, tensors in zip(trainers, before, strict=True):
+        restore(trainer, tensors)
+        trainer.prepare(trainer.step)
     (torch.cuda.set_rng_state if cuda else torch.set_rng_state)(drawn)
 
 
 def warm_up(work: Callable[[], None]) -> None:
-    """On another stream than the usual one, as recording wants it."""
-    side = stream(REHEARSAL)
+    """Call a function on another stream, as capturing requires it."""
+    side = stream(WARM_UP_STREAM)
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(WARM_UP):
@@ -119,22 +156,22 @@ def warm_up(work: Callable[[], None]) -> None:
     torch.cuda.current_stream().wait_stream(side)
 
 
-def state(run: "Run") -> dict[str, Tensor]:
-    """Every tensor that a step changes and a later one reads."""
-    tensors = dict(run.method.state_dict())
-    for i, group in enumerate(run.optimizer.state.values()):
+def state(trainer: "Trainer") -> dict[str, Tensor]:
+    """Return all tensors that a step changes and a later one reads, by name."""
+    tensors = dict(trainer.method.state_dict())
+    for i, group in enumerate(trainer.optimizer.state.values()):
         tensors |= {f"optimizer {i} {name}": t for name, t in group.items() if isinstance(t, Tensor)}
     return tensors | {
-        "meter": run.meter.sums,
-        "first_bad": run.meter.first_bad,
-        "gradients": run.gradients.sums_C,
+        "meter": trainer.meter.sums,
+        "first_bad": trainer.meter.first_bad,
+        "gradients": trainer.gradients.sums_C,
     }
 
 
 @torch.no_grad()
-def undo(run: "Run", before: dict[str, Tensor]) -> None:
-    """In place, as the graph will know the tensors by their addresses; what was not there before starts from nothing."""
-    for name, tensor in state(run).items():
+def restore(trainer: "Trainer", before: dict[str, Tensor]) -> None:
+    """Restore the state in place, as a graph knows tensors by their addresses; tensors that are new become zero."""
+    for name, tensor in state(trainer).items():
         if name in before and before[name].shape == tensor.shape:
             tensor.copy_(before[name])
         elif name == "first_bad":

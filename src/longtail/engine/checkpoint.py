@@ -1,10 +1,14 @@
-"""All state of a run in one file, replaced atomically: a crash leaves the old checkpoint or the new one, never a part."""
+"""The format of checkpoints, and how they are saved, loaded and validated.
+
+A checkpoint is one file with the whole state of a trainer and a version. It is replaced atomically: a crash leaves the old
+checkpoint or the new one, never a part.
+"""
 
 import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast
 
 import safetensors
 import torch
@@ -19,13 +23,42 @@ SAFETENSORS_HEADER = 128 * 2**20
 """Bytes of a safetensors header, at most; its reader has a limit of 100 MB."""
 
 
-def save(path: Path, state: dict[str, Any]) -> None:
-    """Write the state next to the old file, flush it to the disk, and rename it."""
+class TrainerState(TypedDict):
+    """The content of checkpoint/state.pt beside its `version`, which `CHECKPOINT_VERSION` explains."""
+
+    stage: int
+    """The index of the stage."""
+    step: int
+    """The number of steps made in the stage."""
+    seconds: float
+    """The time of the finished epochs."""
+    epoch_seconds: float
+    """The time of the current epoch so far."""
+    precision: str
+    """"fp32" or "bf16"."""
+    method: dict[str, Tensor]
+    """The `state_dict` of the method."""
+    optimizer: dict[str, Any]
+    """The `state_dict` of the optimizer."""
+    meter: dict[str, Any]
+    """Sums of the terms for the log, in the current epoch."""
+    gradients: dict[str, Any]
+    """Sums of gradient norms in the current epoch (`--log.gradients`)."""
+    rng: Tensor
+    """The state of torch's generator on the CPU; of several processes those of all ranks."""
+    checksum: str
+    """The checksum of the images."""
+    cuda_rng: NotRequired[Tensor]
+    """The same as `rng` for the GPU."""
+
+
+def save(path: Path, state: TrainerState) -> None:
+    """Write a state next to the old file, flush it to the disk, and rename it."""
     try:
         folder = path.parent.parent
         path.parent.mkdir(parents=True, exist_ok=True)
         with files.replace_file(path, folder, sync=True) as fresh, open(fresh, "wb") as file:
-            torch.save({"version": CHECKPOINT_VERSION} | state, file)
+            torch.save({"version": CHECKPOINT_VERSION, **state}, file)
     except (OSError, RuntimeError, RunError) as error:  # torch reports a full disk as a RuntimeError
         before = "the previous checkpoint is whole" if path.is_file() else "there is none from before"
         raise RunError(
@@ -34,7 +67,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
         ) from error
 
 
-def load(path: Path, device: torch.device, expected: dict[str, Tensor] | None = None) -> dict[str, Any]:
+def load(path: Path, device: torch.device, expected: dict[str, Tensor] | None = None) -> TrainerState:
     """Return the stored state, which holds tensors and plain values only; no code is executed.
 
     Args:
@@ -58,7 +91,7 @@ def load(path: Path, device: torch.device, expected: dict[str, Tensor] | None = 
         if not isinstance(state, dict):
             raise ValueError(f"it holds a {type(state).__name__}, not a table of values")
         migrate_checkpoint(state)
-        return state
+        return cast(TrainerState, state)
     except Exception as error:  # a damaged file fails in many ways
         reason = f"cannot read the checkpoint {path} ({describe(error)})"
         raise UserError(

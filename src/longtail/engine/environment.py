@@ -17,34 +17,34 @@ from longtail.engine.device import precision
 from longtail.metrics import shot_groups
 
 if TYPE_CHECKING:
-    from longtail.engine.run import Run
+    from longtail.engine.trainer import Trainer
 
 
-def describe_environment(run: "Run") -> dict[str, Any]:
-    cuda = run.device.type == "cuda"
+def describe_environment(trainer: "Trainer") -> dict[str, Any]:
+    cuda = trainer.device.type == "cuda"
     return {
-        "seed": run.seed,
+        "seed": trainer.seed,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": commit(),
         "versions": {"longtail": __version__, "python": platform.python_version()}
         | {name: metadata.version(name) for name in ("torch", "torchvision", "timm", "numpy")},
         "device": torch.cuda.get_device_name() if cuda else f"CPU, threads: {torch.get_num_threads()}",
         "threads": torch.get_num_threads(),
-        "precision": precision(run.config.train, run.device),
-        "step": run.how,
-        "epochs": sum(stage.epochs for stage in run.method.stages),
+        "precision": precision(trainer.config.train, trainer.device),
+        "step": trainer.step_mode,
+        "epochs": sum(stage.epochs for stage in trainer.method.stages),
         "data": {
-            "checksum": run.data.checksum,
-            "images": len(run.data.train.labels),
-            "classes": len(run.data.train.class_names),
-            "counts": run.data.train.counts.tolist(),
-            "shot_groups": {name: int(mask.sum()) for name, mask in shot_groups(run.data.counts).items()},
-            "resolution": resolution(run.data.train),
-            "notes": list(run.data.notes),
+            "checksum": trainer.data.checksum,
+            "images": len(trainer.data.train.labels),
+            "classes": len(trainer.data.train.class_names),
+            "counts": trainer.data.train.counts.tolist(),
+            "shot_groups": {name: int(mask.sum()) for name, mask in shot_groups(trainer.data.counts).items()},
+            "resolution": resolution(trainer.data.train),
+            "notes": list(trainer.data.notes),
         },
-        "model": run.config.model.name,
-        "parameters": parameters(run),
-        "chosen": run.method.chosen(),
+        "model": trainer.config.model.name,
+        "parameters": parameters(trainer),
+        "chosen": trainer.method.resolved_settings(),
     }
 
 
@@ -64,16 +64,16 @@ def resolution(source: Split) -> int:
     return source.images.side if isinstance(source.images, StreamedImages) else 0
 
 
-def parameters(run: "Run") -> int:
+def parameters(trainer: "Trainer") -> int:
     """Of the network that deploys: trunk and classifier."""
-    return sum(p.numel() for p in run.method.net.parameters())
+    return sum(p.numel() for p in trainer.method.net.parameters())
 
 
-def describe_model(run: "Run") -> str:
+def describe_model(trainer: "Trainer") -> str:
     """What trains where, in a line."""
-    chosen = "".join(f", {name} {value:g}" for name, value in run.method.chosen().items())
-    what = f"{run.config.method.label}{chosen}, {run.config.model.name} with {parameters(run):,} parameters"
-    return f"{what}, {precision(run.config.train, run.device)} on {run.device.type}"
+    chosen = "".join(f", {name} {value:g}" for name, value in trainer.method.resolved_settings().items())
+    what = f"{trainer.config.method.label}{chosen}, {trainer.config.model.name} with {parameters(trainer):,} parameters"
+    return f"{what}, {precision(trainer.config.train, trainer.device)} on {trainer.device.type}"
 
 
 def commit() -> str | None:

@@ -1,4 +1,4 @@
-"""What a trained network is worth: predictions on the test set, metrics, k-NN on features, latency; and the files of them."""
+"""Evaluation of a trained network: predictions on the test set, metrics, k-NN on features, latency, and their files."""
 
 import contextlib
 import os
@@ -18,34 +18,161 @@ from torch import Tensor
 
 from longtail import files, methods, run_folder
 from longtail.config import Config
-from longtail.data import samplers
 from longtail.data.lazy_images import class_counts
 from longtail.data.loader import frames_of
 from longtail.data.sources import DataSet, Split, load
+from longtail.distributed import all_gather, rank, run_on_main, world_size
 from longtail.engine import checkpoint
 from longtail.engine.calibrate import Calibration, calibrate
 from longtail.engine.device import choose_device, to_device
-from longtail.engine.distributed import by_first
 from longtail.engine.examples import write_examples
 from longtail.engine.predictions import LOGITS_AT_ONCE, Predictions, logits_of, predict
 from longtail.errors import RunError, UserError, disk_full_as_user_error, error_text
 from longtail.metrics import evaluate_guesses
-from longtail.models.collective import gather
 from longtail.views import Views
 
-KNN = 20  # neighbors
-KNN_IMAGES = 100_000  # training images that are neighbors, at most; of more, as many at equal distances
-KNN_TAU = 0.07  # a neighbor votes with exp(cosine similarity / KNN_TAU)
+KNN = 20
+"""The number of neighbors."""
+KNN_IMAGES = 100_000
+"""The largest number of training images among which neighbors are searched; of more, evenly spaced ones are taken."""
+KNN_TAU = 0.07
+"""A neighbor votes with the weight exp(cosine similarity / KNN_TAU)."""
 FEATURES_KEPT = 10_000
 LATENCY_BATCH = 64
-LATENCY_BLOCK = 20  # passes: what else the machine does now and then is no part of the network
-LATENCY_SECONDS = 0.5  # after so long fewer passes must do
-COST = ("seconds", "setup_seconds", "together", "peak_memory")  # of training
+LATENCY_BLOCK = 20
+"""Passes of which the median is taken, so that other work of the machine does not count."""
+LATENCY_SECONDS = 0.5
+"""The time after which fewer passes are enough."""
+COST = ("seconds", "setup_seconds", "together", "peak_memory")
+"""The metrics that describe the cost of training."""
+
+
+class EvaluationFeatures(NamedTuple):
+    """The features that a network is evaluated by: of the training images that can be neighbors, and of the test images."""
+
+    train_ND: Tensor
+    y_N: Tensor
+    test_MD: Tensor
+
+
+class Evaluator:
+    """Evaluates a method on a data set, with the views and batch size of its run."""
+
+    def __init__(self, method: methods.Method, data: DataSet, views: Views, device: torch.device, batch: int) -> None:
+        """Create an evaluator.
+
+        Args:
+            method: The method.
+            data: The images.
+            views: Makes views without augmentation.
+            device: The device of the method.
+            batch: The number of images that are processed at a time.
+        """
+        self.method, self.data, self.views, self.device, self.batch = method, data, views, device, batch
+
+    def features(self, source: Split, indices: np.ndarray | None = None) -> Tensor:
+        """Return the features of images without augmentation. Several processes compute a part each, and all get the result.
+
+        Args:
+            source: The split of the images.
+            indices: The numbers of the images; None for all.
+        """
+        every = np.arange(len(source.labels)) if indices is None else indices
+        mine = every[rank_slice(len(every), rank(), world_size())]
+        with in_test_mode(self.method):
+            frames = frames_of(source, mine, self.batch, self.device)
+            parts = [self.method.features(self.views.plain(*images)) for images in frames]
+        return all_gather(torch.cat(parts))[: len(every)]
+
+    def balanced_accuracy(self, source: Split) -> float:
+        """Return the mean accuracy of the classes in percent: validation splits are as long-tailed as the training images."""
+        x_NF, classes = self.features(source), len(source.class_names)
+        with in_test_mode(self.method):
+            guess_N = torch.cat([logits.argmax(1) for logits in logits_of(self.method.classify, x_NF, classes)])
+        hits_C = class_counts(source.labels[guess_N.cpu().numpy() == source.labels], source.class_names)
+        return float(np.mean((100 * (hits_C / np.maximum(source.counts, 1)))[source.counts > 0]))
+
+    def evaluation_features(self) -> EvaluationFeatures:
+        """Return the features of all test images, and of the training images that can be neighbors."""
+        train = self.data.train
+        known = evenly_spaced(len(train.labels), KNN_IMAGES)
+        train_ND = self.features(train, known)
+        y_N = torch.from_numpy(train.labels[known]).to(self.device)
+        return EvaluationFeatures(train_ND, y_N, self.features(self.data.test))
+
+    def measure(self, found: EvaluationFeatures) -> tuple[dict[str, Any], Predictions]:
+        """Return the metrics, and the predictions on the test set that they are computed from."""
+        method, data = self.method, self.data
+        with in_test_mode(method):
+            predictions = predict(method.classify, found.test_MD, len(data.counts))
+            extra = method.extra_metrics(found.test_MD)
+        truth = data.test.labels, data.counts, data.train.class_names
+        metrics = evaluate_guesses(predictions.guess_N, predictions.confidence_N, *truth)
+        y_M = torch.from_numpy(data.test.labels).to(self.device)
+        metrics["knn_top1"] = knn_top1(found.train_ND, found.y_N, found.test_MD, y_M)
+        metrics["latency_b64"] = latency(method, data.test, self.views, self.device)
+        return metrics | extra, predictions
+
+    def finish(self, folder: Path, cost: dict[str, Any]) -> dict[str, Any]:
+        """Evaluate the network of the last epoch and write the files of a finished run; return the metrics.
+
+        Several processes compute the features, and the main process does the rest. metrics.json is written last and marks the
+        run as finished.
+
+        Args:
+            folder: The run folder.
+            cost: The cost of training: `seconds`, `setup_seconds` (compiling and capturing), `together` (the number of seeds
+            that
+                shared the device and these seconds), and `peak_memory` (in bytes, of all of them).
+        """
+        found, val_NF = self.evaluation_features(), self.validation_features()
+        return run_on_main(self._write_finished, folder, cost, found, val_NF)
+
+    def _write_finished(
+        self, folder: Path, cost: dict[str, Any], found: EvaluationFeatures, val_NF: Tensor | None
+    ) -> dict[str, Any]:
+        weights = {name: tensor.contiguous() for name, tensor in self.method.net.state_dict().items()}
+        files.write_bytes(folder / run_folder.MODEL, safetensors.torch.save(weights))
+        return self._write_results(folder, cost, found, val_NF)
+
+    def _write_results(
+        self, folder: Path, cost: dict[str, Any], found: EvaluationFeatures, val_NF: Tensor | None
+    ) -> dict[str, Any]:
+        metrics, predictions = self.measure(found)
+        metrics |= cost
+        self.write_calibration(folder, val_NF)
+        write_results(folder, self.data, metrics, predictions, found.test_MD.cpu().numpy())
+        return metrics
+
+    def repeat(self, folder: Path, cost: dict[str, Any]) -> dict[str, Any]:
+        """Evaluate a stored network again and replace its result files; return the metrics.
+
+        Args:
+            folder: The run folder.
+            cost: The cost of training, as `finish` stored it.
+        """
+        return self._write_results(folder, cost, self.evaluation_features(), self.validation_features())
+
+    def validation_features(self) -> Tensor | None:
+        """Return the features of the validation images; None if there are none."""
+        return self.features(self.data.val) if self.data.val else None
+
+    def write_calibration(self, folder: Path, x_NF: Tensor | None) -> None:
+        """Fit and write the temperature by the features of the validation images, if there are any; never by the test set."""
+        val = self.data.val
+        if val is None or x_NF is None:
+            return
+        y_N = torch.from_numpy(val.labels).to(x_NF.device)
+        with in_test_mode(self.method):
+            found: Calibration = calibrate(
+                lambda: logits_of(self.method.classify, x_NF, len(val.class_names)), y_N, self.method.prior()
+            )
+        files.write_json(folder / run_folder.CALIBRATION, found._asdict())
 
 
 @contextlib.contextmanager
 def in_test_mode(method: methods.Method) -> Iterator[None]:
-    """Batch norm by its averages, and heads as they deploy; without gradients. Compiling for it takes longer than it saves."""
+    """Use batch norm's averages and the deployed heads, without gradients and without compiling, which would take longer."""
     was_training = method.training
     method.eval()
     try:
@@ -55,40 +182,23 @@ def in_test_mode(method: methods.Method) -> Iterator[None]:
         method.train(was_training)
 
 
-def features_of(
-    method: methods.Method,
-    source: Split,
-    views: Views,
-    device: torch.device,
-    batch: int,
-    chosen: np.ndarray | None = None,
-) -> Tensor:
-    """Trunk features of every image, or of the chosen ones, without augmentation. Several processes have a stretch each."""
-    every = np.arange(len(source.labels)) if chosen is None else chosen
-    mine = every[stretch(len(every), *samplers.place())]
-    with in_test_mode(method):
-        parts = [method.features(views.plain(*frames)) for frames in frames_of(source, mine, batch, device)]
-    return gather(torch.cat(parts))[: len(every)]
-
-
-def stretch(n: int, rank: int, world: int) -> np.ndarray:
-    """The rows of process `rank`; all have equally many, so that behind the last row it stands again."""
+def rank_slice(n: int, rank: int, world: int) -> np.ndarray:
+    """Return the rows of a rank. All ranks have equally many, so that the last row may be repeated."""
     each = -(-n // world)
     return (rank * each + np.arange(each)).clip(max=n - 1)
 
 
-def balanced_accuracy(method: methods.Method, source: Split, views: Views, device: torch.device, batch: int) -> float:
-    """Mean over classes of the share of images recognized, in percent: validation splits are as long-tailed as the rest."""
-    x_NF, classes = features_of(method, source, views, device, batch), len(source.class_names)
-    with in_test_mode(method):
-        guess_N = torch.cat([logits.argmax(1) for logits in logits_of(method.classify, x_NF, classes)])
-    hits_C = class_counts(source.labels[guess_N.cpu().numpy() == source.labels], source.class_names)
-    return float(np.mean((100 * (hits_C / np.maximum(source.counts, 1)))[source.counts > 0]))
-
-
 @torch.no_grad()
 def knn_top1(train_ND: Tensor, y_N: Tensor, test_MD: Tensor, y_M: Tensor, k: int = KNN) -> float:
-    """Accuracy in percent of weighted nearest neighbors in cosine similarity, the training images as the memory."""
+    """Return the accuracy in percent of weighted nearest neighbors by cosine similarity.
+
+    Args:
+        train_ND: The features of the training images, among which neighbors are searched.
+        y_N: Their labels.
+        test_MD: The features of the test images.
+        y_M: Their labels.
+        k: The number of neighbors.
+    """
     train_ND, test_MD = F.normalize(train_ND.float()), F.normalize(test_MD.float())
     k, right = min(k, len(y_N)), 0
     votes_C = torch.zeros(int(y_N.max()) + 1, device=y_N.device)
@@ -101,10 +211,16 @@ def knn_top1(train_ND: Tensor, y_N: Tensor, test_MD: Tensor, y_M: Tensor, k: int
 
 
 def latency(method: methods.Method, source: Split, views: Views, device: torch.device, repeats: int = 100) -> float:
-    """Milliseconds of the deployable network on 64 images already on the device: the median of the quietest passes in a row.
+    """Return the milliseconds that the deployed network takes for 64 images on the device: the fastest median of a block.
 
-    They are real ones, spread over the set: how long a router takes depends on what it sees. Nothing is compiled, however the
-    method was trained.
+    The images are real ones from the whole set, because the time of a router depends on them. Nothing is compiled.
+
+    Args:
+        method: The method.
+        source: The images.
+        views: Makes views without augmentation.
+        device: The device of the method.
+        repeats: The largest number of passes.
     """
     some = np.linspace(0, len(source.labels) - 1, LATENCY_BATCH).round().astype(int)  # fewer images come more than once
     x = views.plain(*next(frames_of(source, some, LATENCY_BATCH, device)))
@@ -124,103 +240,46 @@ def latency(method: methods.Method, source: Split, views: Views, device: torch.d
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: of the GPU where there is one, of the process elsewhere."""
+    """Return the peak memory in bytes: of the GPU if there is one, and otherwise of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-class Seen(NamedTuple):
-    """Features of the images that a network is measured by."""
-
-    train_ND: Tensor
-    y_N: Tensor
-    test_MD: Tensor
-
-
-def look(method: methods.Method, data: DataSet, views: Views, device: torch.device, batch: int) -> Seen:
-    """At all test images, and at the training images that will be neighbors."""
-    known = spread(len(data.train.labels), KNN_IMAGES)
-    train_ND = features_of(method, data.train, views, device, batch, known)
-    y_N = torch.from_numpy(data.train.labels[known]).to(device)
-    return Seen(train_ND, y_N, features_of(method, data.test, views, device, batch))
-
-
-def measure(
-    method: methods.Method, data: DataSet, views: Views, device: torch.device, seen: Seen
-) -> tuple[dict[str, Any], Predictions]:
-    """The metrics, and the predictions on the test set they come from."""
-    with in_test_mode(method):
-        said, figures = predict(method.classify, seen.test_MD, len(data.counts)), method.figures(seen.test_MD)
-    truth = data.test.labels, data.counts, data.train.class_names
-    metrics = evaluate_guesses(said.guess_N, said.confidence_N, *truth)
-    y_M = torch.from_numpy(data.test.labels).to(device)
-    metrics["knn_top1"] = knn_top1(seen.train_ND, seen.y_N, seen.test_MD, y_M)
-    metrics["latency_b64"] = latency(method, data.test, views, device)
-    metrics |= figures
-    return metrics, said
-
-
-def finish(
-    method: methods.Method,
-    data: DataSet,
-    views: Views,
-    device: torch.device,
-    batch: int,
-    folder: Path,
-    cost: dict[str, Any],
-) -> dict[str, Any]:
-    """Measure the last epoch's network and write the files of a finished run; metrics.json comes last and says so.
-
-    `cost` is what training took: seconds, setup_seconds (compiling and capturing), together (the runs that shared the device
-    and these seconds), peak_memory (bytes, of all of them). Several processes compute the features; the first does the rest.
-    """
-    seen = look(method, data, views, device, batch)
-    val_NF = features_of(method, data.val, views, device, batch) if data.val else None
-
-    def written() -> dict[str, Any]:
-        weights = {name: tensor.contiguous() for name, tensor in method.net.state_dict().items()}
-        files.write_bytes(folder / run_folder.MODEL, safetensors.torch.save(weights))
-        metrics, said = measure(method, data, views, device, seen)
-        metrics |= cost
-        write_calibration(folder, method, data.val, val_NF)
-        write_results(folder, data, metrics, said, seen.test_MD.cpu().numpy())
-        return metrics
-
-    return by_first(written)
-
-
-def write_calibration(folder: Path, method: methods.Method, val: Split | None, x_NF: Tensor | None) -> None:
-    """By the features of the validation images, where there are some; never by the test set."""
-    if val is None or x_NF is None:
-        return
-    y_N = torch.from_numpy(val.labels).to(x_NF.device)
-    with in_test_mode(method):
-        found: Calibration = calibrate(
-            lambda: logits_of(method.classify, x_NF, len(val.class_names)), y_N, method.prior()
-        )
-    files.write_json(folder / run_folder.CALIBRATION, found._asdict())
-
-
 def write_results(
-    folder: Path, data: DataSet, metrics: dict[str, Any], said: Predictions, features: np.ndarray
+    folder: Path, data: DataSet, metrics: dict[str, Any], predictions: Predictions, features: np.ndarray
 ) -> None:
+    """Write the result files of a run, metrics.json last.
+
+    Args:
+        folder: The run folder.
+        data: The images.
+        metrics: The content of metrics.json.
+        predictions: The predictions on the test set.
+        features: The features of the test set.
+    """
     labels, ids = data.test.labels, np.asarray(data.test.ids)
-    files.write_arrays(folder / "predictions.npz", said.kept | {"labels": labels, "ids": ids})
-    kept = spread(len(labels), FEATURES_KEPT)
+    files.write_arrays(folder / "predictions.npz", predictions.kept | {"labels": labels, "ids": ids})
+    kept = evenly_spaced(len(labels), FEATURES_KEPT)
     some = features[kept].astype(np.float16)
     files.write_arrays(folder / "features.npz", {"features": some, "labels": labels[kept], "ids": ids[kept]})
-    write_examples(folder / "examples", data, said.guess_N)
+    write_examples(folder / "examples", data, predictions.guess_N)
     files.write_json(folder / run_folder.METRICS, metrics)
 
 
-def spread(n: int, most: int) -> np.ndarray:
-    """Of n items all, or so many of them at equal distances."""
+def evenly_spaced(n: int, most: int) -> np.ndarray:
+    """Return the numbers of n items, or of at most so many that are evenly spaced."""
     return np.linspace(0, n - 1, min(n, most)).round().astype(int)
 
 
 def evaluate(run: Path | str, data_root: Path | None = None, device: str = "auto") -> dict[Path, dict[str, Any]]:
-    """Measure the stored network of each finished run at or below `run` again; the twin of `longtail eval`."""
+    """Evaluate the stored network of each finished run again, as `longtail eval` does; return the metrics by run folder.
+
+    Args:
+        run: A run folder, or a folder above run folders.
+        data_root: Where the images are; None for the place that the configuration names.
+        device: "auto", "cuda" or "cpu".
+    """
     results = {}
     for record in run_folder.finished([run]):
         if not os.access(record.folder, os.W_OK):
@@ -241,6 +300,7 @@ def evaluate(run: Path | str, data_root: Path | None = None, device: str = "auto
 
 
 def evaluate_one(record: run_folder.FinishedRun, data_root: Path | None, device_name: str) -> dict[str, Any]:
+    """Evaluate the stored network of one run again; `evaluate` describes the arguments."""
     config, device = record.config, choose_device(device_name, "--device")
     fetch = config.data.download and data_root is not None  # never into a folder that a stored configuration names
     data = load(replace(config.data, root=data_root or config.data.root, download=fetch))
@@ -252,18 +312,19 @@ def evaluate_one(record: run_folder.FinishedRun, data_root: Path | None, device_
         )
     method = stored_network(record.folder / run_folder.MODEL, config, data.train.counts, device)
     views = Views(config.views, config.data.image_size)
-    seen = look(method, data, views, device, config.train.batch_size)
-    metrics, said = measure(method, data, views, device, seen)
-    metrics |= {k: record.metrics[k] for k in COST if k in record.metrics}
-    if data.val:
-        val_NF = features_of(method, data.val, views, device, config.train.batch_size)
-        write_calibration(record.folder, method, data.val, val_NF)
-    write_results(record.folder, data, metrics, said, seen.test_MD.cpu().numpy())
-    return metrics
+    cost = {key: record.metrics[key] for key in COST if key in record.metrics}
+    return Evaluator(method, data, views, device, config.train.batch_size).repeat(record.folder, cost)
 
 
 def stored_network(path: Path, config: Config, counts: Any, device: torch.device) -> methods.Method:
-    """The method of a configuration, for training data with these class counts, with the weights of a safetensors file."""
+    """Return the method of a configuration with stored weights.
+
+    Args:
+        path: The safetensors file of the weights.
+        config: The configuration.
+        counts: The number of training images of each class.
+        device: The device.
+    """
     try:
         method = to_device(methods.make(config, counts, stored=True), config, device)
     except (RuntimeError, MemoryError, ValueError, TypeError, AssertionError, ArithmeticError) as error:
@@ -271,6 +332,6 @@ def stored_network(path: Path, config: Config, counts: Any, device: torch.device
         raise UserError(
             f"the network of {path} cannot be made ({reason}): check its configuration", kind="conflict"
         ) from error
-    method.enter(method.stages[-1])
+    method.set_stage(method.stages[-1])
     method.net.load_state_dict(checkpoint.load_weights(path, method.net.state_dict(), device))
     return method

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
@@ -18,8 +18,10 @@ from longtail.data.decode import BadImage, cannot_read, unreadable
 from longtail.data.lazy_images import StreamedImages
 from longtail.data.sources import DataSet
 from longtail.engine.environment import describe_environment
-from longtail.engine.run import Run
 from longtail.errors import UserError, disk_full_as_user_error
+
+if TYPE_CHECKING:
+    from longtail.engine.trainer import Trainer
 
 
 def holds_a_run(folder: Path) -> bool:
@@ -146,25 +148,25 @@ def from_anywhere(config: Config) -> Config:
     return config if root is None else replace(config, data=replace(config.data, root=Path(os.path.abspath(root))))
 
 
-def start_folder(run: Run) -> None:
+def start_folder(trainer: "Trainer") -> None:
     """The files that say what the run is; a resume is added to what the first start wrote."""
-    path, now = run.folder / run_folder.ENVIRONMENT, describe_environment(run)
+    path, now = trainer.folder / run_folder.ENVIRONMENT, describe_environment(trainer)
     try:
-        run.folder.mkdir(parents=True, exist_ok=True)
-        if os.path.lexists(path) and holds_a_run(run.folder):
-            first = run_folder.read_begun(run.folder).environment
+        trainer.folder.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(path) and holds_a_run(trainer.folder):
+            first = run_folder.read_begun(trainer.folder).environment
             again = {k: now[k] for k in ("started", "commit", "versions", "device", "threads", "precision", "step")}
             now = first | {"resumed": [*(first.get("resumed") or []), again]}
         else:
-            files.write_json(run.folder / run_folder.CONFIG, to_dict(from_anywhere(run.config)))
-        lines = [json.dumps(image._asdict()) + "\n" for image in run.data.skipped]
+            files.write_json(trainer.folder / run_folder.CONFIG, to_dict(from_anywhere(trainer.config)))
+        lines = [json.dumps(image._asdict()) + "\n" for image in trainer.data.skipped]
         if lines:
-            files.write_text(run.folder / run_folder.SKIPPED, "".join(lines))
+            files.write_text(trainer.folder / run_folder.SKIPPED, "".join(lines))
         else:  # of an attempt that was stopped before its first epoch
-            (run.folder / run_folder.SKIPPED).unlink(missing_ok=True)
+            (trainer.folder / run_folder.SKIPPED).unlink(missing_ok=True)
         files.write_json(path, now)
     except OSError as error:
         raise UserError(
-            f"cannot write to {run.folder} ({error.strerror}): choose another --out",
+            f"cannot write to {trainer.folder} ({error.strerror}): choose another --out",
             kind="unsafe-file" if isinstance(error, files.RefusedFile) else "not-writable",
         ) from error

@@ -1,4 +1,4 @@
-"""How hard each class pulls at the classifier: the mean L2 norm of its weights' gradient, epoch by epoch (Fig. 2)."""
+"""The mean L2 norm of the gradient of each class's classifier weights in each epoch (Fig. 2 of the paper)."""
 
 import os
 from collections.abc import Sequence
@@ -15,48 +15,57 @@ from longtail.errors import UserError, error_text
 from longtail.methods import Method
 from longtail.models.side_stream import SideStream
 
-Row = npt.NDArray[np.float32]
+Norms = npt.NDArray[np.float32]
 
 
 class Gradients:
-    """Norms summed up over the steps of an epoch, on the device; the host reads them when the epoch ends.
+    """The gradient norms summed over the steps of an epoch, on the device; the host reads them when the epoch ends.
 
-    What is measured is the gradient that the optimizer takes: the mean over accumulated batches and over processes, without
-    weight decay. In gradients.npz row e belongs to line e of log.jsonl; it is NaN where the classifier did not learn, or was
-    not watched yet. `stages` names the stage of every epoch of the run.
+    The gradient is the one that the optimizer gets: the mean over accumulated batches and over processes, without weight decay.
+    In gradients.npz row e belongs to line e of log.jsonl. It is NaN where the classifier was not trained, or the norms were not
+    recorded yet.
     """
 
     def __init__(self, on: bool, classes: int, stages: Sequence[str], device: torch.device) -> None:
+        """Create empty sums.
+
+        Args:
+            on: Whether norms are recorded.
+            classes: The number of classes.
+            stages: The name of the stage of each epoch of the run.
+            device: The device.
+        """
         self.on, self.stages = on, list(stages)
         self.sums_C = torch.zeros(classes if on else 0, dtype=torch.float64, device=device)
-        self.count = 0  # steps since the epoch began
-        self.rows: list[Row] = []
+        self.count = 0  # steps since the start of the epoch
+        self.rows: list[Norms] = []
 
-    def add(self, method: Method, beside: SideStream) -> None:
-        """The norms of this step; whoever calls counts the steps, as a captured one cannot."""
+    def add(self, method: Method, side: SideStream) -> None:
+        """Add the norms of a step. The caller counts steps, because a captured step cannot."""
         if self.on and method.class_weights.grad is not None:
-            beside.run(self._add, method.class_weights.grad)
+            side.run(self._add, method.class_weights.grad)
 
     def _add(self, gradient: Tensor) -> None:
         self.sums_C += class_norms(gradient)
 
     def end_epoch(self, method: Method) -> None:
-        """In place: a captured step goes on writing to the same tensor."""
+        """Store the mean norms of an epoch and clear the sums, in place because a captured step writes to the same tensor."""
         if self.on:
             mean_C = (self.sums_C.cpu().numpy() / max(self.count, 1)).astype(np.float32)
-            self.rows.append(mean_C if method.class_weights.requires_grad else self._nothing())
+            self.rows.append(mean_C if method.class_weights.requires_grad else self._missing())
         self.sums_C.zero_()
         self.count = 0
 
     def write(self, path: Path) -> None:
+        """Write the norms of all finished epochs."""
         if self.rows:
             files.write_arrays(path, {"norms": np.stack(self.rows), "stages": np.array(self.stages[: len(self.rows)])})
 
-    def state(self) -> dict[str, Any]:
-        """Of the epoch under way; those before it are in the file."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the current epoch for a checkpoint; earlier epochs are in the file."""
         return {"sums": self.sums_C, "count": self.count} if self.on else {}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a stored state; ValueError if it is not one of these classes."""
         if self.on and state:
             sums_C = state["sums"]
@@ -66,24 +75,24 @@ class Gradients:
             self.count = state["count"]
 
     def read(self, path: Path, epochs: int) -> None:
-        """The first `epochs` rows: what a killed run wrote after its last checkpoint will be written again."""
+        """Read the first `epochs` rows of the file; later ones were written after the last checkpoint and will come again."""
         if not self.on:
             return
         self.rows = stored_rows(path, len(self.sums_C))[:epochs] if os.path.lexists(path) else []
-        self.rows += [self._nothing()] * (epochs - len(self.rows))
+        self.rows += [self._missing()] * (epochs - len(self.rows))
 
-    def _nothing(self) -> Row:
+    def _missing(self) -> Norms:
         return np.full(len(self.sums_C), np.nan, np.float32)
 
 
 @torch.no_grad()
 def class_norms(gradient: Tensor) -> Tensor:
-    """Of a classifier's weights (…, C, F) the L2 norm of what belongs to each class (C,)."""
+    """Return the L2 norm of the gradient (…, C, F) of a classifier's weights for each class, (C,)."""
     within = [d for d in range(gradient.dim()) if d != gradient.dim() - 2]
     return torch.linalg.vector_norm(gradient, dim=within)
 
 
-def stored_rows(path: Path, classes: int) -> list[Row]:
+def stored_rows(path: Path, classes: int) -> list[Norms]:
     """Return the rows of gradients.npz; a UserError if they are not norms of so many classes."""
     try:
         norms_EC = files.read_arrays(path, folder=path.parent)["norms"]

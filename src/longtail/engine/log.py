@@ -1,4 +1,4 @@
-"""What a run says: a line of log.jsonl per epoch, and on the screen a bar (terminal) or plain lines (pipe)."""
+"""The log of a run: a line of log.jsonl for each epoch, and on the screen a progress bar (terminal) or plain lines (pipe)."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ BAR_SECONDS, PIPE_SECONDS = 0.5, 60.0  # without news, within an epoch
 
 
 def truncate(path: Path, epochs: int) -> None:
-    """Keep the first `epochs` whole lines: what a killed run wrote after its last checkpoint will be written again."""
+    """Keep the first `epochs` lines; later ones were written after the last checkpoint and will be written again."""
     if not os.path.lexists(path):
         return
     lines = files.read_text(path, errors="replace", folder=path.parent).splitlines()[:epochs]
@@ -29,12 +29,20 @@ def truncate(path: Path, epochs: int) -> None:
 
 
 class Log:
-    """Writes `log.jsonl` (unless `path` is None) and shows progress; `steps` is the length of the whole run. `then` is called
-    after each line."""
+    """Writes `log.jsonl` and shows progress."""
 
     def __init__(
         self, path: Path | None, steps: int, progress: str, title: str, then: Callable[[], None] = lambda: None
     ) -> None:
+        """Create a log, which is used as a context.
+
+        Args:
+            path: The file; None to write none.
+            steps: The number of steps of the whole run.
+            progress: "bar", "plain", "none", or "auto" for a bar in a terminal and plain lines elsewhere.
+            title: The text before the progress.
+            then: Called after each line of the file.
+        """
         self.path, self.steps, self.title, self.then = path, steps, title, then
         terminal = (sys.stderr is not None and sys.stderr.isatty()) if progress == "auto" else progress == "bar"
         self.plain = progress != "none" and not terminal
@@ -44,8 +52,8 @@ class Log:
         columns = (TextColumn("{task.description}"), bar, now, TimeRemainingColumn(compact=True))
         self.bar = Progress(*columns, console=console, transient=True) if terminal else None
         self.task = self.bar.add_task(title, total=steps, now="") if self.bar else None
-        self._spoke = self._told = time.monotonic()  # when the screen last had news, and when of an epoch's end
-        self._said = 0  # the step of that end
+        self._shown = self._epoch_shown = time.monotonic()  # when progress was last shown, and when the end of an epoch
+        self._epoch_step = 0  # the step of that end
 
     def __enter__(self) -> "Log":
         if self.bar:
@@ -57,39 +65,53 @@ class Log:
             with contextlib.suppress(OSError):  # the terminal may be gone
                 self.bar.stop()
 
-    def wants_news(self) -> bool:
-        """Reading the loss off the device makes it wait: a bar asks twice a second at most, a pipe within long epochs."""
-        silence = BAR_SECONDS if self.bar else PIPE_SECONDS if self.plain else math.inf
-        return time.monotonic() - self._spoke > silence
+    def is_due(self) -> bool:
+        """Return whether progress should be shown now: twice a second in a bar, once a minute in plain lines.
 
-    def news(self, step: int, row: dict[str, Any], left: float) -> None:
-        """Move the bar, or say where the run is; `left` is the time it still needs, in seconds."""
-        self._spoke = time.monotonic()
+        Each time the device has to wait for the loss to be read.
+        """
+        silence = BAR_SECONDS if self.bar else PIPE_SECONDS if self.plain else math.inf
+        return time.monotonic() - self._shown > silence
+
+    def show(self, step: int, row: dict[str, Any], left: float) -> None:
+        """Show the progress.
+
+        Args:
+            step: The number of steps made.
+            row: The log line of the epoch so far.
+            left: The remaining time in seconds.
+        """
+        self._shown = time.monotonic()
         if self.bar and self.task is not None:
             self.bar.update(self.task, completed=step, now=summary(row, self.narrow))
         if self.plain:
             try:
                 print(f"{self.title}  {summary(row)}  {format_duration(left)} left", file=sys.stderr, flush=True)
-            except OSError:  # whoever listened has gone; the run goes on
+            except OSError:  # the reader of the pipe has closed it; the run continues
                 self.plain = False
 
     def epoch(self, step: int, row: dict[str, Any], left: float) -> None:
-        """Write the epoch's line.
+        """Write the line of an epoch.
 
-        Piped output hears of an epoch's end every five seconds at most, forty times a run at most, and of the last one always.
+        Plain output shows the end of an epoch every five seconds and forty times in a run at most, and always the last one.
+
+        Args:
+            step: The number of steps made.
+            row: The line.
+            left: The remaining time in seconds.
         """
         if self.path is not None:
             with files.open_append(self.path) as file:
                 file.write(json.dumps(row) + "\n")
         self.then()
-        due = step - self._said >= self.steps / 40 and time.monotonic() - self._told > 5
+        due = step - self._epoch_step >= self.steps / 40 and time.monotonic() - self._epoch_shown > 5
         if self.bar or due or row["epoch"] + 1 == row["epochs"]:
-            self.news(step, row, left)
-            self._said, self._told = step, self._spoke
+            self.show(step, row, left)
+            self._epoch_step, self._epoch_shown = step, self._shown
 
 
 def summary(row: dict[str, Any], narrow: bool = False) -> str:
-    """Stage, epoch, loss, accuracies and speed in one short line; the least of it where there is no room."""
+    """Return stage, epoch, loss, accuracies and speed in one line; `narrow` for a shorter one."""
     if narrow:
         accuracy = f"acc {row['accuracy']:.0f}% " if "accuracy" in row else ""
         return f"{row['epoch'] + 1}/{row['epochs']} loss {row['loss']:.2f} {accuracy}{row['images_per_second']:,.0f}/s"

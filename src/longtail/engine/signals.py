@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP, handled between two steps."""
+"""Handling of Ctrl-C, SIGTERM and SIGHUP between two steps."""
 
 import contextlib
 import os
@@ -6,26 +6,26 @@ import signal
 import threading
 from types import FrameType
 
-from longtail.engine.distributed import is_first
+from longtail.distributed import is_main_process
 
 
 class StopSignals:
-    """The signals become a wish that the loop grants after the step under way; a second Ctrl-C insists."""
+    """A context that records signals in `signum`. The loop then stops after the current step; a second Ctrl-C stops at once."""
 
     def __init__(self) -> None:
         self.signum: int | None = None
 
     def __enter__(self) -> "StopSignals":
-        # Python takes signals in the main thread alone; elsewhere the caller's handling stays as it is.
+        # Python handles signals in the main thread only; in other threads nothing changes.
         main = threading.current_thread() is threading.main_thread()
-        self.before = {s: signal.signal(s, self._wish) for s in handled_signals()} if main else {}
+        self.before = {s: signal.signal(s, self._record) for s in handled_signals()} if main else {}
         return self
 
-    def _wish(self, signum: int, frame: FrameType | None) -> None:
+    def _record(self, signum: int, frame: FrameType | None) -> None:
         if self.signum == signal.SIGINT == signum:
             raise KeyboardInterrupt
         self.signum = signum
-        if is_first():
+        if is_main_process():
             with contextlib.suppress(OSError):
                 os.write(
                     2, b"\nstopping after this step, to save (Ctrl-C again: at once, keeping the last checkpoint)\n"

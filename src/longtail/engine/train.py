@@ -1,14 +1,13 @@
-"""Training: `fit` is the loop and `advance` its step; around them, one run per seed, each in a folder that can be resumed.
+"""Training of all seeds of a configuration, each in a run folder that can be resumed.
 
-On a GPU several seeds train side by side: a network this small leaves most of the device idle.
+`train` opens a `Session`, which has what the seeds share: the device, the images and the run folders. For each group of
+seeds that train in parallel the session creates a `Trainer` each, runs the loop of `loop.py`, and evaluates the networks.
 """
 
 import contextlib
-import functools
-import time
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from safetensors import SafetensorError
@@ -17,7 +16,14 @@ from longtail import run_folder
 from longtail.config import Config
 from longtail.data.lazy_images import StreamedImages
 from longtail.data.sources import DataSet, load
-from longtail.engine import distributed
+from longtail.distributed import (
+    check_same,
+    is_distributed,
+    is_main_process,
+    is_peer_failure,
+    local_main_first,
+    run_on_main,
+)
 from longtail.engine.advice import (
     advise_batch,
     advise_finite,
@@ -26,20 +32,20 @@ from longtail.engine.advice import (
     advise_smaller,
     out_of_memory,
 )
-from longtail.engine.capture import CapturedStep, own_stream, rehearse
-from longtail.engine.device import choose_device, compile_kernels, precision, products_in
+from longtail.engine.capture import own_stream
+from longtail.engine.device import choose_device
+from longtail.engine.distributed import check_same_settings, report_peer_failure, start_processes, with_world_size
 from longtail.engine.environment import describe_model, threads_of
-from longtail.engine.evaluate import finish, peak_memory
+from longtail.engine.evaluate import peak_memory
 from longtail.engine.folder import check_folders, folders_left, holds_a_run, start_folder, take_folder
-from longtail.engine.listeners import Listeners
-from longtail.engine.listeners import check as check_listeners
 from longtail.engine.log import Log
+from longtail.engine.loggers import Loggers, check_loggers
+from longtail.engine.loop import fit, train_step
 from longtail.engine.meter import NonFinite
-from longtail.engine.run import Run
 from longtail.engine.signals import StopSignals
+from longtail.engine.trainer import Trainer
 from longtail.errors import (
     DiskFullError,
-    Interrupted,
     RankError,
     RunError,
     UnreadableImageError,
@@ -48,244 +54,167 @@ from longtail.errors import (
     error_text,
 )
 from longtail.files import RefusedFile
-from longtail.models.side_stream import SideStream
 from longtail.progress import columns, wrapped
-
-Take = Callable[[Path], None]  # a run folder, for this process alone
-
-
-def fit(group: Sequence[Run], logs: Sequence[Log], stop: StopSignals) -> None:
-    """Every step that is left, from wherever the runs stand: all at the same step."""
-    for _ in zip(*(run.stages_left() for run in group), strict=True):
-        stop_if_asked(group, logs, stop)  # while the stage began
-        step_on = make_step(group)
-        for run in group:
-            run.start_clock()
-        for step in group[0].steps_left():
-            for run in group:
-                run.prepare(step)
-            step_on()
-            for run in group:
-                run.finished(step)
-            if group[0].step % group[0].steps_per_epoch == 0:
-                end_epoch(group, logs)
-            else:
-                for_each(group, logs, show)
-            stop_if_asked(group, logs, stop)
-
-
-def stop_if_asked(group: Sequence[Run], logs: Sequence[Log], stop: StopSignals) -> None:
-    """Save and end, at a signal. A stage that has only begun is not saved: it begins anew from the end of the one before."""
-    signum = distributed.largest(stop.signum or 0)
-    if not signum:
-        return
-    if group[0].step:
-        for_each(group, logs, lambda run, _: run.save())
-    where = f"step {group[0].steps_done()} and saved in {', '.join(str(run.folder) for run in group)}"
-    raise Interrupted(f"stopped at {where}: --resume continues", signum)
-
-
-def end_epoch(group: Sequence[Run], logs: Sequence[Log]) -> None:
-    """Of all runs at the same moment: what one writes is no part of another's time."""
-    if group[0].device.type == "cuda":
-        torch.cuda.synchronize()
-    now = time.perf_counter()
-    for_each(group, logs, lambda run, log: run.end_epoch(log, now))
-    for run in group:
-        run.start_clock()
-
-
-def show(run: Run, log: Log) -> None:
-    if distributed.largest(log.wants_news()):
-        row = run.row()
-        log.news(run.steps_done(), row, run.seconds_left(row["seconds"]))
-
-
-def for_each(group: Sequence[Run], logs: Sequence[Log], work: Callable[[Run, Log], None]) -> None:
-    """Also where one of them has failed: the others are saved before its failure is raised."""
-    failure: NonFinite | None = None
-    for run, log in zip(group, logs, strict=True):
-        try:
-            work(run, log)
-        except NonFinite as error:
-            error.run = run
-            failure = failure or error
-    if failure:
-        for run in group:
-            if not run.meter.spoilt():
-                run.save()
-        raise failure
-
-
-def make_step(group: Sequence[Run]) -> Callable[[], None]:
-    """The device's part of one step of each run; what making it costs is no part of the training's time."""
-
-    def each() -> None:
-        for run in group:
-            advance(run)
-
-    first = group[0]
-    if not (first.captured or first.compiled) or not first.steps_left():
-        return each
-    start, step = time.perf_counter(), each
-    compile_kernels(first.method)
-    with warnings.catch_warnings():  # the compiler's advice on precision is not the user's concern
-        warnings.filterwarnings("ignore", module=r"torch\._inductor")
-        if first.captured:
-            step = CapturedStep(group, advance)
-            torch.cuda.synchronize()
-        else:
-            rehearse(group, advance)
-    for run in group:
-        run.setup_seconds += time.perf_counter() - start
-    return step
-
-
-BOOKS = 2  # the line on which terms are added up and keys are put away; 0 and 1 have the networks' own work
-
-
-def advance(run: Run) -> None:
-    """The device's part of a step, which never waits for the host: loss, gradients, update, key network, queue.
-
-    Several processes meet here at the end of the way back, and where norms, contrast or queue ask for one another's images.
-    """
-    beside = SideStream(run.device, line=BOOKS)
-    for _ in range(run.accumulate):
-        with products_in(precision(run.config.train, run.device), run.device):
-            terms = run.method.loss(run.batches.next())
-            beside.run(run.meter.add, terms, run.clock)
-            loss = terms["loss"] if run.accumulate == 1 else terms["loss"] / run.accumulate  # two launches less
-            loss.backward()
-        beside.join()
-    run.method.after_backward(beside)
-    distributed.average(run.method)
-    run.clip()
-    run.gradients.add(run.method, beside)
-    run.optimizer.step()
-    run.optimizer.zero_grad()
-    run.method.after_step()
-    beside.join()
 
 
 def train(config: Config, out: Path | str, resume: bool = False, data: DataSet | None = None) -> list[Path]:
-    """Train one run per seed in OUT/seedN and evaluate it; the run folders. The twin of `longtail train`.
+    """Train one run for each seed in OUT/seedN and evaluate it, as `longtail train` does; return the run folders.
 
-    `data` is what `config.data` describes, where the caller has loaded (and shown) it already. Under torchrun every process
-    calls this: they train each run together, with steps that are eager or compiled but not captured, one seed after the other.
+    Under torchrun every process calls this function. The processes train each run together, one seed after the other, with
+    steps that are eager or compiled but not captured.
+
+    Args:
+        config: The configuration.
+        out: The folder above the run folders.
+        resume: Whether runs that are there already are continued; otherwise they are an error.
+        data: The images that `config.data` describes, if they are loaded already.
     """
     if not isinstance(config, Config):
         raise UserError(f"train takes a Config, such as recipes.digits_lt(), got {type(config).__name__}")
-    check_listeners(config.log)
-    device = distributed.start(choose_device(config.train.device))
-    with distributed.report_lost_peer():
-        distributed.check_same_settings(config, out, resume)
-        return train_on(device, distributed.counted(config), out, resume, data)
+    check_loggers(config.log)
+    device = start_processes(choose_device(config.train.device))
+    with report_peer_failure():
+        check_same_settings(config, out, resume)
+        with Session(with_world_size(config), Path(out), resume, device, data) as session:
+            for seeds in session.seed_groups():
+                session.train_seeds(seeds)
+        return list(session.folders.values())
 
 
-def train_on(
-    device: torch.device, config: Config, out: Path | str, resume: bool, data: DataSet | None = None
-) -> list[Path]:
-    """Train one run per seed on a device, after the processes have met."""
-    folders = {seed: Path(out) / f"seed{seed}" for seed in config.train.seeds}
-    distributed.by_first(check_folders, folders.values(), config, resume)
-    distributed.by_first(check_seeds, folders)
-    if data is None:
-        fetch = config.data.may_download
-        data = distributed.in_turn(lambda: load(config.data)) if fetch else load(config.data, distributed.by_first)
-        if shows(config):
+class Session:
+    """One call of `train`: what its seeds share. It locks the run folders until it ends."""
+
+    def __init__(
+        self, config: Config, out: Path, resume: bool, device: torch.device, data: DataSet | None = None
+    ) -> None:
+        """Check the run folders and load the images; other processes must do the same.
+
+        Args:
+            config: The configuration, with the number of processes.
+            out: The folder above the run folders.
+            resume: Whether runs that are there already are continued.
+            device: The device of this process.
+            data: The images, if they are loaded already.
+        """
+        self.config, self.resume, self.device = config, resume, device
+        self.is_verbose = config.log.progress != "none" and is_main_process()
+        self.locks = contextlib.ExitStack()
+        self.folders = {seed: out / f"seed{seed}" for seed in config.train.seeds}
+        run_on_main(check_folders, self.folders.values(), config, resume)
+        run_on_main(check_seeds, self.folders)
+        self.data = self.load_data() if data is None else data
+        check_same(self.data.checksum, "other images (by their checksum): give all the same --data.root")
+        self.unfinished: dict[int, Path] = run_on_main(folders_left, self.folders, config, self.data)
+        for folder in self.folders.values():
+            if self.is_verbose and folder not in self.unfinished.values():
+                print(f"{folder} has finished already", flush=True)
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.locks.close()
+
+    def load_data(self) -> DataSet:
+        """Load the images, and describe them on the screen."""
+        config = self.config.data
+        data = local_main_first(lambda: load(config)) if config.may_download else load(config, run_on_main)
+        if self.is_verbose:
             print(*(wrapped(line, columns()) for line in data.describe()), sep="\n", flush=True)
-    distributed.check_same(data.checksum, "other images (by their checksum): give all the same --data.root")
-    in_a_row = (
-        device.type != "cuda" or config.train.execution == "eager" or isinstance(data.train.images, StreamedImages)
-    )
-    together = 1 if in_a_row or distributed.several() else config.train.parallel_seeds
-    left = distributed.by_first(folders_left, folders, config, data)
-    for folder in folders.values():
-        if shows(config) and folder not in left.values():
-            print(f"{folder} has finished already", flush=True)
-    seeds = list(left)
-    with contextlib.ExitStack() as held:
-        take = functools.partial(take_folder, held, config, data, resume)
-        for i in range(0, len(seeds), together):
-            train_seeds(config, {seed: left[seed] for seed in seeds[i : i + together]}, data, device, take)
-    return list(folders.values())
+        return data
 
+    def seed_groups(self) -> Iterator[list[int]]:
+        """Yield the unfinished seeds in groups that train in parallel on a GPU, which a small network leaves mostly idle."""
+        train = self.config.train
+        has_stream = isinstance(self.data.train.images, StreamedImages)
+        sequential = self.device.type != "cuda" or train.execution == "eager" or has_stream or is_distributed()
+        size, seeds = 1 if sequential else train.parallel_seeds, list(self.unfinished)
+        for i in range(0, len(seeds), size):
+            yield seeds[i : i + size]
 
-def shows(config: Config) -> bool:
-    """Whether this process says what happens."""
-    return config.log.progress != "none" and distributed.is_first()
-
-
-def train_seeds(config: Config, folders: dict[int, Path], data: DataSet, device: torch.device, take: Take) -> None:
-    """Runs side by side, from their start or their checkpoints to their metrics."""
-    made: list[Run] = []
-    exhausted = False
-    try:
-        make_and_train(made, config, folders, data, device, take)
-    except NonFinite as error:
-        raise RunError(advise_finite(error.run, error) if error.run else str(error), kind="non-finite") from error
-    except RuntimeError as error:
-        if distributed.is_lost(error):
-            raise RunError(
-                "another process has ended, and with it the run: --resume continues", kind="peer-failure"
-            ) from error
-        if not out_of_memory(error):
+    def train_seeds(self, seeds: Sequence[int]) -> None:
+        """Train and evaluate seeds in parallel. Errors that a user can do something about become a UserError."""
+        trainers: list[Trainer] = []
+        is_exhausted = False
+        try:
+            self._train_seeds(seeds, trainers)
+        except NonFinite as error:
+            advice = advise_finite(error.trainer, error) if error.trainer else str(error)
+            raise RunError(advice, kind="non-finite") from error
+        except RuntimeError as error:
+            if is_peer_failure(error):
+                raise RunError(
+                    "another process has ended, and with it the run: --resume continues", kind="peer-failure"
+                ) from error
+            if not out_of_memory(error):
+                raise
+            is_exhausted = True  # handled below, because the traceback here still holds the memory
+        except (UnreadableImageError, ValueError) as error:
+            if advised := advise_input(error, [self.unfinished[seed] for seed in seeds]):
+                raise advised from error
             raise
-        exhausted = True  # handled below: in here the traceback still holds the memory
-    except (UnreadableImageError, ValueError) as error:
-        if advised := advise_input(error, folders.values()):
-            raise advised from error
-        raise
-    except BrokenPipeError:  # who reads what is printed has gone away
-        raise
-    except RefusedFile as error:
-        raise UserError(
-            f"cannot use {error.filename} ({error_text(error)}): remove it, then --resume", kind="unsafe-file"
-        ) from error
-    except (OSError, SafetensorError, DiskFullError) as error:
-        parent = next(iter(folders.values())).parent
-        raise RunError(
-            f"cannot write to {parent} ({error_text(error)}): free some space and --resume",
-            kind="disk-full" if disk_full_text(error) else "not-writable",
-        ) from error
-    if exhausted and distributed.several():
-        raise RankError(advise_several(config.train), kind="out-of-memory")
-    if exhausted and len(folders) > 1:
-        raise RunError(
-            f"out of memory with {len(folders)} seeds side by side: --resume with --train.parallel_seeds 1",
-            kind="out-of-memory",
-        )
-    if exhausted:
-        advice = advise_batch(made[0], advance) if made else advise_smaller(config.train, data.train, device)
-        made.clear()  # or whoever keeps the error would keep the run, and its memory
+        except BrokenPipeError:  # the reader of the output has closed it
+            raise
+        except RefusedFile as error:
+            raise UserError(
+                f"cannot use {error.filename} ({error_text(error)}): remove it, then --resume", kind="unsafe-file"
+            ) from error
+        except (OSError, SafetensorError, DiskFullError) as error:
+            parent = self.unfinished[seeds[0]].parent
+            raise RunError(
+                f"cannot write to {parent} ({error_text(error)}): free some space and --resume",
+                kind="disk-full" if disk_full_text(error) else "not-writable",
+            ) from error
+        if is_exhausted:
+            self._report_exhausted(seeds, trainers)
+
+    def _report_exhausted(self, seeds: Sequence[int], trainers: list[Trainer]) -> NoReturn:
+        """Raise a RunError that says what needs less memory."""
+        train = self.config.train
+        if is_distributed():
+            raise RankError(advise_several(train), kind="out-of-memory")
+        if len(seeds) > 1:
+            raise RunError(
+                f"out of memory with {len(seeds)} seeds side by side: --resume with --train.parallel_seeds 1",
+                kind="out-of-memory",
+            )
+        smaller = advise_smaller(train, self.data.train, self.device)
+        advice = advise_batch(trainers[0], train_step) if trainers else smaller
+        trainers.clear()  # or the traceback of the error would keep them, and their memory
         raise RunError(advice, kind="out-of-memory")
 
+    def _train_seeds(self, seeds: Sequence[int], trainers: list[Trainer]) -> None:
+        """Create the trainers, which are appended to a list, and train those together that are at the same step."""
+        for seed in seeds:
+            trainers.append(self.make_trainer(seed, trainers[0] if trainers else None))
+        for group in group_by_step(trainers):
+            train_group(group)
 
-def make_and_train(
-    made: list[Run], config: Config, folders: dict[int, Path], data: DataSet, device: torch.device, take: Take
-) -> None:
-    """The runs, of which `made` keeps account, and their training."""
-    for seed, folder in folders.items():
-        run = Run(config, seed, data, folder, device, made[0] if made else None)
-        distributed.by_first(take, folder)
-        distributed.by_first(check_seeds, {seed: folder})
-        begun, resumed = holds_a_run(folder), run.restore()
-        distributed.check_same(
-            run.steps_done(), f"another checkpoint in {folder}: --out must be a folder that all share"
-        )
-        earlier = distributed.by_first(earlier_threads, folder) if resumed else set()
-        distributed.by_first(start_folder, run)
-        made.append(run)
-        if shows(config) and device.type == "cpu" and earlier - {torch.get_num_threads()}:
+    def make_trainer(self, seed: int, twin: Trainer | None) -> Trainer:
+        """Return the trainer of a seed, resumed from its checkpoint if there is one, and lock its folder.
+
+        Args:
+            seed: The seed.
+            twin: A trainer of another seed, whose images in memory are shared.
+        """
+        folder = self.unfinished[seed]
+        trainer = Trainer(self.config, seed, self.data, folder, self.device, twin)
+        run_on_main(take_folder, self.locks, self.config, self.data, self.resume, folder)
+        run_on_main(check_seeds, {seed: folder})
+        is_begun, is_resumed = holds_a_run(folder), trainer.resume()
+        check_same(trainer.steps_done(), f"another checkpoint in {folder}: --out must be a folder that all share")
+        earlier = run_on_main(earlier_threads, folder) if is_resumed else set()
+        run_on_main(start_folder, trainer)
+        if self.is_verbose and self.device.type == "cpu" and earlier - {torch.get_num_threads()}:
             counts = f"{torch.get_num_threads()} now, {' and '.join(map(str, sorted(earlier)))} before"
             rounding = "results may differ in rounding from an uninterrupted run"
             print(f"{folder}: resumed with another number of threads ({counts}): {rounding}", flush=True)
-        if shows(config):
-            anew = ", from the start: it was stopped before its first checkpoint" if begun else ""
-            where = f", continues at step {run.steps_done()} of {run.total_steps()}" if resumed else anew
-            print(f"{folder}: {describe_model(run)}{where}", flush=True)
-    for group in at_the_same_step(made):
-        train_group(group)
+        if self.is_verbose:
+            anew = ", from the start: it was stopped before its first checkpoint" if is_begun else ""
+            step = f"step {trainer.steps_done()} of {trainer.total_steps()}"
+            where = f", continues at {step}" if is_resumed else anew
+            print(f"{folder}: {describe_model(trainer)}{where}", flush=True)
+        return trainer
 
 
 def check_seeds(folders: dict[int, Path]) -> None:
@@ -306,51 +235,53 @@ def earlier_threads(folder: Path) -> set[int]:
     return {n for entry in (stored, *(stored.get("resumed") or [])) if (n := threads_of(entry)) is not None}
 
 
-def at_the_same_step(all_runs: Sequence[Run]) -> list[list[Run]]:
-    """Groups that can train side by side; after a crash between two checkpoints the seeds may stand at different steps."""
-    groups: dict[int, list[Run]] = {}
-    for run in all_runs:
-        groups.setdefault(run.steps_done(), []).append(run)
+def group_by_step(trainers: Sequence[Trainer]) -> list[list[Trainer]]:
+    """Return groups that can train in parallel: after a crash between two checkpoints seeds may be at different steps."""
+    groups: dict[int, list[Trainer]] = {}
+    for trainer in trainers:
+        groups.setdefault(trainer.steps_done(), []).append(trainer)
     return list(groups.values())
 
 
-def train_group(group: Sequence[Run]) -> None:
-    with contextlib.ExitStack() as listening:
-        heard = [listening.enter_context(Listeners(run.folder, run.config, run.seed)) for run in group]
-        listening.enter_context(own_stream(group[0].device))
-        fit_group(group, heard)
-        measure_group(group, heard)
+def train_group(trainers: Sequence[Trainer]) -> None:
+    """Train and evaluate seeds in parallel, with their logs and loggers open and signals handled."""
+    first = trainers[0]
+    config, title = first.config, run_folder.seeds_named([trainer.seed for trainer in trainers])
+    with contextlib.ExitStack() as stack:
+        loggers = [stack.enter_context(Loggers(t.folder, t.config, t.seed)) for t in trainers]
+        stack.enter_context(own_stream(first.device))
+        with StopSignals() as stop, contextlib.ExitStack() as open_logs:
+            logs = []
+            for trainer, others in zip(trainers, loggers, strict=True):
+                progress = config.log.progress if trainer is first and is_main_process() else "none"
+                path = trainer.folder / run_folder.LOG if is_main_process() else None
+                label = f"{config.method.label}, {title}"
+                log = Log(path, trainer.total_steps(), progress, label, others.send_rows)
+                logs.append(open_logs.enter_context(log))
+            try:
+                fit(trainers, logs, stop)
+            finally:
+                for trainer in trainers:
+                    trainer.batches.close()
+        evaluate_group(trainers, loggers)
 
 
-def fit_group(group: Sequence[Run], heard: Sequence[Listeners]) -> None:
-    """Train them, with their logs open and stop signals minded."""
-    config = group[0].config
-    seeds = run_folder.seeds_named([run.seed for run in group])
-    with StopSignals() as stop, contextlib.ExitStack() as open_logs:
-        logs = []
-        for run, listeners in zip(group, heard, strict=True):  # the first speaks for all
-            progress = config.log.progress if run is group[0] else "none"
-            path, progress = (run.folder / run_folder.LOG, progress) if distributed.is_first() else (None, "none")
-            log = Log(path, run.total_steps(), progress, f"{config.method.label}, {seeds}", listeners.hear)
-            logs.append(open_logs.enter_context(log))
-        try:
-            fit(group, logs, stop)
-        finally:
-            for run in group:
-                run.batches.close()
+def evaluate_group(trainers: Sequence[Trainer], loggers: Sequence[Loggers]) -> None:
+    """Evaluate the networks of the last epoch and write the files of finished runs.
 
+    If one cannot be evaluated, the others are before its error is raised.
 
-def measure_group(group: Sequence[Run], heard: Sequence[Listeners]) -> None:
-    """The last epoch's networks, and the files of finished runs."""
-    shared = {"together": len(group), "peak_memory": peak_memory(group[0].device)}
+    Args:
+        trainers: The trainers.
+        loggers: Their loggers, which get the metrics.
+    """
+    shared = {"together": len(trainers), "peak_memory": peak_memory(trainers[0].device)}
     failure: UserError | None = None
-    for run, listeners in zip(group, heard, strict=True):
-        cost = {"seconds": run.seconds, "setup_seconds": run.setup_seconds, **shared}
+    for trainer, others in zip(trainers, loggers, strict=True):
+        cost = {"seconds": trainer.seconds, "setup_seconds": trainer.setup_seconds, **shared}
         try:
-            batch = run.config.train.batch_size
-            metrics = finish(run.method, run.data, run.views, run.device, batch, run.folder, cost)
-            listeners.finished(metrics)
-        except UserError as error:  # one that cannot be evaluated is no reason not to evaluate the next
+            others.finished(trainer.evaluator.finish(trainer.folder, cost))
+        except UserError as error:
             failure = failure or error
     if failure:
         raise failure

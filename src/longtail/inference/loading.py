@@ -79,7 +79,7 @@ def load_run(path: Path, device: torch.device) -> Model:
     side = likely_side(config, data.get("images") or sum(counts)) if side is None else side
     check_side(side, config, record.folder)
     return Model(
-        stored_network(record.folder / run_folder.MODEL, config, counts, device).only_deployed().eval(),
+        stored_network(record.folder / run_folder.MODEL, config, counts, device).drop_training_modules().eval(),
         config,
         Preprocessing(Views(config.views, config.data.image_size), side),
         tuple(map(str, names)),
@@ -152,7 +152,7 @@ def load_exported(path: Path, device: torch.device) -> Model:
     prior = Prior(shares["name"], np.asarray(shares["shares"], np.float64)) if shares else None
     side = facts["preprocessing"]["side"]
     check_side(side, config, path)
-    method = stored_network(path, config, counts, device).only_deployed().eval()
+    method = stored_network(path, config, counts, device).drop_training_modules().eval()
     preprocessing = Preprocessing(Views(config.views, config.data.image_size), side)
     temperature = facts.get("temperature")
     return Model(

@@ -53,7 +53,7 @@ def load(path: Path, device: torch.device, class_names: Sequence[str] | None, mo
     names = tuple(class_names or map(str, range(classes)))
     if len(names) != classes:
         raise UserError(f"{path} has {classes} classes, and {len(names)} class_names were given", kind="mismatch")
-    method = methods.make(config, np.ones(classes, np.int64), stored=True).only_deployed()
+    method = methods.make(config, np.ones(classes, np.int64), stored=True).drop_training_modules()
     try:
         method.net.load_state_dict(weights)
     except RuntimeError as error:

@@ -1,22 +1,54 @@
-"""The equations: pure functions of tensors, importing torch and nothing of ours."""
+"""The losses: pure functions of tensors, which import torch and nothing else of this package."""
 
-from longtail.losses.chunked import AnchorTerms, Samples, chunk_for, chunked_terms
-from longtail.losses.contrastive import supcon_loss
-from longtail.losses.paco import paco_loss, paco_terms
-from longtail.losses.softmax import (
-    balanced_softmax_loss,
-    class_balanced_focal_loss,
-    cross_entropy_loss,
-    effective_number_weights,
-    focal_loss,
-    label_aware_smoothing,
-    label_aware_smoothing_loss,
-    ldam_loss,
-    ldam_margins,
-)
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from longtail.losses.chunked import AnchorTerms, chunk_for, chunked_terms
+    from longtail.losses.contrast_set import ContrastSet
+    from longtail.losses.contrast_set import ContrastSet as Samples
+    from longtail.losses.contrastive import supcon_loss
+    from longtail.losses.paco import LossParams, paco_loss, paco_objective, paco_terms
+    from longtail.losses.softmax import (
+        balanced_softmax_loss,
+        class_balanced_focal_loss,
+        cross_entropy_loss,
+        effective_number_weights,
+        focal_loss,
+        label_aware_smoothing,
+        label_aware_smoothing_loss,
+        ldam_loss,
+        ldam_margins,
+        softmax_objective,
+    )
+
+_HOME = {
+    "AnchorTerms": "chunked",
+    "ContrastSet": "contrast_set",
+    "LossParams": "paco",
+    "balanced_softmax_loss": "softmax",
+    "chunk_for": "chunked",
+    "chunked_terms": "chunked",
+    "class_balanced_focal_loss": "softmax",
+    "cross_entropy_loss": "softmax",
+    "effective_number_weights": "softmax",
+    "focal_loss": "softmax",
+    "label_aware_smoothing": "softmax",
+    "label_aware_smoothing_loss": "softmax",
+    "ldam_loss": "softmax",
+    "ldam_margins": "softmax",
+    "paco_loss": "paco",
+    "paco_objective": "paco",
+    "paco_terms": "paco",
+    "softmax_objective": "softmax",
+    "supcon_loss": "contrastive",
+}
+_FORMER = {"Samples": "ContrastSet"}
 
 __all__ = [
     "AnchorTerms",
+    "ContrastSet",
+    "LossParams",
     "Samples",
     "balanced_softmax_loss",
     "chunk_for",
@@ -30,6 +62,15 @@ __all__ = [
     "ldam_loss",
     "ldam_margins",
     "paco_loss",
+    "paco_objective",
     "paco_terms",
+    "softmax_objective",
     "supcon_loss",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    name = _FORMER.get(name, name)
+    if name in _HOME:
+        return getattr(importlib.import_module(f"longtail.losses.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

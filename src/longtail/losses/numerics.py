@@ -3,8 +3,11 @@
 import torch
 from torch import Tensor
 
+PAIRS_AT_ONCE = 2**22
+"""Pairs of an anchor and a partner that a loss processes at once: 16 MB for a matrix in float32."""
+
 NO_LABEL = -(2**62)
-"""An `ignore_index` for torch's losses, which by default leave out images labeled -100: here every label is checked."""
+"""An `ignore_index` for torch's losses, which skip the label -100 by default; here every label is checked."""
 
 
 def check_labels(y_B: Tensor, classes: int) -> None:
@@ -29,7 +32,7 @@ def of_class(values_C: Tensor, y_B: Tensor) -> Tensor:
 
 
 def at_least_float32(x: Tensor, *others: Tensor) -> Tensor:
-    """Half precision cannot hold exp(-20), so the loss works in float32 (or float64, if x or one of the others has it)."""
+    """Convert x to float32, or to float64 if x or one of the others has it: half precision cannot represent exp(-20)."""
     dtype = torch.float32
     for t in (x, *others):
         dtype = torch.promote_types(dtype, t.dtype)
@@ -37,10 +40,28 @@ def at_least_float32(x: Tensor, *others: Tensor) -> Tensor:
 
 
 def finite(log_x: Tensor) -> Tensor:
-    """The lowest finite number for log 0: zero times that is zero, where zero times infinity is no number."""
+    """Replace log 0 by the lowest finite number: zero times infinity would be NaN."""
     return log_x.clamp(min=torch.finfo(log_x.dtype).min)
 
 
 def mask_out_(log_psi: Tensor, drop: Tensor) -> Tensor:
-    """In place, psi = 0 where dropped; by the lowest finite number, so that a row without partners stays finite."""
+    """Set psi to 0 in place where `drop` is True, by the lowest finite number, so that a row without partners is finite."""
     return log_psi.masked_fill_(drop, torch.finfo(log_psi.dtype).min)
+
+
+def smoothing_weights(smoothing: float, log_q_C: Tensor) -> Tensor | None:
+    """Return the weight that label smoothing gives to each class, equal for all classes that occur; None without smoothing."""
+    if not smoothing:
+        return None
+    there_C = (log_q_C > torch.finfo(log_q_C.dtype).min).to(log_q_C.dtype)
+    return smoothing * there_C / there_C.sum()
+
+
+def percent_correct(guess_B: Tensor, y_B: Tensor) -> Tensor:
+    """Return the percentage of guesses that equal their label."""
+    return 100 * (guess_B == y_B).to(torch.float32).mean()
+
+
+def row_max_abs(logits: Tensor) -> Tensor:
+    """Return the largest magnitude in each row, without gradient."""
+    return logits.detach().abs().amax(1)

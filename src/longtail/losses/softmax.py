@@ -6,9 +6,31 @@ losses leave out by default.
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from longtail.losses.numerics import NO_LABEL, at_least_float32, check_labels, of_class
+from longtail.losses.chunked import chunk_for, chunked_terms
+from longtail.losses.numerics import NO_LABEL, at_least_float32, check_labels, of_class, percent_correct
+
+
+def softmax_objective(
+    x_BF: Tensor, y_B: Tensor, classifier: nn.Linear, log_shift_C: Tensor | None, chunk: int = 0
+) -> dict[str, Tensor]:
+    """Return the cross-entropy of shifted logits as "loss", and the "accuracy" in percent.
+
+    Args:
+        x_BF: The features.
+        y_B: The labels, from 0 to C - 1.
+        classifier: The linear classifier.
+        log_shift_C: The shift of the logits of each class, for example the log of its frequency; None for no shift.
+        chunk: The classes that are processed at a time; 0 chooses by their number, see `chunk_for`.
+    """
+    chunk = chunk_for(chunk, len(y_B), len(classifier.weight))
+    if chunk:
+        terms = chunked_terms(x_BF, classifier.weight, classifier.bias, y_B, None, log_shift_C, chunk=chunk)
+        return {"loss": terms.loss_B.mean(), "accuracy": percent_correct(terms.guess_B, y_B)}
+    logits_BC = classifier(x_BF)
+    shifted_BC = logits_BC if log_shift_C is None else at_least_float32(logits_BC) + log_shift_C
+    return {"loss": cross_entropy_loss(shifted_BC, y_B), "accuracy": percent_correct(logits_BC.detach().argmax(1), y_B)}
 
 
 def cross_entropy_loss(logits_BC: Tensor, y_B: Tensor, weight_C: Tensor | None = None) -> Tensor:

@@ -1,29 +1,20 @@
-"""Where model meets loss. A method is found by the type of its settings; the training loop knows none by name."""
+"""The methods: where model and loss meet. The training loop finds a method by its settings and knows none by name.
+
+The names are loaded when they are used. `longtail.methods.registry` imports all methods.
+"""
 
 import importlib
-import pkgutil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    from longtail.methods.base import Batch, Method, Mixed, Stage, Start
+    from longtail.methods.registry import find_method, make
 
-from longtail.config import Config
-from longtail.methods.base import Batch, Method, Mixed, Stage, Start
-from longtail.models import norms
-
-for _module in pkgutil.iter_modules(__path__):  # a file beside this one that has a method is found
-    importlib.import_module(f"{__name__}.{_module.name}")
+__all__ = ["Batch", "Method", "Mixed", "Stage", "Start", "find_method", "make"]
 
 
-def make(config: Config, counts: Any, stored: bool = False) -> Method:
-    """The method that `config` describes, for training data with these class counts.
-
-    Where its weights are `stored` and about to be loaded, no pretrained ones are fetched.
-    """
-    kind = Method.BY_SETTINGS[type(config.method)]
-    net = kind.network(config, len(counts), config.model.pretrained and not stored)
-    method = kind(net, torch.as_tensor(counts), config)
-    norms.convert(method, config.model.norm, config.model.ghost)
-    return method
-
-
-__all__ = ["Batch", "Method", "Mixed", "Stage", "Start", "make"]
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        module = "registry" if name in ("find_method", "make") else "base"
+        return getattr(importlib.import_module(f"longtail.methods.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,25 +1,29 @@
-"""What the training loop knows of a method: stages, a loss, logits, features, and what happens before and after a step.
+"""The interface between a method and the training loop: stages, a loss, logits, features, and hooks before and after a step.
 
-B images, F features, C classes.
+Shapes: B images, F features, C classes.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from longtail.config import Config, MethodConfig, OptimConfig, Sampler
 from longtail.data.samplers import class_shares
-from longtail.models.backbones import Trunk, make_body, sized, wrap
+from longtail.losses.numerics import percent_correct, row_max_abs
 from longtail.models.heads import Classifier, linear_head
-from longtail.models.side_stream import SideStream
-from longtail.models.split_resnets import early_convolutions
+
+if TYPE_CHECKING:
+    from longtail.config import Config, MethodConfig, OptimConfig, Sampler
+    from longtail.models.backbones import Trunk
+    from longtail.models.side_stream import SideStream
 
 
 class Mixed(NamedTuple):
-    """What mixup did to a batch: the labels of the images mixed in, and the share of the first ones."""
+    """The result of mixup: the labels of the images that were mixed in, and the share of the original images."""
 
     y_B: Tensor
     share: Tensor
@@ -32,55 +36,71 @@ class Batch(NamedTuple):
     key: Tensor | None
     y_B: Tensor
     mixed: Mixed | None = None
-    partner: "Batch | None" = None
+    partner: Batch | None = None
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stretch of training with one objective and one optimizer; one of no epochs is for what `Method.begin` does."""
+    """A part of training with one objective and one optimizer. A stage of 0 epochs only calls `Method.on_stage_start`."""
 
     name: str
     epochs: int
     optim: OptimConfig
     rate: str = "--optim.lr"
-    """The flag that sets its learning rate."""
+    """The flag that sets the learning rate."""
     two_views: bool = False
+    """Batches have a second view of each image, the key."""
     sampler: Sampler = "uniform"
     partner: Sampler | None = None
-    """The sampler of a second batch beside the first."""
+    """The sampler of a second batch for each step."""
     mixup: float = 0.0
-    """Images are mixed in pairs, by shares from Beta(mixup, mixup); 0: not."""
+    """Images are mixed in pairs, with shares from Beta(mixup, mixup); 0 for no mixup."""
     frozen: bool = False
-    """The trunk does not learn."""
+    """The backbone is frozen."""
     shift_norm: bool = False
-    """A frozen trunk's batch norm sees its batch and keeps averaging."""
+    """The batch norm of a frozen backbone uses its batch and updates its running averages."""
 
 
 class Start(NamedTuple):
-    """What a method may look at when a stage begins: trunk features of images without augmentation, and their labels."""
+    """The data that a method may use at the start of a stage: features of images without augmentation, and their labels."""
 
     train: Callable[[], tuple[Tensor, Tensor]]
     val: Callable[[], tuple[Tensor, Tensor]] | None
     rng: torch.Generator
-    """On the CPU, its seed a function of the run's and the stage."""
+    """A generator on the CPU, seeded by the run's seed and the stage."""
 
 
 class Method(nn.Module):
-    """A network with an objective. Subclasses name their `settings`, and give `after_trunk`, or `loss` where more than one
-    view is seen; those of several stages list them in `make_stages`."""
+    """A network with an objective.
 
-    BY_SETTINGS: ClassVar[dict[type[MethodConfig], type["Method"]]] = {}
+    A subclass names its settings in its header, `class PaCo(Method, settings="paco")`, and defines `loss_from_features`, or
+    `loss` if it needs more than one view. A method of several stages lists them in `make_stages`.
+
+    The engine calls for each step: `loss`, backward, `after_backward`, optimizer step, `after_step`; before each epoch
+    `on_epoch_start`; and before each stage `set_stage`, and then `on_stage_start` unless the stage is resumed.
+    """
+
+    BY_SETTINGS: ClassVar[dict[str, type[Method]]] = {}
+    """All methods by the name of their settings."""
 
     two_views: ClassVar[bool] = False
     config: Any
     log_prior_C: Tensor
 
-    def __init_subclass__(cls, settings: type[MethodConfig] | None = None, **kwargs: Any) -> None:
+    def __init_subclass__(cls, settings: str | type[MethodConfig] | None = None, **kwargs: Any) -> None:
+        """Register a method by the class of its settings, or by their name, which does not import that class."""
         super().__init_subclass__(**kwargs)
         if settings is not None:
-            Method.BY_SETTINGS[settings] = cls
+            Method.BY_SETTINGS[settings if isinstance(settings, str) else settings.name] = cls
 
     def __init__(self, net: Classifier, counts_C: Tensor, config: Config) -> None:
+        """Create a method.
+
+        Args:
+            net: The network that `build_network` returned.
+            counts_C: The number of training images of each class.
+            config: The configuration of the run; the method keeps `config.method` as `self.config`.
+        """
         super().__init__()
         self.net, self.config, self.counts_C = net, config.method, counts_C
         self.stages = self.make_stages(config)
@@ -90,170 +110,186 @@ class Method(nn.Module):
     # The network
 
     @classmethod
-    def network(cls, config: Config, classes: int, pretrained: bool) -> Classifier:
-        """Trunk and head, before the method is made of them."""
-        trunk = cls.trunk(config, pretrained)
+    def build_network(cls, config: Config, classes: int, pretrained: bool) -> Classifier:
+        """Return the network that is deployed: backbone and head."""
+        trunk = cls.build_trunk(config, pretrained)
         return Classifier(trunk, cls.head(trunk.width, classes, config))
 
     @classmethod
-    def trunk(cls, config: Config, pretrained: bool) -> Trunk:
+    def build_trunk(cls, config: Config, pretrained: bool) -> Trunk:
+        """Return the backbone, with the parts frozen that the configuration says."""
+        from longtail.models.backbones import make_body, sized, wrap  # imports timm
+        from longtail.models.split_resnets import early_convolutions
+
         name, size, learns = config.model.name, config.data.image_size, config.model.trainable
         net = make_body(name, pretrained, **sized(name, size))
-        fixed = early_convolutions(net, name) if learns == "last-block" else []
+        frozen = early_convolutions(net, name) if learns == "last-block" else []
         trunk = wrap(cls.body(net, config), name, size)
-        trunk.fix(fixed)
+        trunk.fix(frozen)
         if learns == "head":
             trunk.hold(net)
         return trunk
 
     @classmethod
     def body(cls, net: nn.Module, config: Config) -> nn.Module:
-        """What the trunk has inside: the network of that name, or one put together from it."""
+        """Return the network inside the backbone: `net`, or another one that is made of its parts."""
         return net
 
     @classmethod
     def head(cls, width: int, classes: int, config: Config) -> nn.Module:
+        """Return the classifier for features of this width."""
         return linear_head(width, classes, config.model.bias)
 
     # Stages
 
     def make_stages(self, config: Config) -> tuple[Stage, ...]:
+        """Return the stages of training, in order."""
         return (self.first_stage(config),)
 
     def first_stage(self, config: Config, **changes: Any) -> Stage:
-        """What most methods have alone."""
+        """Return the only stage of most methods, with changes to the fields of `Stage`."""
         usual = {"name": "train", "two_views": self.two_views, "sampler": config.train.sampler}
-        asked: dict[str, Any] = usual | changes
-        return Stage(epochs=config.train.epochs, optim=config.optim, **asked)
+        fields: dict[str, Any] = usual | changes
+        return Stage(epochs=config.train.epochs, optim=config.optim, **fields)
 
-    def chosen(self) -> dict[str, float]:
-        """What settings of `auto` came to, for the record."""
+    def resolved_settings(self) -> dict[str, float]:
+        """Return the values of settings that were `auto`, for the record."""
         return {}
 
     def check(self, validated: bool) -> None:
-        """A UserError if it cannot be trained so; `validated` is whether there are validation images."""
+        """Raise a UserError if the method cannot be trained; `validated` says whether there are validation images."""
 
-    def enter(self, stage: Stage) -> None:
-        """Choose what learns in this stage."""
+    def set_stage(self, stage: Stage) -> None:
+        """Set which parameters are trained in this stage."""
         self.stage = stage
         self.net.trunk.requires_grad_(not stage.frozen)
 
-    def begin(self, start: Start) -> None:
-        """What happens once when a stage begins, and not when it is resumed: weights drawn anew, or taken from features."""
+    def on_stage_start(self, start: Start) -> None:
+        """Prepare a stage, once and not when it is resumed, for example by new weights or class means."""
 
-    def start_epoch(self, epoch: int, epochs: int) -> None:
-        """Whatever changes with the epoch (from 0) of a stage, in tensors that a captured step knows: in place."""
+    def on_epoch_start(self, epoch: int, epochs: int) -> None:
+        """Change what depends on the epoch (from 0) of a stage. Tensors must be changed in place for captured steps."""
 
-    def groups(self) -> list[dict[str, Any]]:
-        """What learns, for the optimizer; a group may have a `weight_decay` and an `lr_scale` of its own."""
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Return the parameters to train as groups of the optimizer, which may have a `weight_decay` and an `lr_scale`."""
         return [{"params": [p for p in self.parameters() if p.requires_grad]}]
 
-    def train(self, mode: bool = True) -> "Method":
+    def train(self, mode: bool = True) -> Method:
         super().train(mode)
         if self.stage.frozen and not self.stage.shift_norm:
-            self.net.trunk.eval()  # its batch-norm averages are frozen too
+            self.net.trunk.eval()  # the batch-norm averages are frozen, too
         return self
 
     # A step
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        """The scalar "loss", and beside it whatever is worth a line in the log."""
-        return self.after_trunk(self.features(batch.query), batch.y_B, *(batch.mixed or ()))
+        """Return the scalar "loss", and other values for the log."""
+        return self.loss_from_features(self.features(batch.query), batch.y_B, *(batch.mixed or ()))
 
-    def after_trunk(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
-        """The terms of the loss from the trunk's features: many small operations, which a compiler can make few of."""
+    def loss_from_features(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
+        """Return what `loss` returns. This part has many small operations, which `compile` fuses.
+
+        Args:
+            x_BF: The features of the backbone.
+            y_B: The labels.
+            mixed: The fields of `Mixed` if the stage uses mixup.
+        """
         raise NotImplementedError
 
     def compile(self, *_: Any, **__: Any) -> None:
-        """Let torch.compile have what follows the trunk; sizes are fixed in training."""
-        self.after_trunk = compiled(self.after_trunk)  # type: ignore[method-assign]
+        """Compile what follows the backbone; tensors have fixed sizes in training."""
+        self.loss_from_features = compiled(self.loss_from_features)  # type: ignore[method-assign]
 
-    def after_backward(self, beside: SideStream) -> None:
-        """Whatever can go on beside the optimizer: queues."""
+    def after_backward(self, side: SideStream) -> None:
+        """Start what can run in parallel to the optimizer, for example a queue."""
 
     def after_step(self) -> None:
-        """Whatever follows the optimizer: momentum networks."""
+        """Do what follows the optimizer step, for example an update of a momentum network."""
 
-    # What deploys
+    # The deployed network
 
     @property
     def class_weights(self) -> nn.Parameter:
-        """The classifier's weights (…, C, F) of this stage, a row to a class: in PaCo its center."""
+        """The weights (…, C, F) of the classifier in this stage, one row for each class."""
         return self.net.get_parameter("head.weight")
 
     @property
     def linear(self) -> nn.Linear:
-        """The head of most methods."""
+        """The linear head that most methods have."""
         assert isinstance(self.net.head, nn.Linear)
         return self.net.head
 
     def features(self, x: Tensor) -> Tensor:
+        """Return the features of images."""
         return self.net.trunk(x)
 
     def classify(self, x_BF: Tensor) -> Tensor:
+        """Return the logits of features."""
         return self.net.head(x_BF)
 
-    def figures(self, x_BF: Tensor) -> dict[str, float]:
-        """What else is worth a figure in metrics.json, from the features of the test set."""
+    def extra_metrics(self, x_BF: Tensor) -> dict[str, float]:
+        """Return additional entries of metrics.json, from the features of the test set."""
         return {}
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits that deploy: without prior."""
+        """Return the logits of images as they are deployed, without a prior."""
         return self.classify(self.features(x))
 
     @property
-    def deciding(self) -> Stage:
-        """The stage in which the classifier learned."""
+    def classifier_stage(self) -> Stage:
+        """The stage that trained the classifier."""
         return [stage for stage in self.stages if stage.epochs][-1]
 
     def prior(self) -> Tensor:
-        """The class frequencies for which the logits are meant, (C,) in float64: those its classifier saw, unless its loss
-        takes account of them. For other frequencies add the logarithm of their ratio to these to the logits."""
-        return class_shares(self.deciding.sampler, self.counts_C.cpu(), done=1.0)
+        """Return the class frequencies that the logits assume, (C,) in float64.
 
-    def only_deployed(self) -> "Method":
-        """Without what training alone needs: key networks, projections, queues."""
+        They are those that the classifier was trained with, unless the loss accounts for them. For other frequencies add the
+        log of their ratio to these to the logits.
+        """
+        return class_shares(self.classifier_stage.sampler, self.counts_C.cpu(), done=1.0)
+
+    def prior_after(self, log_shift_C: Tensor) -> Tensor:
+        """Return the `prior` of a loss that adds log_shift_C to the logits in training, and not in deployment."""
+        return reweighted(Method.prior(self), (-log_shift_C.double()).exp())
+
+    def drop_training_modules(self) -> Method:
+        """Remove what only training needs (key networks, projections, queues), and return the method."""
         for name in [name for name, _ in self.named_children() if name != "net"]:
             setattr(self, name, None)
         return self
 
 
 def compiled(work: Callable[..., Any]) -> Callable[..., Any]:
-    """For matrices of some hundred rows: a row is one thread block's, not several's with a second kernel to join them."""
-    return torch.compile(work, dynamic=False, options={"split_reductions": False})
+    """Return a compiled function; `compile_options` says how."""
+    return torch.compile(work, **compile_options())
+
+
+def compile_options() -> dict[str, Any]:
+    """Return the arguments of torch.compile for matrices of some hundred rows: one thread block reduces a whole row."""
+    return {"dynamic": False, "options": {"split_reductions": False}}
 
 
 def log_frequencies(counts_C: Tensor) -> Tensor:
-    """log q(y), from the images of each class."""
+    """Return log q(y) from the number of images of each class."""
     return (counts_C.double() / counts_C.sum()).log().float()
 
 
-def largest(logits: Tensor) -> Tensor:
-    """Of their magnitudes; row by row first, which a compiler does along with the loss."""
-    return magnitudes(logits).amax()
-
-
-def magnitudes(logits: Tensor) -> Tensor:
-    """The largest of each row."""
-    return logits.detach().abs().amax(1)
+def max_abs(logits: Tensor) -> Tensor:
+    """Return the largest magnitude; row by row first, which a compiler fuses with the loss."""
+    return row_max_abs(logits).amax()
 
 
 def accuracy(logits_BC: Tensor, y_B: Tensor) -> Tensor:
-    """Share of anchors whose largest logit is their own, in percent."""
-    return share_right(logits_BC.detach().argmax(1), y_B)
+    """Return the percentage of images whose largest logit is that of their class."""
+    return percent_correct(logits_BC.detach().argmax(1), y_B)
 
 
 def reweighted(shares_C: Tensor, weight_C: Tensor) -> Tensor:
-    """Class frequencies times a weight each, summing to 1; a class that never came stays at 0."""
+    """Return class frequencies multiplied by weights, normalized to sum to 1; a frequency of 0 remains 0."""
     product_C = torch.where(shares_C > 0, shares_C * weight_C.double().cpu(), 0.0)
     return product_C / product_C.sum()
 
 
-def alike(shares_C: Tensor) -> Tensor:
-    """The same for every class that came."""
+def uniform_prior(shares_C: Tensor) -> Tensor:
+    """Return equal frequencies for all classes whose frequency is not 0."""
     return reweighted(shares_C, 1 / shares_C)
-
-
-def share_right(guess_B: Tensor, y_B: Tensor) -> Tensor:
-    """In percent."""
-    return 100 * (guess_B == y_B).to(torch.float32).mean()

@@ -5,12 +5,12 @@ from torch import Tensor, nn
 
 from longtail import config as cfg
 from longtail.losses import cross_entropy_loss
-from longtail.methods.base import Batch, Method, Stage, accuracy, alike
+from longtail.methods.base import Batch, Method, Stage, accuracy, uniform_prior
 from longtail.models.heads import Classifier
 from longtail.models.split_resnets import TwinBlock
 
 
-class BBN(Method, settings=cfg.BBN):
+class BBN(Method, settings="bbn"):
     """The weight a of the first branch falls from 1 to 0 along a parabola; at test both count alike."""
 
     a: Tensor
@@ -34,17 +34,17 @@ class BBN(Method, settings=cfg.BBN):
 
     def prior(self) -> Tensor:
         """One branch has the frequencies and one their inverse: their sum has none."""
-        return alike(super().prior())
+        return uniform_prior(super().prior())
 
-    def start_epoch(self, epoch: int, epochs: int) -> None:
+    def on_epoch_start(self, epoch: int, epochs: int) -> None:
         self.a.fill_(1 - (epoch / epochs) ** 2)
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         assert batch.partner is not None
         left_BF, right_BF = self.net.trunk(batch.query, "left"), self.net.trunk(batch.partner.query, "right")
-        return self.after_trunk(torch.cat([left_BF, right_BF], 1), batch.y_B, batch.partner.y_B)
+        return self.loss_from_features(torch.cat([left_BF, right_BF], 1), batch.y_B, batch.partner.y_B)
 
-    def after_trunk(self, x_BF: Tensor, y_B: Tensor, *partner: Tensor) -> dict[str, Tensor]:
+    def loss_from_features(self, x_BF: Tensor, y_B: Tensor, *partner: Tensor) -> dict[str, Tensor]:
         (other_B,), a = partner, self.a
         left_BF, right_BF = x_BF.chunk(2, 1)
         logits_BC = self.classify(torch.cat([2 * a * left_BF, 2 * (1 - a) * right_BF], 1))

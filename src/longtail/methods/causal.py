@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from longtail import config as cfg
 from longtail.errors import UserError
-from longtail.methods.base import Batch, alike
+from longtail.methods.base import Batch, uniform_prior
 from longtail.methods.softmax import CrossEntropy
 from longtail.models.heads import Classifier
 from longtail.models.side_stream import SideStream
@@ -43,7 +43,7 @@ def heads(x: Tensor, number: int) -> Tensor:
     return x.unflatten(1, (number, -1))
 
 
-class CausalNorm(CrossEntropy, settings=cfg.CausalNorm):
+class CausalNorm(CrossEntropy, settings="causal-norm"):
     config: cfg.CausalNorm
 
     def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
@@ -66,14 +66,14 @@ class CausalNorm(CrossEntropy, settings=cfg.CausalNorm):
 
     def prior(self) -> Tensor:
         """What the removal of the drift aims at; the loss does not imply it."""
-        return alike(super().prior())
+        return uniform_prior(super().prior())
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         x_BF = self.features(batch.query)
         self.means.append(x_BF.detach().mean(0))
-        return self.after_trunk(x_BF, batch.y_B)
+        return self.loss_from_features(x_BF, batch.y_B)
 
-    def after_backward(self, beside: SideStream) -> None:
+    def after_backward(self, side: SideStream) -> None:
         drift_F = self.net.get_buffer("head.drift_F")
         for mean_F in self.means:
             drift_F.mul_(self.config.drift).add_(mean_F)

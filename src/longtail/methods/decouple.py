@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from longtail import config as cfg
 from longtail.errors import UserError
-from longtail.methods.base import Stage, Start, alike
+from longtail.methods.base import Stage, Start, uniform_prior
 from longtail.methods.softmax import CrossEntropy
 from longtail.methods.stages import linear_stage
 from longtail.models.heads import ScaledHead, linear_head
@@ -14,18 +14,18 @@ from longtail.models.heads import ScaledHead, linear_head
 POWERS = [p / 10 for p in range(21)]
 
 
-class CRT(CrossEntropy, settings=cfg.CRT):
+class CRT(CrossEntropy, settings="crt"):
     """Classifier re-training: a new linear classifier on the frozen trunk, its images drawn class-balanced."""
 
     def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
         return self.first_stage(config), linear_stage(config, sampler="balanced")
 
-    def begin(self, start: Start) -> None:
+    def on_stage_start(self, start: Start) -> None:
         if self.stage.frozen:
             redraw(self.linear, start.rng)
 
 
-class LWS(CrossEntropy, settings=cfg.LWS):
+class LWS(CrossEntropy, settings="lws"):
     """Learnable weight scaling: a factor per class on the frozen network, images drawn class-balanced."""
 
     def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
@@ -35,13 +35,13 @@ class LWS(CrossEntropy, settings=cfg.LWS):
     def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
         return ScaledHead(width, classes, config.model.bias)
 
-    def enter(self, stage: Stage) -> None:
-        super().enter(stage)
+    def set_stage(self, stage: Stage) -> None:
+        super().set_stage(stage)
         for name, parameter in self.net.head.named_parameters():
             parameter.requires_grad_((name == "scale_C") == stage.frozen)
 
 
-class TauNorm(CrossEntropy, settings=cfg.TauNorm):
+class TauNorm(CrossEntropy, settings="tau-norm"):
     """w_c / |w_c|^tau, without bias: nothing is trained, tau is chosen on the validation split."""
 
     config: cfg.TauNorm
@@ -57,7 +57,7 @@ class TauNorm(CrossEntropy, settings=cfg.TauNorm):
         return self.first_stage(config), Stage("normalize", 0, config.optim)
 
     @torch.no_grad()
-    def begin(self, start: Start) -> None:
+    def on_stage_start(self, start: Start) -> None:
         if self.stage.name != "normalize":
             return
         power = self.config.power if self.config.power is not None else self.best_power(start)
@@ -67,7 +67,7 @@ class TauNorm(CrossEntropy, settings=cfg.TauNorm):
 
     def prior(self) -> Tensor:
         """What rows of one length aim at; no loss implies it."""
-        return alike(super().prior())
+        return uniform_prior(super().prior())
 
     def best_power(self, start: Start) -> float:
         """By the mean over classes of their accuracy; of equals the smallest."""
@@ -77,7 +77,7 @@ class TauNorm(CrossEntropy, settings=cfg.TauNorm):
         return POWERS[int(torch.stack(scores).argmax())]
 
 
-class NCM(CrossEntropy, settings=cfg.NCM):
+class NCM(CrossEntropy, settings="ncm"):
     """The nearest class mean of the training images' features; it is a linear classifier too."""
 
     config: cfg.NCM
@@ -90,7 +90,7 @@ class NCM(CrossEntropy, settings=cfg.NCM):
         return linear_head(width, classes)
 
     @torch.no_grad()
-    def begin(self, start: Start) -> None:
+    def on_stage_start(self, start: Start) -> None:
         if self.stage.name != "means":
             return
         mean_CF = class_means(*start.train(), len(self.log_prior_C))
@@ -102,7 +102,7 @@ class NCM(CrossEntropy, settings=cfg.NCM):
 
     def prior(self) -> Tensor:
         """A distance knows no frequencies."""
-        return alike(super().prior())
+        return uniform_prior(super().prior())
 
 
 def redraw(head: nn.Linear, rng: torch.Generator) -> None:

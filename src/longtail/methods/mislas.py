@@ -12,7 +12,7 @@ from longtail.methods.stages import linear_stage
 from longtail.models.heads import Classifier, ScaledHead
 
 
-class MiSLAS(Softmax, settings=cfg.MiSLAS):
+class MiSLAS(Softmax, settings="mislas"):
     config: cfg.MiSLAS
     smooth_C: Tensor
 
@@ -30,14 +30,14 @@ class MiSLAS(Softmax, settings=cfg.MiSLAS):
     def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
         return ScaledHead(width, classes, config.model.bias)
 
-    def enter(self, stage: Stage) -> None:
-        super().enter(stage)
+    def set_stage(self, stage: Stage) -> None:
+        super().set_stage(stage)
         self.net.get_parameter("head.scale_C").requires_grad_(stage.frozen)
 
-    def groups(self) -> list[dict[str, Any]]:
+    def param_groups(self) -> list[dict[str, Any]]:
         """In the second stage the classifier learns more slowly than the factors per class."""
         if not self.stage.frozen:
-            return super().groups()
+            return super().param_groups()
         head = dict(self.net.head.named_parameters())
         scale = head.pop("scale_C")
         return [{"params": list(head.values()), "lr_scale": self.config.classifier_lr}, {"params": [scale]}]

@@ -4,12 +4,13 @@ from torch import Tensor
 
 from longtail import config as cfg
 from longtail.losses import balanced_softmax_loss, cross_entropy_loss, effective_number_weights, supcon_loss
-from longtail.methods.base import accuracy, largest, reweighted
-from longtail.methods.contrast import MomentumContrast
+from longtail.methods.base import accuracy, max_abs
+from longtail.methods.contrast import gather_contrast_set
+from longtail.methods.paco import MomentumContrast
 from longtail.models.heads import Classifier
 
 
-class MultiTask(MomentumContrast, settings=cfg.MultiTask):
+class MultiTask(MomentumContrast, settings="multi-task"):
     config: cfg.MultiTask
     weight_C: Tensor
 
@@ -18,15 +19,15 @@ class MultiTask(MomentumContrast, settings=cfg.MultiTask):
         self.register_buffer("weight_C", effective_number_weights(counts_C, self.config.beta), persistent=False)
 
     def prior(self) -> Tensor:
-        drawn_C = super().prior()
-        return reweighted(drawn_C, (-self.log_prior_C.double()).exp()) if self.config.rebalance else drawn_C
+        return self.prior_after(self.log_prior_C) if self.config.rebalance else super().prior()
 
-    def after_projections(self, x_BF: Tensor, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> dict[str, Tensor]:
+    def loss_from_projections(self, x_BF: Tensor, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> dict[str, Tensor]:
         c, logits_BC = self.config, self.classify(x_BF)
-        contrast_BM, y_M, drop_BM = self.contrast(q_BD, k_BD, y_B)
+        samples = gather_contrast_set(q_BD, k_BD, y_B, self.queue, c.contrast)
+        contrast_BM, y_M = samples.products(), samples.y_M
         weight_B = self.weight_C[y_B] if c.supcon == "reweighted" else None
         log_prior_M = self.log_prior_C[y_M.clamp(min=0)] if c.supcon == "balanced" else None
-        contrast = supcon_loss(contrast_BM, y_B, y_M, drop_BM, c.tau, weight_B, log_prior_M)
+        contrast = supcon_loss(contrast_BM, y_B, y_M, samples.drop_mask(), c.tau, weight_B, log_prior_M)
         softmax = (
             balanced_softmax_loss(logits_BC, y_B, self.log_prior_C)
             if c.rebalance
@@ -37,5 +38,5 @@ class MultiTask(MomentumContrast, settings=cfg.MultiTask):
             "accuracy": accuracy(logits_BC, y_B),
             "softmax": softmax,
             "contrast": contrast,
-            "contrast_logit": largest(contrast_BM) / c.tau,
+            "contrast_logit": max_abs(contrast_BM) / c.tau,
         }

@@ -46,7 +46,7 @@ def squared_distance(x_BF: Tensor, m_CF: Tensor) -> Tensor:
     return ((x_BF**2).sum(1, keepdim=True) - 2 * x_BF @ m_CF.T + (m_CF**2).sum(1)).clamp(min=0)
 
 
-class OLTR(Method, settings=cfg.OLTR):
+class OLTR(Method, settings="oltr"):
     """Stage 1: cross-entropy. Stage 2, on images drawn class-balanced: attention, memory and cosine classifier."""
 
     config: cfg.OLTR
@@ -72,31 +72,31 @@ class OLTR(Method, settings=cfg.OLTR):
     def class_weights(self) -> nn.Parameter:
         return self.net.get_parameter("head.weight" if self.parts[1].uses_memory else "head.linear.weight")
 
-    def enter(self, stage: Stage) -> None:
-        super().enter(stage)
+    def set_stage(self, stage: Stage) -> None:
+        super().set_stage(stage)
         second = stage.name == "memory"
         body, head = self.parts
         body.attends = head.uses_memory = second
         for part in (body.attention, head.select, head.weight, head.centroid_CF):
             part.requires_grad_(second)
 
-    def groups(self) -> list[dict[str, Any]]:
+    def param_groups(self) -> list[dict[str, Any]]:
         """In the second stage the trunk moves more slowly than what is new."""
         if self.stage.name != "memory":
-            return super().groups()
+            return super().param_groups()
         trunk = list(self.parts[0].shared.parameters())
         known = {id(p) for p in trunk}
         new = [p for p in self.parameters() if p.requires_grad and id(p) not in known]
         return [{"params": new}, {"params": trunk, "lr_scale": self.config.trunk_lr}]
 
     @torch.no_grad()
-    def begin(self, start: Start) -> None:
+    def on_stage_start(self, start: Start) -> None:
         """The memory is what the first stage has learned: its class means, and its classifier to recall them by."""
         if self.stage.name == "memory":
             means_CF = class_means(*start.train(), len(self.log_prior_C))
             self.net.get_parameter("head.centroid_CF").copy_(means_CF)
 
-    def after_trunk(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
+    def loss_from_features(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
         logits_BC = self.classify(x_BF)
         loss = cross_entropy_loss(logits_BC, y_B)
         if self.stage.name == "memory":

@@ -1,109 +1,105 @@
-"""PaCo: the query trunk feeds the class centers (the classifier's rows, through F = identity) and the projection G at once."""
+"""PaCo, and the momentum contrast (MoCo) that it shares with SupCon and the multi-task baselines.
 
-from typing import NamedTuple
+    query view -> backbone -> features x -> projection G -> query q
+    key view   -> key encoder, a moving average of backbone and G -> key k
 
-import torch
+The features are compared with the class centers, which are the rows of the linear classifier. The queries are compared with the
+other queries, the keys, and the queue of past keys. `losses/paco.py` has the equation.
+
+Shapes: B images, F features, D projected width, C classes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from torch import Tensor, nn
 
-from longtail import config as cfg
-from longtail import theory
-from longtail.data.samplers import class_shares
-from longtail.losses import AnchorTerms, Samples, chunk_for, chunked_terms, paco_terms
-from longtail.methods.base import Batch, magnitudes, reweighted, share_right
-from longtail.methods.contrast import Contrast, Met, MomentumContrast
-from longtail.models.heads import Classifier
+from longtail.losses.paco import paco_objective
+from longtail.methods.base import Batch, Method, compile_options, compiled
+from longtail.methods.contrast import gather_contrast_set, make_loss_params
+from longtail.models.heads import ProjectionHead
+from longtail.models.momentum import KeyEncoder, LabeledQueue
+from longtail.models.side_stream import SideStream
+
+if TYPE_CHECKING:
+    from longtail import config as cfg
 
 
-class Numbers(NamedTuple):
-    """What the loss takes beside anchors and partners, in the order in which it takes it."""
+class MomentumContrast(Method):
+    """The step that methods with a key encoder and a queue share. Subclasses define `loss_from_projections`."""
 
-    log_prior_C: Tensor | None
-    alpha: float
-    tau: float
-    center_tau: float
-    smoothing: float
+    two_views = True
+    config: cfg.MomentumContrast
 
-    @staticmethod
-    def of(config: cfg.PaCo | cfg.GPaCo, alpha: float, log_prior_C: Tensor) -> "Numbers":
-        prior_C = log_prior_C if config.rebalance else None
-        return Numbers(prior_C, alpha, config.tau, config.center_tau, config.smoothing)
-
-
-class Centered(Contrast):
-    """Anchors meet samples and centers: Eq. 8, or Eq. 4 without rebalance."""
-
-    config: cfg.PaCo | cfg.GPaCo
-
-    def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
+    def __init__(self, net: Any, counts_C: Tensor, config: cfg.Config) -> None:
         super().__init__(net, counts_C, config)
-        c, train = self.config, config.train
-        if c.alpha == "auto":
-            shares_C = class_shares(train.sampler, counts_C, done=0.5)  # where they change, those halfway
-            batch = train.batch_size * (train.processes if c.contrast == "global" else 1)
-            self.alpha = theory.auto_alpha(shares_C, c.queue, batch)
-        else:
-            self.alpha = c.alpha
+        c = self.config
+        self.G = ProjectionHead(net.trunk.width, c.projection_hidden, c.projection_dim, c.projection_norm)
+        self.queue = LabeledQueue(c.queue, c.projection_dim)
+        self.key = KeyEncoder(self.query_network(), c.momentum, c.key_norm)
+        self.shuffle = self.key.make_shuffle()
 
-    def chosen(self) -> dict[str, float]:
-        return {"alpha": self.alpha} if self.config.alpha == "auto" else {}
-
-    def after_projections(self, x_BF: Tensor, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> dict[str, Tensor]:
-        met = self.samples(q_BD, k_BD, y_B)
-        return loss_terms(x_BF, q_BD, y_B, met, self.linear, self.numbers(), self.config.chunk)
-
-    def numbers(self) -> Numbers:
-        return Numbers.of(self.config, self.alpha, self.log_prior_C)
-
-    def prior(self) -> Tensor:
-        drawn_C = super().prior()
-        return reweighted(drawn_C, (-self.log_prior_C.double()).exp()) if self.config.rebalance else drawn_C
-
-
-class PaCo(Centered, MomentumContrast, settings=cfg.PaCo):
-    config: cfg.PaCo
-
-
-class GPaCo(Centered, settings=cfg.GPaCo):
-    """Cui et al., 2023: no key network; both views go through the one network and are anchors, and the queue has the second."""
-
-    G_layers = 3
-    config: cfg.GPaCo
+    def query_network(self) -> nn.Sequential:
+        """Return the network that the key encoder follows."""
+        return nn.Sequential(self.net.trunk, self.G)
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the "loss" of a batch, and values for the log. The keys will enter the queue after the backward pass."""
         assert batch.key is not None
-        x_BF = self.features(torch.cat([batch.query, batch.key]))  # twice as many anchors as images
-        q_BD = self.project(self.G, x_BF)
-        self.fresh.append((q_BD[len(batch.y_B) :].detach(), batch.y_B))
-        return self.after_projections(x_BF, q_BD, q_BD[:0], batch.y_B.repeat(2))
+        side = SideStream(batch.key.device)  # queries and keys are independent of each other until the loss
+        k_BD = side.run(self.key, batch.key, self.shuffle)
+        x_BF = self.net.trunk(batch.query)
+        q_BD = self.G(x_BF)
+        side.join()
+        self.queue.waiting.append((k_BD, batch.y_B))
+        return self.loss_from_projections(x_BF, q_BD, k_BD, batch.y_B)
+
+    def loss_from_projections(self, x_BF: Tensor, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> dict[str, Tensor]:
+        """Return what `loss` returns. `compile` fuses the operations of this part.
+
+        Args:
+            x_BF: The features of the query views.
+            q_BD: Their projections.
+            k_BD: The keys of the key views, without gradient.
+            y_B: The labels of the images.
+        """
+        raise NotImplementedError
+
+    def after_backward(self, side: SideStream) -> None:
+        """Push the keys of the step into the queue."""
+        self.queue.push_waiting(side)
+
+    def after_step(self) -> None:
+        """Move the key encoder toward the query network."""
+        self.key.follow(self.query_network())
+
+    def compile(self, *_: Any, **__: Any) -> None:
+        super().compile()
+        self.loss_from_projections = compiled(self.loss_from_projections)  # type: ignore[method-assign]
+        for head in (self.G, self.key.net.get_submodule("1")):
+            head.compile(**compile_options())
 
 
-def loss_terms(
-    x_BF: Tensor, q_BD: Tensor, y_B: Tensor, met: Met, centers: nn.Linear, numbers: Numbers, chunk: int
-) -> dict[str, Tensor]:
-    """Anchors, by their features and queries, against centers and samples: the loss, and what the log has beside it."""
-    chunk = chunk_for(chunk, len(y_B), len(centers.weight) + len(met.y_M))
-    given = x_BF, q_BD, y_B, met, centers, numbers
-    terms = in_chunks(*given, chunk) if chunk else at_once(*given)
-    return {
-        "loss": terms.loss_B.mean(),
-        "accuracy": share_right(terms.guess_B, y_B),
-        "P_sup": terms.P_sup_B.detach().mean(),
-        "center_logit": terms.center_B.amax() / numbers.center_tau,
-        "contrast_logit": terms.contrast_B.amax() / numbers.tau,
-    }
+class PaCo(MomentumContrast, settings="paco"):
+    """Parametric contrastive learning (Cui et al., 2021): Eq. 8, or Eq. 4 without `rebalance`."""
 
+    config: cfg.PaCo
 
-def at_once(x_BF: Tensor, q_BD: Tensor, y_B: Tensor, met: Met, centers: nn.Linear, numbers: Numbers) -> AnchorTerms:
-    contrast_BM, y_M, drop_BM = met.with_anchors(q_BD)
-    center_BC = centers(x_BF)
-    terms = paco_terms(center_BC, contrast_BM, y_B, y_M, drop_BM, *numbers)
-    return AnchorTerms(*terms, center_BC.detach().argmax(1), magnitudes(center_BC), magnitudes(contrast_BM))
+    def __init__(self, net: Any, counts_C: Tensor, config: cfg.Config) -> None:
+        super().__init__(net, counts_C, config)
+        self.params = make_loss_params(config, counts_C)
 
+    def loss_from_projections(self, x_BF: Tensor, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> dict[str, Tensor]:
+        c, centers = self.config, self.net.head
+        assert isinstance(centers, nn.Linear)
+        contrast = gather_contrast_set(q_BD, k_BD, y_B, self.queue, c.contrast)
+        log_prior_C = self.log_prior_C if c.rebalance else None
+        return paco_objective(x_BF, y_B, contrast, centers, log_prior_C, self.params, c.chunk)
 
-def in_chunks(
-    x_BF: Tensor, q_BD: Tensor, y_B: Tensor, met: Met, centers: nn.Linear, numbers: Numbers, chunk: int
-) -> AnchorTerms:
-    """The same for very many classes."""
-    itself_B = met.first + torch.arange(len(q_BD), device=y_B.device)
-    samples = Samples(q_BD, met.z_MD, met.y_M, itself_B)
-    return chunked_terms(x_BF, centers.weight, centers.bias, y_B, samples, *numbers, chunk=chunk)
+    def resolved_settings(self) -> dict[str, float]:
+        return {"alpha": self.params.alpha} if self.config.alpha == "auto" else {}
+
+    def prior(self) -> Tensor:
+        """Return uniform frequencies if the loss rebalances the centers, and otherwise those of training."""
+        return self.prior_after(self.log_prior_C) if self.config.rebalance else super().prior()

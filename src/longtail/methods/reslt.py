@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from longtail import config as cfg
 from longtail.losses import cross_entropy_loss
-from longtail.methods.base import Method, accuracy, alike
+from longtail.methods.base import Method, accuracy, uniform_prior
 from longtail.models.heads import Classifier, linear_head
 from longtail.models.split_resnets import LightBranches
 
@@ -27,7 +27,7 @@ class SharedHead(nn.Module):
         return self.each(x_BF).sum(0)
 
 
-class ResLT(Method, settings=cfg.ResLT):
+class ResLT(Method, settings="reslt"):
     config: cfg.ResLT
     learns_RC: Tensor  # which branch learns which class
 
@@ -52,9 +52,9 @@ class ResLT(Method, settings=cfg.ResLT):
 
     def prior(self) -> Tensor:
         """What its sum of branches aims at; the losses do not imply it."""
-        return alike(super().prior())
+        return uniform_prior(super().prior())
 
-    def after_trunk(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
+    def loss_from_features(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
         logits_RBC = self.net.head.each(x_BF)  # type: ignore[operator]
         fused_BC = logits_RBC.sum(0)
         fused, own = cross_entropy_loss(fused_BC, y_B), self.own_loss(logits_RBC, y_B)

@@ -70,7 +70,7 @@ def running_means(logits_BEC: Tensor) -> Tensor:
     return logits_BEC.cumsum(1) / torch.arange(1, logits_BEC.shape[1] + 1, device=logits_BEC.device)[:, None]
 
 
-class RIDE(Deferred, settings=cfg.RIDE):
+class RIDE(Deferred, settings="ride"):
     """Stage 1: LDAM for each expert, less its divergence from their mean. Stage 2: the router alone."""
 
     config: cfg.RIDE
@@ -107,20 +107,20 @@ class RIDE(Deferred, settings=cfg.RIDE):
         assert isinstance(self.net.head, ExpertHead)
         return self.net.head
 
-    def enter(self, stage: Stage) -> None:
-        super().enter(stage)
+    def set_stage(self, stage: Stage) -> None:
+        super().set_stage(stage)
         self.heads.routes = stage.frozen
         for name, parameter in self.heads.named_parameters():
             parameter.requires_grad_((name != "weight") == stage.frozen)
 
-    def start_epoch(self, epoch: int, epochs: int) -> None:
-        super().start_epoch(epoch, epochs)
+    def on_epoch_start(self, epoch: int, epochs: int) -> None:
+        super().on_epoch_start(epoch, epochs)
         if self.is_late(epoch, epochs):
             self.temperature_C.copy_(self.late_temperature_C)
         else:
             self.temperature_C.fill_(self.config.temperature)
 
-    def after_trunk(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
+    def loss_from_features(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
         x_BEF, logits_BEC = self.heads.each(x_BF)
         if self.stage.frozen:
             return self.router_terms(x_BEF, logits_BEC, y_B)
@@ -153,11 +153,11 @@ class RIDE(Deferred, settings=cfg.RIDE):
         return {"loss": loss, "accuracy": accuracy(logits_BC, y_B), "experts_asked": asked_B.float().mean()}
 
     @property
-    def deciding(self) -> Stage:
+    def classifier_stage(self) -> Stage:
         """The router's stage leaves the classifiers as they are."""
         return self.stages[0]
 
-    def figures(self, x_BF: Tensor) -> dict[str, float]:
+    def extra_metrics(self, x_BF: Tensor) -> dict[str, float]:
         if not self.heads.routes:
             return {"experts_asked": float(self.config.experts)}
         return {"experts_asked": float(self.heads.routed(*self.heads.each(x_BF))[1].float().mean())}

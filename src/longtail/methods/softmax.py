@@ -9,23 +9,22 @@ from torch import Tensor, nn
 from longtail import config as cfg
 from longtail.losses import (
     balanced_softmax_loss,
-    chunk_for,
-    chunked_terms,
     class_balanced_focal_loss,
     cross_entropy_loss,
     effective_number_weights,
     focal_loss,
     ldam_loss,
     ldam_margins,
+    softmax_objective,
 )
-from longtail.methods.base import Method, Stage, Start, accuracy, reweighted, share_right
+from longtail.methods.base import Method, Stage, Start, accuracy, reweighted
 from longtail.models.heads import Classifier, CosineHead, linear_head
 
 
 class Softmax(Method):
     """Subclasses give the `objective`; mixup mixes it as it mixed the images."""
 
-    def after_trunk(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
+    def loss_from_features(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
         logits_BC = self.classify(x_BF)
         loss = self.objective(logits_BC, y_B)
         if mixed:
@@ -38,14 +37,15 @@ class Softmax(Method):
 
 
 class Shifted(Softmax):
-    """Cross-entropy of the logits, plus a `shift` of each class in some methods; where classes are very many, in chunks."""
+    """Cross-entropy of the logits plus a `shift` of each class; in chunks where there are very many classes."""
 
     def shift(self) -> Tensor | None:
+        """Return what the loss adds to the logits of each class; None for nothing."""
         return None
 
     def prior(self) -> Tensor:
         shift_C = self.shift()
-        return super().prior() if shift_C is None else reweighted(super().prior(), (-shift_C.double()).exp())
+        return super().prior() if shift_C is None else self.prior_after(shift_C)
 
     def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
         shift_C = self.shift()
@@ -53,25 +53,22 @@ class Shifted(Softmax):
             return cross_entropy_loss(logits_BC, y_B)
         return balanced_softmax_loss(logits_BC, y_B, shift_C)
 
-    def after_trunk(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
-        c, classes = self.config, len(self.log_prior_C)
-        chunk = chunk_for(c.chunk, len(y_B), classes) if isinstance(c, cfg.Chunked) else 0
-        if not chunk:
-            return super().after_trunk(x_BF, y_B, *mixed)
-        terms = chunked_terms(x_BF, self.linear.weight, self.linear.bias, y_B, None, self.shift(), chunk=chunk)
-        return {"loss": terms.loss_B.mean(), "accuracy": share_right(terms.guess_B, y_B)}
+    def loss_from_features(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
+        if mixed or not isinstance(self.config, cfg.Chunked):
+            return super().loss_from_features(x_BF, y_B, *mixed)
+        return softmax_objective(x_BF, y_B, self.linear, self.shift(), self.config.chunk)
 
 
-class CrossEntropy(Shifted, settings=cfg.CrossEntropy):
+class CrossEntropy(Shifted, settings="ce"):
     """Without a shift."""
 
 
-class BalancedSoftmax(Shifted, settings=cfg.BalancedSoftmax):
+class BalancedSoftmax(Shifted, settings="balanced-softmax"):
     def shift(self) -> Tensor | None:
         return self.log_prior_C
 
 
-class LogitAdjustment(Shifted, settings=cfg.LogitAdjustment):
+class LogitAdjustment(Shifted, settings="logit-adjustment"):
     """In the loss; or post hoc, in the classifier's bias once it has been learned."""
 
     config: cfg.LogitAdjustment
@@ -89,13 +86,13 @@ class LogitAdjustment(Shifted, settings=cfg.LogitAdjustment):
         return None if self.config.post_hoc else self.adjustment()
 
     @torch.no_grad()
-    def begin(self, start: Start) -> None:
+    def on_stage_start(self, start: Start) -> None:
         if self.stage.name == "adjust":
             self.linear.bias.sub_(self.adjustment())
 
     def prior(self) -> Tensor:
         """Added in the loss or taken off afterwards, it is the same."""
-        return reweighted(Method.prior(self), (-self.adjustment().double()).exp())
+        return self.prior_after(self.adjustment())
 
     def adjustment(self) -> Tensor:
         """strength · log q(y); nothing for a class without training images, of which nothing is known."""
@@ -115,7 +112,7 @@ class Deferred(Softmax):
         late_C = effective_number_weights(counts_C, self.config.drw_beta)
         self.register_buffer("late_weight_C", late_C, persistent=False)
 
-    def start_epoch(self, epoch: int, epochs: int) -> None:
+    def on_epoch_start(self, epoch: int, epochs: int) -> None:
         late = self.is_late(epoch, epochs)
         self.weight_C.copy_(self.late_weight_C if late else torch.ones_like(self.weight_C))
 
@@ -127,14 +124,14 @@ class Deferred(Softmax):
         return epoch >= self.config.drw_from * epochs - 1e-6  # 0.55 · 100 is a little more than 55
 
 
-class Focal(Deferred, settings=cfg.Focal):
+class Focal(Deferred, settings="focal"):
     config: cfg.Focal
 
     def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
         return focal_loss(logits_BC, y_B, self.config.gamma, self.weight_C)
 
 
-class LDAM(Deferred, settings=cfg.LDAM):
+class LDAM(Deferred, settings="ldam"):
     config: cfg.LDAM
     margin_C: Tensor
 
@@ -152,7 +149,7 @@ class LDAM(Deferred, settings=cfg.LDAM):
         return ldam_loss(logits_BC / scale, y_B, self.margin_C, scale, self.weight_C)
 
 
-class ClassBalancedFocal(Softmax, settings=cfg.ClassBalancedFocal):
+class ClassBalancedFocal(Softmax, settings="cb-focal"):
     """A sigmoid per class, which the bias starts at 1/C; the bias is not decayed."""
 
     config: cfg.ClassBalancedFocal
@@ -168,7 +165,7 @@ class ClassBalancedFocal(Softmax, settings=cfg.ClassBalancedFocal):
         nn.init.constant_(head.bias, -math.log(max(classes - 1, 1)))
         return head
 
-    def groups(self) -> list[dict[str, Any]]:
+    def param_groups(self) -> list[dict[str, Any]]:
         bias = self.net.get_parameter("head.bias")
         rest = [p for p in self.parameters() if p.requires_grad and p is not bias]
         return [{"params": rest}, {"params": [bias], "weight_decay": 0.0}]

@@ -1,16 +1,19 @@
 """What stands on a trunk: classifiers, of which the linear one's rows are PaCo's centers, and the projection G."""
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longtail.models.backbones import Trunk
+if TYPE_CHECKING:
+    from longtail.models.backbones import Trunk
 
 
 class Classifier(nn.Module):
     """The deployable network: trunk and head. A linear head's rows are the class centers c_k (F is the identity)."""
 
-    def __init__(self, trunk: Trunk, head: nn.Module) -> None:
+    def __init__(self, trunk: "Trunk", head: nn.Module) -> None:
         super().__init__()
         self.trunk, self.head = trunk, head
 
@@ -58,3 +61,21 @@ def projection(width: int, hidden: int, out: int, norm: bool, layers: int = 2) -
             parts.append(nn.BatchNorm1d(hidden))
         parts.append(nn.ReLU())
     return nn.Sequential(*parts, nn.Linear(hidden, out))
+
+
+class ProjectionHead(nn.Sequential):
+    """The projection G of the features, normalized to length 1.
+
+    Args:
+        width: The width of the features.
+        hidden: The width of the hidden layers; 0 for that of the features.
+        out: The width of the projection.
+        norm: Whether there is batch norm between the layers.
+        layers: The number of linear layers.
+    """
+
+    def __init__(self, width: int, hidden: int, out: int, norm: bool, layers: int = 2) -> None:
+        super().__init__(*projection(width, hidden or width, out, norm, layers))
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        return F.normalize(super().forward(x_BF))

@@ -12,7 +12,7 @@ from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from longtail.models.collective import gather_with_gradient
+from longtail.distributed import gather_with_grad
 
 
 def convert(network: nn.Module, norm: str, ghost: int) -> None:
@@ -112,7 +112,7 @@ class Sync(CustomStatsBatchNorm):
     def normalize(self, x: Tensor) -> Tensor:
         exact = x.to(torch.promote_types(x.dtype, torch.float32))
         own_2C = torch.stack(torch.var_mean(exact, [d for d in range(x.dim()) if d != 1], correction=0))
-        var_WC, mean_WC = gather_with_gradient(own_2C[None]).unbind(1)
+        var_WC, mean_WC = gather_with_grad(own_2C[None]).unbind(1)
         mean_C = mean_WC.mean(0)
         var_C = var_WC.mean(0) + mean_WC.var(0, correction=0)  # within the processes, and between them
         self.follow(mean_C, var_C, len(mean_WC) * x.numel() // x.shape[1])

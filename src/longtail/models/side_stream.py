@@ -1,4 +1,4 @@
-"""Work beside the main line: on CUDA on another stream, which a captured step keeps as a branch of its graph."""
+"""Work in parallel to the main stream: on CUDA on another stream, which a captured step keeps as a branch of its graph."""
 
 import functools
 from collections.abc import Callable
@@ -9,18 +9,20 @@ from torch import Tensor
 
 
 class SideStream:
-    """`run` starts something that nobody needs before `join`, and gives what will be its result.
+    """A stream on which `run` starts work whose result is not needed before `join`. Without CUDA, `run` does the work at once.
 
-    The allocator thinks of memory as one stream's: what is handed over to be read beside is kept until `join`, and a result is
-    made known to the stream that joins.
+    The CUDA allocator assigns memory to one stream. Therefore the arguments of the work are kept until `join`, and its result
+    is made known to the stream that joins.
     """
 
     def __init__(self, device: torch.device, line: int = 0) -> None:
-        self.stream = _other(torch.cuda.current_stream(device), line) if device.type == "cuda" else None
+        """Choose the stream: each pair of the current stream and a number `line` has its own."""
+        self.stream = _find_stream(torch.cuda.current_stream(device), line) if device.type == "cuda" else None
         self.kept: list[object] = []
         self.results: list[Tensor] = []
 
     def run(self, work: Callable[..., Any], *args: object) -> Any:
+        """Start `work(*args)` after all that the current stream has queued so far; return its (future) result."""
         if self.stream is None:
             return work(*args)
         self.stream.wait_stream(torch.cuda.current_stream())
@@ -32,6 +34,7 @@ class SideStream:
         return result
 
     def join(self) -> None:
+        """Let the current stream wait for the work that was started."""
         if self.stream is not None:
             here = torch.cuda.current_stream()
             here.wait_stream(self.stream)
@@ -41,6 +44,6 @@ class SideStream:
 
 
 @functools.cache
-def _other(first: torch.cuda.Stream, line: int) -> torch.cuda.Stream:
-    """Of each stream and line its own, as urgent."""
+def _find_stream(first: torch.cuda.Stream, line: int) -> torch.cuda.Stream:
+    """Return the stream beside another one with this number, of the same priority."""
     return torch.cuda.Stream(first.device, priority=first.priority)

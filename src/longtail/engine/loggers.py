@@ -1,8 +1,8 @@
-"""Who hears of a run beside log.jsonl, the log of record: TensorBoard and Weights & Biases (`--log.loggers`).
+"""Loggers in addition to log.jsonl: TensorBoard and Weights & Biases (`--log.loggers`).
 
-A listener is told the rows that the log of record has and it has not, then every new one, and the final metrics: a resumed run
-doubles nothing, and one that listens from a resume on has the epochs before it too. Whatever goes wrong with a listener is said
-once, and the training goes on.
+A logger gets the rows of log.jsonl that it has not yet, then every new row, and the final metrics. Therefore a resumed run
+sends nothing twice, and a logger that is added by a resume also gets the earlier epochs. If a logger fails, the error is
+printed once, and training continues without it.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from typing import Any
 
 from longtail import files, run_folder
 from longtail.config import Config, LogConfig, to_dict
-from longtail.engine.distributed import is_first
+from longtail.distributed import is_main_process
 from longtail.errors import UserError
 from longtail.schema import count, validate
 
@@ -27,8 +27,8 @@ Row = dict[str, Any]
 WANDB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-def check(log: LogConfig) -> None:
-    """Before the work is done that they would hear of."""
+def check_loggers(log: LogConfig) -> None:
+    """Raise a UserError if the package of a logger is not installed."""
     for name in log.loggers:
         found = importlib.util.find_spec(name)
         if found is None or found.origin is None:  # or a folder of that name lies here, as both leave one
@@ -38,7 +38,7 @@ def check(log: LogConfig) -> None:
 
 
 def scalars(row: Row, group: str) -> dict[str, float]:
-    """The numbers of a row, named after the stage, as losses of different stages are not one curve."""
+    """Return the numbers of a row with the group in their names: losses of different stages are different curves."""
     kept = {key: value for key, value in row.items() if key not in ("epoch", "epochs")}
     return {f"{group}/{key}": float(value) for key, value in kept.items() if type(value) in (int, float)}
 
@@ -53,18 +53,18 @@ def parse_row(line: str) -> Row | None:
 
 
 class TensorBoard:
-    """Event files in the run folder, written anew at each start: what is there of epochs that are trained again goes."""
+    """Event files in the run folder. They are rewritten at each start, because epochs may be trained again."""
 
     def __init__(self, folder: Path, config: Config, seed: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        place = folder / run_folder.TENSORBOARD
-        files.remove(place)  # a link too, which is not followed
-        self.writer = SummaryWriter(str(place), purge_step=0)  # who watches forgets what it saw of the old files
-        self.writer.add_text("config", f"```json\n{json.dumps(described(config, seed), indent=1)}\n```", 0)
+        path = folder / run_folder.TENSORBOARD
+        files.remove(path)  # a link is removed, not followed
+        self.writer = SummaryWriter(str(path), purge_step=0)  # an open TensorBoard drops what it read of the old files
+        self.writer.add_text("config", f"```json\n{json.dumps(describe_config(config, seed), indent=1)}\n```", 0)
 
     def epoch(self, number: int, row: Row) -> None:
-        """Line `number` of the log of record, from 0."""
+        """Write line `number` of log.jsonl, from 0."""
         for name, value in scalars(row, row["stage"]).items():
             self.writer.add_scalar(name, value, number)
         self.writer.flush()
@@ -78,8 +78,10 @@ class TensorBoard:
 
 
 class WandB:
-    """A run there for each seed, grouped by OUT. Its id and the epochs it has are kept in the run folder: unlike TensorBoard's
-    files, what was sent cannot be taken back."""
+    """A W&B run for each seed, grouped by the output folder.
+
+    Its id and the number of epochs that were sent are stored in the run folder, because they cannot be sent again.
+    """
 
     def __init__(self, folder: Path, config: Config, seed: int) -> None:
         import wandb
@@ -97,10 +99,10 @@ class WandB:
             project=config.log.project,
             name=f"{out}/{folder.name}",
             group=out,
-            config=described(config, seed),
+            config=describe_config(config, seed),
             id=self.id,
             resume="allow",
-            reinit="create_new",  # seeds side by side have a run each
+            reinit="create_new",  # seeds that train in parallel have a run each
             dir=str(folder),
             settings=wandb.Settings(console="off", silent=config.log.progress == "none"),
         )
@@ -109,7 +111,7 @@ class WandB:
     def epoch(self, number: int, row: Row) -> None:
         if number < self.seen:
             return
-        # commit: by itself wandb holds a row back until the next one comes, and may lose the last
+        # commit: otherwise wandb keeps a row back until the next one, and may lose the last one
         self.run.log(scalars(row, row["stage"]) | {"epoch": number}, step=number, commit=True)
         self.seen = number + 1
         files.write_json(self.path, {"id": self.id, "epochs": self.seen})
@@ -121,56 +123,57 @@ class WandB:
         self.run.finish()
 
 
-def described(config: Config, seed: int) -> Row:
+def describe_config(config: Config, seed: int) -> Row:
     return to_dict(config) | {"seed": seed}
 
 
 KINDS: dict[str, Callable[[Path, Config, int], Any]] = {"tensorboard": TensorBoard, "wandb": WandB}
 
 
-class Listeners:
-    """All that a run has; one that fails is named and dropped. Of several processes the first alone is heard."""
+class Loggers:
+    """All loggers of a run. One that fails is reported and dropped. Only the main process has loggers."""
 
     def __init__(self, folder: Path, config: Config, seed: int) -> None:
-        self.log, self.told = folder / run_folder.LOG, 0  # lines
-        self.heard: dict[str, Any] = {}
-        for name in config.log.loggers if is_first() else ():
-            with self.spared(name):
-                self.heard[name] = KINDS[name](folder, config, seed)
-        self.hear()
+        self.log, self.rows_sent = folder / run_folder.LOG, 0
+        self.loggers: dict[str, Any] = {}
+        for name in config.log.loggers if is_main_process() else ():
+            with self.survive(name):
+                self.loggers[name] = KINDS[name](folder, config, seed)
+        self.send_rows()
 
-    def __enter__(self) -> "Listeners":
+    def __enter__(self) -> "Loggers":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.tell(methodcaller("close"))
+        self.call_each(methodcaller("close"))
 
-    def hear(self) -> None:
-        """What the log of record has that was not told yet."""
-        if not self.heard or not os.path.lexists(self.log):
+    def send_rows(self) -> None:
+        """Send the rows of log.jsonl that were not sent yet."""
+        if not self.loggers or not os.path.lexists(self.log):
             return
         lines = files.read_text(self.log, errors="replace", folder=self.log.parent).splitlines()
-        for line in lines[self.told :]:
+        for line in lines[self.rows_sent :]:
             row = parse_row(line)
             if row is not None:
-                self.tell(methodcaller("epoch", self.told, row))
-            self.told += 1
+                self.call_each(methodcaller("epoch", self.rows_sent, row))
+            self.rows_sent += 1
 
     def finished(self, metrics: Row) -> None:
-        self.tell(methodcaller("finished", self.told, metrics))
+        """Send the final metrics."""
+        self.call_each(methodcaller("finished", self.rows_sent, metrics))
 
-    def tell(self, news: Callable[[Any], None]) -> None:
-        for name, listener in list(self.heard.items()):
-            with self.spared(name):
-                news(listener)
+    def call_each(self, work: Callable[[Any], None]) -> None:
+        for name, logger in list(self.loggers.items()):
+            with self.survive(name):
+                work(logger)
 
     @contextlib.contextmanager
-    def spared(self, name: str) -> Iterator[None]:
-        """The training, of whatever a listener raises."""
+    def survive(self, name: str) -> Iterator[None]:
+        """Catch whatever a logger raises, and drop that logger."""
         try:
             yield
         except Exception as error:
-            self.heard.pop(name, None)
+            self.loggers.pop(name, None)
             reason = " ".join(str(error).split()) or type(error).__name__
-            with contextlib.suppress(OSError):  # whoever listened there has gone too
+            with contextlib.suppress(OSError):  # stderr may be closed
                 print(f"longtail: {name} failed ({reason}): the run goes on without it", file=sys.stderr, flush=True)

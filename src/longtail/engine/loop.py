@@ -1,0 +1,135 @@
+"""The training loop: stages, epochs, steps.
+
+Several seeds can train in parallel on one GPU. Their trainers are always at the same step.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from longtail.distributed import all_max
+from longtail.engine.capture import make_step
+from longtail.engine.distributed import average_gradients
+from longtail.engine.log import Log
+from longtail.engine.meter import NonFinite
+from longtail.engine.signals import StopSignals
+from longtail.engine.trainer import Trainer
+from longtail.errors import Interrupted
+from longtail.models.side_stream import SideStream
+
+BOOKKEEPING = 2
+"""The side stream that sums up terms for the log and stores keys; the networks use the side streams 0 and 1."""
+
+
+def fit(trainers: Sequence[Trainer], logs: Sequence[Log], stop: StopSignals) -> None:
+    """Train from the step at which the trainers are to the end of the last stage.
+
+    Args:
+        trainers: One trainer for each seed.
+        logs: Their logs.
+        stop: Tells whether a signal asks to save and stop.
+    """
+    first = trainers[0]
+    for stage_index in range(first.stage_index, len(first.method.stages)):
+        for trainer in trainers:
+            if trainer.stage_index != stage_index:
+                trainer.set_stage(stage_index)
+            if trainer.step == 0:
+                trainer.start_stage()  # not if it is resumed in mid-stage
+        stop_if_asked(trainers, logs, stop)
+
+        run_step = make_step(trainers, train_step)
+        for trainer in trainers:
+            trainer.start_clock()
+        steps_per_epoch = first.steps_per_epoch
+        for epoch in range(first.step // steps_per_epoch, first.stage.epochs):
+            for step in range(first.step, (epoch + 1) * steps_per_epoch):
+                for trainer in trainers:
+                    trainer.prepare(step)  # learning rate and views
+                run_step()
+                for trainer in trainers:
+                    trainer.count_step()
+                if (step + 1) % steps_per_epoch == 0:
+                    end_epoch(trainers, logs)  # log, validate, save a checkpoint
+                else:
+                    for_each(trainers, logs, show_progress)
+                stop_if_asked(trainers, logs, stop)
+
+
+def train_step(trainer: Trainer) -> None:
+    """Make the device's part of a step, which never waits for the host: loss, gradients, optimizer, key network, queue.
+
+    Processes exchange gradients after the backward pass, and samples where batch norm, contrast or queue need them.
+    """
+    method = trainer.method
+    side = SideStream(trainer.device, line=BOOKKEEPING)
+    for _ in range(trainer.accumulate):
+        with trainer.matmul_precision():
+            terms = method.loss(trainer.batches.next())
+            side.run(trainer.meter.add, terms, trainer.clock)
+            loss = (
+                terms["loss"] if trainer.accumulate == 1 else terms["loss"] / trainer.accumulate
+            )  # saves two launches
+            loss.backward()
+        side.join()
+    method.after_backward(side)  # new keys enter the queue
+    average_gradients(method)
+    trainer.clip_gradients()
+    trainer.gradients.add(method, side)
+    trainer.optimizer.step()
+    trainer.optimizer.zero_grad()
+    method.after_step()  # the key network follows
+    side.join()
+
+
+def end_epoch(trainers: Sequence[Trainer], logs: Sequence[Log]) -> None:
+    """End an epoch of all trainers at the same time, so that writing the log of one does not count as time of another."""
+    if trainers[0].device.type == "cuda":
+        torch.cuda.synchronize()
+    now = trainers[0].now()
+    for_each(trainers, logs, lambda trainer, log: trainer.end_epoch(log, now))
+    for trainer in trainers:
+        trainer.start_clock()
+
+
+def show_progress(trainer: Trainer, log: Log) -> None:
+    """Update the progress display if it is due in any process."""
+    if all_max(log.is_due()):
+        row = trainer.log_row()
+        log.show(trainer.steps_done(), row, trainer.seconds_left(row["seconds"]))
+
+
+def stop_if_asked(trainers: Sequence[Trainer], logs: Sequence[Log], stop: StopSignals) -> None:
+    """Save and raise Interrupted if a signal was received.
+
+    A stage that has only started is not saved: a resumed run starts it again from the end of the stage before.
+    """
+    signum = all_max(stop.signum or 0)
+    if not signum:
+        return
+    if trainers[0].step:
+        for_each(trainers, logs, lambda trainer, _: trainer.save())
+    where = f"step {trainers[0].steps_done()} and saved in {', '.join(str(trainer.folder) for trainer in trainers)}"
+    raise Interrupted(f"stopped at {where}: --resume continues", signum)
+
+
+def for_each(trainers: Sequence[Trainer], logs: Sequence[Log], work: Callable[[Trainer, Log], None]) -> None:
+    """Do something for each trainer. If one has a non-finite loss, the others are saved before its error is raised.
+
+    Args:
+        trainers: The trainers.
+        logs: Their logs.
+        work: Called with a trainer and its log.
+    """
+    failure: NonFinite | None = None
+    for trainer, log in zip(trainers, logs, strict=True):
+        try:
+            work(trainer, log)
+        except NonFinite as error:
+            error.trainer = trainer
+            failure = failure or error
+    if failure:
+        for trainer in trainers:
+            if not trainer.meter.has_non_finite():
+                trainer.save()
+        raise failure
