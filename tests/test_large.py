@@ -252,7 +252,7 @@ def test_an_unknown_recipe_is_not_described():
 def test_networks_are_the_published_ones(network, count):
     """He et al.'s and Xie et al.'s, with a classifier of 1,000: torchvision has the same figures for those that it has."""
     with torch.device("meta"):
-        net = timm.create_model(recipes.large.NETWORKS[network], num_classes=1000)
+        net = timm.create_model(recipes.imagenet_scale.NETWORKS[network], num_classes=1000)
         assert net(torch.empty(1, 3, 224, 224)).shape == (1, 1000)
     assert sum(p.numel() for p in net.parameters()) == count
 

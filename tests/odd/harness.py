@@ -98,7 +98,7 @@ def before_the_work(trains: bool = False) -> Iterator[None]:
     """Commands go as far as the first step of training, a download, an answer to a browser."""
     no_network = OSError(101, "Network is unreachable")
     with (
-        contextlib.nullcontext() if trains else mock.patch("longtail.engine.train.train_seeds"),
+        contextlib.nullcontext() if trains else mock.patch("longtail.engine.train.Session.train_seeds"),
         mock.patch("torchvision.datasets.utils.download_url", side_effect=no_network),
         mock.patch.object(Server, "serve_forever"),
         mock.patch("longtail.inference.export.SECONDS", 0.0),

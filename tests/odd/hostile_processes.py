@@ -302,7 +302,7 @@ def patched(command: str) -> Any:
         stack.enter_context(mock.patch("socket.getaddrinfo", unreachable))
         stack.enter_context(mock.patch.object(embedding.WORKER, "embed", embed_here))
         if command.startswith("from"):
-            stack.enter_context(mock.patch("longtail.engine.train.train_seeds"))
+            stack.enter_context(mock.patch("longtail.engine.train.Session.train_seeds"))
         if command == "resume-wandb":
             stack.enter_context(mock.patch.dict(sys.modules, {"wandb": stub_wandb()}))
         yield

@@ -318,10 +318,12 @@ def test_a_system_error_is_one_line(name, code, monkeypatch):
 
 
 @pytest.mark.parametrize("code", CODES, ids=errno.errorcode.get)
-@pytest.mark.parametrize("step", ["measure", "write_results", "load"])
-def test_eval_that_cannot_write_is_one_line(step, code, work, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("owner", "step"), [(evaluate.Evaluator, "measure"), (evaluate, "write_results"), (evaluate, "load")]
+)
+def test_eval_that_cannot_write_is_one_line(owner, step, code, work, tmp_path, monkeypatch):
     shutil.copytree(work / "run", tmp_path / "run")
-    monkeypatch.setattr(evaluate, step, failing(OSError(code, os.strerror(code), "/x/y")))
+    monkeypatch.setattr(owner, step, failing(OSError(code, os.strerror(code), "/x/y")))
     found = command(["eval", str(tmp_path / "run"), "--device", "cpu"])
     assert found.code == 1 and found.err.startswith("longtail: ") and found.err.count("\n") == 1
     with pytest.raises(RunError):

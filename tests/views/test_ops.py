@@ -274,9 +274,9 @@ def test_photometry_is_exactly_pils(shape: tuple[int, int], op: Op) -> None:
 def test_tables_are_exactly_pils(op: Op) -> None:
     x, (function, value) = hard_images(32, 32), PHOTOMETRY[op]
     bare = op in (Op.AUTOCONTRAST, Op.EQUALIZE, Op.INVERT)
-    lut = LUTS[op](x) if bare else LUTS[op](x, value)
-    assert lut.dtype == torch.uint8 and lut.shape[2] == 256
-    assert torch.equal(lut.apply_lut(x, lut), by_pil(x, function, value))
+    table = LUTS[op](x) if bare else LUTS[op](x, value)
+    assert table.dtype == torch.uint8 and table.shape[2] == 256
+    assert torch.equal(lut.apply_lut(x, table), by_pil(x, function, value))
 
 
 @pytest.mark.parametrize("op", [Op.COLOR, Op.SHARPNESS])

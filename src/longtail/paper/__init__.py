@@ -11,6 +11,7 @@ from typing import Any
 from longtail import files, run_folder
 from longtail.config import DataConfig
 from longtail.data.sources import DataSet, load_once
+from longtail.deprecated import accept_old_arguments
 from longtail.engine.folder import check_links
 from longtail.engine.train import train
 from longtail.errors import Interrupted, UserError, disk_full_as_user_error, unknown_name
@@ -18,6 +19,7 @@ from longtail.paper.results_book import Book, Budget, file_name, make_record
 from longtail.paper.tables import TABLES, Cell, PaperTable, choose_cells, make_cell
 
 
+@accept_old_arguments(again="rerun")
 def reproduce(
     name: str,
     out: Path | str | None = None,
