@@ -7,7 +7,7 @@ import pytest
 from sklearn.metrics import confusion_matrix, f1_score  # type: ignore[import-untyped]
 
 from longtail import metrics
-from longtail.metrics import evaluate_guesses, evaluate_predictions, mean_std, paired_difference, t_quantile
+from longtail.metrics import evaluate_predicted_classes, evaluate_predictions, mean_std, paired_difference, t_quantile
 from tests.raises import raises
 
 COUNTS = [300, 20, 100, 101, 19, 20, 1]
@@ -135,7 +135,7 @@ def test_a_million_classes_are_measured_in_little_time_and_memory():
     """Each of their matrices would have 10^12 entries."""
     classes = 1_000_000
     guess, truth = np.arange(100) * 7, np.arange(100) * 9_999
-    figures = evaluate_guesses(guess, np.full(100, 0.25), truth, np.ones(classes), range(classes))
+    figures = evaluate_predicted_classes(guess, np.full(100, 0.25), truth, np.ones(classes), range(classes))
     assert figures["top1"] == 1 and figures["ece"] == pytest.approx(24)
     assert len(figures["per_class"]) == classes and figures["per_class"][0] == 100 and figures["per_class"][1] is None
     assert figures["macro_f1"] == pytest.approx(100 / len({*truth}))

@@ -24,7 +24,7 @@ needed = pytest.mark.skipif(COMMAND is None, reason="no Chromium here: apt-get i
 
 
 def at_3_and_4(hears: int, says: int) -> None:
-    """Where Chromium looks for its pipes."""
+    """Where Chromium styles for its pipes."""
     hears, says = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (hears, says))
     os.dup2(hears, 3)
     os.dup2(says, 4)

@@ -10,8 +10,8 @@ from PIL import Image
 
 from longtail import files, recipes, run_folder
 from longtail.config import Config, to_dict
-from longtail.metrics import evaluate_guesses
-from longtail.reporting.html import VOID
+from longtail.metrics import evaluate_predicted_classes
+from longtail.reporting.html import VOID_TAGS
 
 PER_CLASS = 8  # test images
 FEW = [300, 120, 12, 4]  # training images of a few classes
@@ -28,7 +28,7 @@ def make_run(
         rng.random(len(y_N)) < np.broadcast_to(right, classes)[y_N], y_N, rng.integers(classes, size=len(y_N))
     )
     names = names or [f"class {c}" for c in range(classes)]
-    metrics = evaluate_guesses(guess_N, rng.uniform(0.2, 1, len(y_N)), y_N, counts, names)
+    metrics = evaluate_predicted_classes(guess_N, rng.uniform(0.2, 1, len(y_N)), y_N, counts, names)
     metrics |= {"knn_top1": 50.0, "latency_b64": 3.0 + seed, "seconds": 60.0, "peak_memory": 10**9, "together": 1}
     data = {"checksum": "0", "images": sum(counts), "counts": counts, "notes": []}
     environment = {"seed": seed, "commit": "abc", "device": "CPU", "started": "2026-01-01", "precision": "fp32"}
@@ -96,7 +96,7 @@ class Page(HTMLParser):
             self.tables[-1].append([])
         elif tag in ("td", "th"):
             self.tables[-1][-1].append(("", dict(attrs).get("data-value")))
-        if tag not in VOID:
+        if tag not in VOID_TAGS:
             self.open.append(tag)
             self.inside.append(dict(attrs).get("class"))
             if dict(attrs).get("class"):
@@ -121,7 +121,7 @@ class Page(HTMLParser):
 
     def missing(self) -> list[str]:
         """Return the sentences in the place of what cannot be shown."""
-        return self.classes.get("absent", [])
+        return self.classes.get("missing", [])
 
     def words(self) -> str:
         """All that a reader sees."""

@@ -15,9 +15,9 @@ import longtail
 from longtail import recipes, run_folder
 from longtail.cli import main
 from longtail.paper.figures import FIGURES, dots_of_results, figure
-from longtail.reporting import gradients, plots, reading
-from longtail.reporting.document import report
-from longtail.reporting.table import make_rows
+from longtail.reporting import gradients, plots, run_artifacts
+from longtail.reporting.page import report
+from longtail.reporting.result_rows import make_rows
 from tests.raises import fails, raises
 from tests.report.made import Page, make_run
 
@@ -45,7 +45,7 @@ def folder(tmp_path):
 
 
 def pulls(folder):
-    (found,) = gradients.make_pulls(make_rows(run_folder.finished(folder))).values()
+    (found,) = gradients.gradient_norms_by_dataset(make_rows(run_folder.finished(folder))).values()
     return {pull.label: pull for pull in found}
 
 
@@ -64,17 +64,19 @@ def test_a_line_is_the_mean_of_the_last_stage_by_falling_frequency(folder):
 
 def test_spread_and_steepness():
     pull = gradients.ClassGradientNorms("x", np.array([[8.0, 2, 1], [4, 2, 2]]))
-    assert pull.spread().tolist() == [[4, 2, 1], [6, 2, 1.5], [8, 2, 2]]
-    assert pull.steepness == 4 and pull.named.startswith("x: ") and pull.named.endswith(" 4.0")
+    assert pull.seed_range().tolist() == [[4, 2, 1], [6, 2, 1.5], [8, 2, 2]]
+    assert (
+        pull.head_tail_ratio == 4 and pull.label_with_ratio.startswith("x: ") and pull.label_with_ratio.endswith(" 4.0")
+    )
     many = gradients.ClassGradientNorms("x", np.array([[9.0, 3] + [1.0] * 16 + [0.5, 1.5]]))
-    assert many.steepness == 6  # the first two of twenty over the last two
+    assert many.head_tail_ratio == 6  # the first two of twenty over the last two
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")  # such as a division by zero
 def test_without_any_gradient_there_is_no_ratio(folder, tmp_path):
     for file in folder.rglob(run_folder.GRADIENTS):
         np.savez(file, norms=np.zeros((4, 6)), stages=np.array(EPOCHS["paco"]))
-    assert {pull.named for pull in pulls(folder).values()} == {"SupCon", "PaCo"}
+    assert {pull.label_with_ratio for pull in pulls(folder).values()} == {"SupCon", "PaCo"}
     page = Page(report(folder, tmp_path / "page.html").read_text(encoding="utf-8"))
     legends = [words for words in page.text["li"] if words.strip().startswith(("SupCon", "PaCo"))]
     assert legends and all(words.strip() in ("SupCon", "PaCo") for words in legends)
@@ -83,17 +85,16 @@ def test_without_any_gradient_there_is_no_ratio(folder, tmp_path):
 
 def test_what_is_drawn_are_these_lines(folder, tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: drawn.append(figure))
     figure("gradient", folder, tmp_path / "g.svg")
     (axis,) = drawn[0].axes
     found = pulls(folder)
     assert axis.get_yscale() == "log" and len(axis.lines) == len(axis.collections) == 2
     for line, band, pull in zip(axis.lines, axis.collections, found.values(), strict=True):
-        assert line.get_label() == pull.named
+        assert line.get_label() == pull.label_with_ratio
         np.testing.assert_allclose(line.get_xydata(), np.c_[np.arange(1, 7), pull.norms_SC.mean(0)])
         edge = band.get_paths()[0].vertices[:, 1]
         assert edge.min() == pytest.approx(pull.norms_SC.min()) and edge.max() == pytest.approx(pull.norms_SC.max())
-    plots.plt.close(drawn[0])
 
 
 def test_runs_without_the_file_are_named(folder, tmp_path, capsys):
@@ -117,13 +118,13 @@ def test_a_file_that_cannot_be_used_is_as_none(spoilt, folder):
         np.savez(file, norms=stored, stages=np.array(EPOCHS["paco"]))
     assert pulls(folder)["PaCo"].norms_SC.shape == (2, 6)
     if spoilt != "other classes":
-        assert reading.gradients(run_folder.read(file.parent)) is None
+        assert run_artifacts.read_gradient_norms(run_folder.read(file.parent)) is None
 
 
 def test_the_page_has_it_where_runs_have_it(folder, tmp_path):
     page = Page(report(folder, tmp_path / "page.html").read_text(encoding="utf-8"))
     found = pulls(folder)
-    assert found["PaCo"].named in page.words()
+    assert found["PaCo"].label_with_ratio in page.words()
     (link,) = [a for a in page.of("a") if a.get("download") == "gradients.csv"]
     head, first, *rest = csv.reader(unquote(link["href"]).split("utf-8,")[1].splitlines())
     assert head[0] == "rank" and {*head[1:]} == {"SupCon", "PaCo"} and len(rest) == 5
@@ -180,14 +181,13 @@ def test_latency_says_what_it_cannot_read(folder, tmp_path):
 
 def test_extra_marks_its_minimum(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("longtail.paper.theory_figures.save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr("longtail.paper.theory_figures.save_figure", lambda figure, path: drawn.append(figure))
     figure("extra", out=tmp_path / "e.svg")
     (axis,) = drawn[0].axes
     curve, dot = axis.lines
     x, y = curve.get_data()
     assert dot.get_xdata()[0] == pytest.approx(1 / 1.41) and dot.get_ydata()[0] <= y.min() + 1e-9
     assert x[y.argmin()] == pytest.approx(0.71, abs=0.01) and axis.texts[0].get_text().endswith(" 0.71")
-    plots.plt.close(drawn[0])
 
 
 def test_the_framework_of_the_docs_is_the_one_that_is_written(tmp_path):

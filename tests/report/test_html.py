@@ -1,4 +1,4 @@
-"""The pieces of the page: escaping, scales, looks, and colors that everyone can tell apart."""
+"""The pieces of the page: escaping, scales, styles, and colors that everyone can tell apart."""
 
 import itertools
 import math
@@ -8,9 +8,9 @@ from importlib import resources
 import numpy as np
 import pytest
 
+from longtail.reporting.components import NBSP, data_link, format_count, format_difference, join_items
 from longtail.reporting.html import TrustedText, el
-from longtail.reporting.parts import NBSP, download, listed, plural, points
-from longtail.reporting.svg import COLORS, Plot, Scale, SeriesStyle, around, number
+from longtail.reporting.svg import COLORS, Plot, Scale, SeriesStyle, format_number, scale_around
 from tests.expected_text import check_text
 from tests.report.made import Page
 
@@ -47,7 +47,7 @@ def test_data_of_a_plot_come_back_from_its_link():
     from urllib.parse import unquote
 
     data = {"class": ['a,"b"', "100%\nx#?&", "é"], "n": [1, 2]}
-    href = str(download("counts", data).attributes["href"])
+    href = str(data_link("counts", data).attributes["href"])
     assert re.fullmatch(r"data:text/csv;charset=utf-8,[^#\"<>\n]*", href)
     rows = list(csv.reader(io.StringIO(unquote(href.split(",", 1)[1]))))
     assert rows == [["class", "n"], ['a,"b"', "1"], ["100%\nx#?&", "2"], ["é", ""]]
@@ -56,7 +56,7 @@ def test_data_of_a_plot_come_back_from_its_link():
 def test_a_spreadsheet_finds_no_formula():
     from urllib.parse import unquote
 
-    href = str(download("x", {"class": ["=1+1", "@a", "-b", "a=b"], "n": [-1, 2.5]}).attributes["href"])
+    href = str(data_link("x", {"class": ["=1+1", "@a", "-b", "a=b"], "n": [-1, 2.5]}).attributes["href"])
     assert unquote(href).splitlines()[1:] == ["'=1+1,-1", "'@a,2.5", "'-b,", "a=b,"]
 
 
@@ -85,23 +85,23 @@ def test_epochs_are_whole_numbers():
     ("value", "says"), [(1.5e-4, "1.5e−4"), (5e-4, "5e−4"), (0.0015, "0.0015"), (2e6, "2e6"), (0, "0")]
 )
 def test_a_tick_says_its_value(value, says):
-    assert number(value) == says
+    assert format_number(value) == says
 
 
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("low,high", [(1, 134), (0.001, 0.1), (2.85, 3.1), (5, 6), (1, 1e6), (3, 1280), (7, 7)])
 def test_ticks_lie_on_the_scale_and_are_a_handful(low, high, log):
-    scale = around([low, high], log)
+    scale = scale_around([low, high], log)
     ticks = scale.ticks()
     assert 1 <= len(ticks) <= 10 and all(scale.low <= t <= scale.high * (1 + 1e-9) for t in ticks)
-    assert len({number(t) for t in ticks}) == len(ticks)
+    assert len({format_number(t) for t in ticks}) == len(ticks)
     assert all(0 <= scale(v) <= 1 for v in (low, high)) and (scale(low) < scale(high) or low == high)
 
 
 def test_a_scale_is_linear_or_logarithmic_and_can_be_turned_round():
     assert Scale(0, 10)(2.5) == 0.25
     assert math.isclose(Scale(1, 100, log=True)(10), 0.5)
-    assert math.isclose(Scale(1, 100, log=True, falling=True)(100), 0)
+    assert math.isclose(Scale(1, 100, log=True, is_descending=True)(100), 0)
 
 
 def test_a_plot_says_what_it_shows_and_marks_lie_inside():
@@ -117,9 +117,9 @@ def test_a_plot_says_what_it_shows_and_marks_lie_inside():
 
 
 def test_twenty_methods_look_different():
-    looks = [SeriesStyle(i) for i in range(20)]
-    assert len({(look.color, look.dashes) for look in looks}) == 20
-    assert len({(look.color, look.marker(0, 0)) for look in looks}) == 20
+    styles = [SeriesStyle(i) for i in range(20)]
+    assert len({(style.color, style.dashes) for style in styles}) == 20
+    assert len({(style.color, style.marker(0, 0)) for style in styles}) == 20
 
 
 # Colors
@@ -171,7 +171,11 @@ def test_colors_can_be_told_apart_by_every_eye(theme, eye):
 
 
 def test_small_words():
-    check_text("test_html/three", "".join(listed([["a"], ["b"], ["c"]])))
-    check_text("test_html/many", "".join(listed([[str(i)] for i in range(9)], 4)))
-    assert (plural(1, "class"), plural(1200, "class"), plural(2, "seed")) == ("one class", "1,200 classes", "2 seeds")
-    assert points(-0.25, 1.04) == f"−0.2{NBSP}±{NBSP}1.0" and points(3.0, None) == "3.0"
+    check_text("test_html/three", "".join(join_items([["a"], ["b"], ["c"]])))
+    check_text("test_html/many", "".join(join_items([[str(i)] for i in range(9)], 4)))
+    assert (format_count(1, "class"), format_count(1200, "class"), format_count(2, "seed")) == (
+        "one class",
+        "1,200 classes",
+        "2 seeds",
+    )
+    assert format_difference(-0.25, 1.04) == f"−0.2{NBSP}±{NBSP}1.0" and format_difference(3.0, None) == "3.0"

@@ -17,7 +17,8 @@ from rich.console import Console
 import longtail
 from longtail import recipes, run_folder
 from longtail.paper import results_page
-from longtail.reporting.table import make_rows, markdown, to_markdown
+from longtail.reporting.result_rows import make_rows
+from longtail.reporting.table import markdown_table, to_markdown
 from longtail.text import escape_markdown, escape_nonprintable, quote_markdown
 from tests.inference.made import finished_run, folder_config, photographs
 from tests.odd.harness import STEADY
@@ -51,7 +52,7 @@ def cells(text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cell_displays_the_name(name):
-    assert cells(markdown(["method", "n"], [[name, "1.0±0.1"]])) == [
+    assert cells(markdown_table(["method", "n"], [[name, "1.0±0.1"]])) == [
         "method",
         "n",
         escape_nonprintable(name),
@@ -63,7 +64,7 @@ def test_a_cell_displays_the_name(name):
 @given(st.text(st.sampled_from("ab_*`[]()<>&|\\~! #-+1.:/\"'=\n"), min_size=1, max_size=12))
 def test_every_name_is_displayed_as_it_is(name):
     shown = escape_nonprintable(name).strip()  # Markdown ignores spaces around a cell
-    assert cells(markdown(["method", "n"], [[name, "–"]])) == ["method", "n", shown, "–"]
+    assert cells(markdown_table(["method", "n"], [[name, "–"]])) == ["method", "n", shown, "–"]
     (text,) = re.findall(r"<p>(.*)</p>", RENDER(f"x {escape_markdown(name)} x"))
     assert html.unescape(text) == f"x {escape_nonprintable(name)} x"
 

@@ -19,12 +19,13 @@ import longtail
 from longtail import recipes, run_folder
 from longtail.cli import main
 from longtail.metrics import paired_difference
-from longtail.reporting import closer, reading, words
-from longtail.reporting.by_class import NO_COUNTS
-from longtail.reporting.chapter import make_chapters
-from longtail.reporting.document import report
-from longtail.reporting.table import make_rows, standing, to_markdown
-from longtail.reporting.ties import LENGTH, explained
+from longtail.reporting import method_detail, run_artifacts, summary
+from longtail.reporting.class_accuracy import NO_COUNTS
+from longtail.reporting.dataset_results import group_by_dataset
+from longtail.reporting.page import report
+from longtail.reporting.result_rows import make_rows
+from longtail.reporting.significance import DIFFERENT_LENGTH, explain_labels, rank_methods, rank_rows
+from longtail.reporting.table import to_markdown
 from tests.raises import fails, raises
 from tests.report import browser
 from tests.report.made import PER_CLASS, Page, make_run
@@ -54,9 +55,9 @@ def read(path) -> Page:
     return Page(path.read_text(encoding="utf-8"))
 
 
-def chapter_of(folder):
-    (chapter,) = make_chapters(make_rows(run_folder.finished(folder)))
-    return chapter
+def dataset_of(folder):
+    (dataset,) = group_by_dataset(make_rows(run_folder.finished(folder)))
+    return dataset
 
 
 def results(page: Page):
@@ -89,15 +90,15 @@ def test_figures_are_those_of_metrics_json(folder, tmp_path):
 
 
 def test_the_summary_gives_the_difference_on_rare_classes_with_its_interval(folder):
-    chapter = chapter_of(folder)
-    rare, _, overall, _ = (said(element) for element in words.summary(chapter))
+    dataset = dataset_of(folder)
+    rare, _, overall, _ = (said(element) for element in summary.summarize(dataset))
     ours, theirs = stored(folder, "paco", "few"), stored(folder, "ce", "few")
     mean, half = paired_difference(ours, theirs)
     assert mean > half  # made so
-    best, ((other, verdict),) = words.contest(chapter.peers, "few")
+    best, ((other, verdict),) = rank_methods(dataset.comparable, "few")
     assert (best.label, other.label, verdict.outcome) == ("PaCo", "Cross-entropy", "ahead")
     for value in (
-        str(chapter.tested),
+        str(dataset.support),
         f"{np.mean(ours):.1f} %",
         f"{mean:.1f} ± {half:.1f} points",
         "PaCo",
@@ -123,10 +124,10 @@ def test_cost_is_the_mean_in_table_plot_and_data(folder, tmp_path):
 def test_ties_are_called_ties(folder):
     for seed in range(3):
         make_run(folder / f"bs/seed{seed}", recipes.digits_lt("balanced-softmax"), seed, COUNTS, right=SHARES["paco"])
-    chapter = chapter_of(folder)
-    (rare, *_) = words.summary(chapter)
+    dataset = dataset_of(folder)
+    (rare, *_) = summary.summarize(dataset)
     mean, half = paired_difference(*(stored(folder, method, "few") for method in ("paco", "bs")))
-    found = words.contest(chapter.peers, "few")
+    found = rank_methods(dataset.comparable, "few")
     outcomes = {row.label: verdict.outcome for row, verdict in found.others}
     assert abs(mean) <= half and outcomes["Cross-entropy"] == "ahead"
     assert {found.best.label, *outcomes} == {"PaCo", "Balanced Softmax", "Cross-entropy"}
@@ -137,13 +138,13 @@ def test_two_seeds_get_no_verdict(folder, tmp_path):
     for method in SHARES:
         (folder / method / "seed2" / run_folder.METRICS).unlink()
     text = report(folder, tmp_path / "page.html").read_text()
-    chapter = chapter_of(folder)
-    (rare, *_) = words.summary(chapter)
+    dataset = dataset_of(folder)
+    (rare, *_) = summary.summarize(dataset)
     lead = np.mean([stored_one(folder, "paco", s) - stored_one(folder, "ce", s) for s in range(2)])
-    (outcome,) = (verdict.outcome for _, verdict in words.contest(chapter.peers, "few").others)
+    (outcome,) = (verdict.outcome for _, verdict in rank_methods(dataset.comparable, "few").others)
     assert outcome is None and f"by {lead:.1f}" in str(rare) and "±" not in said(rare)
-    (seeds,) = (ground for ground in words.grounds(chapter) if ground.kind == "seeds")
-    assert not seeds.sound and "2 seeds" in seeds.says and said(seeds.says) in said(text) and ">best<" not in text
+    (seeds,) = (ground for ground in summary.caveats(dataset) if ground.kind == "seeds")
+    assert not seeds.is_good and "2 seeds" in seeds.text and said(seeds.text) in said(text) and ">best<" not in text
 
 
 def stored_one(folder, method, seed):
@@ -151,19 +152,19 @@ def stored_one(folder, method, seed):
 
 
 def test_grounds_for_doubt_are_named(folder, tmp_path):
-    chapter = chapter_of(folder)
-    found = {ground.kind: ground for ground in words.grounds(chapter)}
-    assert {kind: ground.sound for kind, ground in found.items()} == {
+    dataset = dataset_of(folder)
+    found = {ground.kind: ground for ground in summary.caveats(dataset)}
+    assert {kind: ground.is_good for kind, ground in found.items()} == {
         "seeds": True,
         "training": True,
         "validation": False,
         "test-images": False,
     }
-    assert "3 seeds" in found["seeds"].says
+    assert "3 seeds" in found["seeds"].text
     p = np.mean(stored(folder, "paco", "per_class"), axis=0)[4:] / 100
     p = (PER_CLASS * p + 1) / (PER_CLASS + 2)
     half = 196 * np.sqrt((p * (1 - p) / PER_CLASS).sum()) / 2
-    assert f"{2 * PER_CLASS} test" in found["test-images"].says and f"{half:.1f} points" in found["test-images"].says
+    assert f"{2 * PER_CLASS} test" in found["test-images"].text and f"{half:.1f} points" in found["test-images"].text
     page = read(report(folder, tmp_path / "page.html"))
     assert {*page.kinds()} == found.keys()
     path = folder / "ce/seed0" / run_folder.ENVIRONMENT
@@ -171,12 +172,12 @@ def test_grounds_for_doubt_are_named(folder, tmp_path):
     tree["data"]["notes"], tree["commit"] = ["7 images <lost>"], "def-dirty"
     path.write_text(json.dumps(tree))
     (folder / "ce/seed0" / run_folder.SKIPPED).write_text("{}\n{}\n")
-    after = {ground.kind: ground for ground in words.grounds(chapter_of(folder))}
-    added = {"data-notes": "<lost>", "skipped-images": "2 images", "unequal-runs": "abc, def-dirty", "uncommitted": ""}
+    after = {ground.kind: ground for ground in summary.caveats(dataset_of(folder))}
+    added = {"data-notes": "<lost>", "skipped-images": "2 images", "mixed-runs": "abc, def-dirty", "uncommitted": ""}
     assert after.keys() == found.keys() | added.keys()
     for kind, value in added.items():
-        assert not after[kind].sound and value in after[kind].says, kind
-    assert "commit" in after["unequal-runs"].says
+        assert not after[kind].is_good and value in after[kind].text, kind
+    assert "commit" in after["mixed-runs"].text
 
 
 def test_other_budgets_are_a_caution(folder):
@@ -185,8 +186,8 @@ def test_other_budgets_are_a_caution(folder):
     longer = replace(config, train=replace(config.train, epochs=99))
     make_run(folder / "lr/seed0", faster, 0, COUNTS)
     make_run(folder / "longer/seed0", longer, 0, COUNTS)
-    found = {ground.kind: ground for ground in words.grounds(chapter_of(folder)) if not ground.sound}
-    assert "optim.lr" in found["training"].says and "epochs=99" in found["left-out"].says
+    found = {ground.kind: ground for ground in summary.caveats(dataset_of(folder)) if not ground.is_good}
+    assert "optim.lr" in found["training"].text and "epochs=99" in found["left-out"].text
 
 
 def test_only_methods_that_can_be_compared_are_called_best(folder, tmp_path):
@@ -198,24 +199,24 @@ def test_only_methods_that_can_be_compared_are_called_best(folder, tmp_path):
             make_run(folder / f"{method}/seed{seed}", shorter, seed, COUNTS, right=1.0)
     page = read(report(folder, tmp_path / "page.html"))
     marks = page.text["span"]
-    assert marks.count("best") == 2 and marks.count("another length") == 4  # over all, and on rare classes
-    assert explained({LENGTH}) in page.words()
-    (chapter,) = make_chapters(rows := make_rows(run_folder.finished(folder)))
-    assert {row.label for row in chapter.peers} == {"PaCo", "Cross-entropy"}
-    words_of = dict(zip([row.label for row in rows], standing(rows), strict=True))
-    assert words_of["Focal"] == words_of["Balanced Softmax"] == "another length"
-    assert [*words_of.values()].count("best") == 1 and explained({LENGTH}) in to_markdown(rows)
+    assert marks.count("best") == 2 and marks.count(DIFFERENT_LENGTH) == 4  # over all, and on rare classes
+    assert explain_labels({DIFFERENT_LENGTH}) in page.words()
+    (dataset,) = group_by_dataset(rows := make_rows(run_folder.finished(folder)))
+    assert {row.label for row in dataset.comparable} == {"PaCo", "Cross-entropy"}
+    words_of = dict(zip([row.label for row in rows], rank_rows(rows), strict=True))
+    assert words_of["Focal"] == words_of["Balanced Softmax"] == DIFFERENT_LENGTH
+    assert [*words_of.values()].count("best") == 1 and explain_labels({DIFFERENT_LENGTH}) in to_markdown(rows)
 
 
 def test_longer_training_is_not_called_the_same_length(folder):
     """A second stage is said, and one that has hardly begun is too."""
     found = grounds_with(folder, "supcon", 20)
-    assert found["training"].sound and "40 epochs" in found["training"].says
-    assert all(label in found["training"].says for label in ("SupCon", "PaCo"))  # two views of each image
-    assert not found["second-stage"].sound and "SupCon 20" in found["second-stage"].says
+    assert found["training"].is_good and "40 epochs" in found["training"].text
+    assert all(label in found["training"].text for label in ("SupCon", "PaCo"))  # two views of each image
+    assert not found["second-stage"].is_good and "SupCon 20" in found["second-stage"].text
     assert "short-stage" not in found
     found = grounds_with(folder, "crt", 2)
-    assert not found["short-stage"].sound and "cRT" in found["short-stage"].says
+    assert not found["short-stage"].is_good and "cRT" in found["short-stage"].text
 
 
 def grounds_with(folder, method, epochs):
@@ -223,7 +224,7 @@ def grounds_with(folder, method, epochs):
     config = replace(config, method=replace(config.method, linear_epochs=epochs))
     for seed in range(3):
         make_run(folder / f"{method}/seed{seed}", config, seed, COUNTS, right=0.99)
-    return {ground.kind: ground for ground in words.grounds(chapter_of(folder))}
+    return {ground.kind: ground for ground in summary.caveats(dataset_of(folder))}
 
 
 def said(element) -> str:
@@ -254,7 +255,7 @@ def test_without_cross_entropy_the_best_is_the_measure(folder, tmp_path):
 def test_each_data_set_has_a_chapter(folder, tmp_path):
     make_run(folder / "other/seed0", recipes.cifar100_lt("paco", 100), 0, [200, 30, 5])
     page = read(report(folder, tmp_path / "page.html"))
-    assert page.text["h2"] == ["In short"]
+    assert page.text["h2"] == ["Summary"]
     assert {row.data for row in make_rows(run_folder.finished(folder))} < {*page.text["bdi"]}
 
 
@@ -270,16 +271,16 @@ def test_optimum_of_P_sup_is_what_batches_give(folder):
             others = np.delete(y_B, i)
             positives = 1 + 2 * (others == y).sum() + (y_K == y).sum()
             shares.append(1 / (1 + config.method.alpha * positives))
-    assert closer.optimal_P_sup(run) == pytest.approx(np.mean(shares), rel=0.02)
-    assert closer.optimal_P_sup(run_folder.read(folder / "ce/seed0")) is None
+    assert method_detail.optimal_P_sup(run) == pytest.approx(np.mean(shares), rel=0.02)
+    assert method_detail.optimal_P_sup(run_folder.read(folder / "ce/seed0")) is None
     auto = replace(run.config, method=replace(run.config.method, alpha="auto"))
     chosen = replace(run, config=auto, environment=run.environment | {"chosen": {"alpha": config.method.alpha}})
-    assert closer.optimal_P_sup(chosen) == closer.optimal_P_sup(run)
+    assert method_detail.optimal_P_sup(chosen) == method_detail.optimal_P_sup(run)
 
 
 def test_calibration_pools_the_seeds(folder):
     records = [run_folder.read(folder / f"ce/seed{s}") for s in range(3)]
-    bins = closer.pooled_bins(records)
+    bins = method_detail.pool_bins(records)
     assert sum(b.images for b in bins) == 3 * len(COUNTS) * PER_CLASS
     right = sum(b.images * b.accuracy for b in bins) / sum(b.images for b in bins)
     assert right == pytest.approx(np.mean([r.metrics["top1"] for r in records]))
@@ -338,8 +339,8 @@ def test_what_is_missing_is_said(folder, tmp_path):
 def test_without_images_confusions_are_those_of_metrics_json(folder):
     run = run_folder.read(folder / "ce/seed0")
     (run.folder / "examples/index.json").unlink()
-    note, table = closer.confusions(run)
-    assert "confusions" in said(note) and 'class="absent"' in str(note)
+    note, table = method_detail.confusion_section(run)
+    assert "confusions" in said(note) and 'class="missing"' in str(note)
     times = np.array(run.metrics["confusion"])
     np.fill_diagonal(times, 0)
     first = Page(str(table)).tables[0][1]
@@ -348,16 +349,16 @@ def test_without_images_confusions_are_those_of_metrics_json(folder):
 
 def test_a_class_is_shown_as_best_or_as_worst(folder):
     """Runs of an older version list it twice."""
-    tables = Page("".join(map(str, closer.rare_classes(run_folder.read(folder / "ce/seed0"))))).tables
+    tables = Page("".join(map(str, method_detail.rare_class_section(run_folder.read(folder / "ce/seed0"))))).tables
     assert len(tables) == 1
 
 
 def test_the_first_seed_that_has_features_is_mapped(folder):
     (folder / "ce/seed0/features.npz").unlink()
     (row,) = make_rows(run_folder.finished(folder / "ce"))
-    assert Page("".join(map(str, closer.look_at(row)))).missing() == []
+    assert Page("".join(map(str, method_detail.detail_sections(row)))).missing() == []
     (folder / "ce/seed1/log.jsonl").unlink()
-    (missing,) = Page(str(closer.training(row))).missing()
+    (missing,) = Page(str(method_detail.training_section(row))).missing()
     assert "seed 1" in missing
 
 
@@ -388,14 +389,18 @@ def test_broken_files_are_as_good_as_none(folder, content):
     run = run_folder.read(folder / "ce/seed0")
     for name in ("features.npz", "log.jsonl", "examples/index.json", "examples/0.png"):
         (run.folder / name).write_bytes(content)
-    assert reading.features(run, 10) is None and reading.log(run) == [] and reading.examples(run) == {}
+    assert (
+        run_artifacts.read_features(run, 10) is None
+        and run_artifacts.read_log(run) == []
+        and run_artifacts.read_examples(run) == {}
+    )
 
 
 @pytest.mark.parametrize("shape", [(40, 8), (40, 1), (3, 8), (0, 8)])
 def test_features_that_make_no_map(folder, shape):
     y_N = np.zeros(shape[0], dtype=int)
     np.savez(folder / "ce/seed0/features.npz", features=np.full(shape, 7, np.float16), labels=y_N)
-    assert len(Page(str(closer.feature_map(run_folder.read(folder / "ce/seed0")))).missing()) == 1
+    assert len(Page(str(method_detail.feature_map(run_folder.read(folder / "ce/seed0")))).missing()) == 1
 
 
 def test_features_beyond_float16_are_left_out(folder):
@@ -403,8 +408,8 @@ def test_features_beyond_float16_are_left_out(folder):
     x_NF[:5, 0] = np.inf
     np.savez(folder / "ce/seed0/features.npz", features=x_NF, labels=np.arange(40) % 6)
     run = run_folder.read(folder / "ce/seed0")
-    assert len(reading.features(run, 1000)[1]) == 35 and len(reading.features(run, 7)[1]) == 7
-    assert "35 test" in str(closer.feature_map(run))
+    assert len(run_artifacts.read_features(run, 1000)[1]) == 35 and len(run_artifacts.read_features(run, 7)[1]) == 7
+    assert "35 test" in str(method_detail.feature_map(run))
 
 
 def test_a_run_without_counts_still_has_its_results(folder, tmp_path):

@@ -19,7 +19,7 @@ from longtail import recipes, run_folder
 from longtail.engine.log import Log
 from longtail.engine.train import train
 from longtail.reporting import live, server
-from longtail.reporting.document import policy
+from longtail.reporting.page import content_security_policy
 from tests.conftest import tiny
 from tests.processes import start
 from tests.raises import fails, raises
@@ -31,7 +31,7 @@ from tests.report.made import FEW, Page, begin_run, log_line, make_run, under_wa
 def served(tmp_path):
     """A server in this process, with a run to show."""
     begin_run(tmp_path / "runs/seed0", 2)
-    with server.serve([tmp_path / "runs"], 0) as here:
+    with server.open_server([tmp_path / "runs"], 0) as here:
         threading.Thread(target=here.serve_forever, args=(0.02,), daemon=True).start()
         yield here
         here.shutdown()
@@ -55,13 +55,17 @@ def test_there_are_two_paths_and_their_heads(served):
         assert status == 200 and body and headers["Content-Type"] == f"{kind}; charset=utf-8"
         assert headers["Cache-Control"] == "no-store" and headers["X-Content-Type-Options"] == "nosniff"
         *rules, last = headers["Content-Security-Policy"].split("; ")
-        assert "; ".join(rules) == policy(live=True) and last == "frame-ancestors 'none'"
+        assert "; ".join(rules) == content_security_policy(live=True) and last == "frame-ancestors 'none'"
         assert "Python" not in headers["Server"]
         head_status, head, nothing = ask(served.port, path, "HEAD")
         assert (head_status, nothing, head["Content-Length"]) == (200, b"", str(len(body)))
     page = Page(ask(served.port)[2].decode())
     (inner,) = [a["content"] for a in page.of("meta") if a.get("http-equiv")]
-    assert inner == policy(live=True) and "connect-src 'self'" in inner and "connect-src" not in policy()
+    assert (
+        inner == content_security_policy(live=True)
+        and "connect-src 'self'" in inner
+        and "connect-src" not in content_security_policy()
+    )
     (live_line,) = [a for a in page.of("p") if a.get("class") == "live"]
     assert live_line["data-version"] == ask(served.port, "/version")[2].decode() and live_line["role"] == "status"
 
@@ -144,7 +148,7 @@ def test_it_listens_on_loopback_alone(served):
 
 
 def test_many_readers_share_one_page(served, monkeypatch):
-    calls, made = [], live.unfinished
+    calls, made = [], live.unfinished_section
     monkeypatch.setattr(live, "unfinished", lambda begun: calls.append(1) or time.sleep(0.2) or made(begun))
     found = []
     readers = [threading.Thread(target=lambda: found.append(ask(served.port)[2])) for _ in range(8)]
@@ -188,7 +192,7 @@ def start_training(out, epochs: int):
 
 
 def train_slowly(*args) -> None:
-    """A tenth of a second more for each epoch: on some machines all of them would be over between two looks."""
+    """A tenth of a second more for each epoch: on some machines all of them would be over between two styles."""
     told = Log.epoch
     Log.epoch = lambda *news: time.sleep(0.1) or told(*news)
     train(*args)
@@ -219,7 +223,7 @@ def test_a_process_shows_a_run_that_begins_and_ends_at_ctrl_c(watching, tmp_path
     process, port = watching
     assert under_way(Page(ask(port)[2].decode())) == {}
     begin_run(tmp_path / "runs/seed0", 2)
-    time.sleep(1.1)  # it looks once a second
+    time.sleep(1.1)  # it styles once a second
     assert len(under_way(Page(ask(port)[2].decode()))) == 1
     process.send_signal(signal.SIGINT)
     said, errors = process.communicate(timeout=20)

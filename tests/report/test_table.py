@@ -11,9 +11,10 @@ from longtail import files, recipes, run_folder
 from longtail.config import to_dict
 from longtail.errors import UserError
 from longtail.reporting import plots
-from longtail.reporting.cells import Curve
-from longtail.reporting.plots import accuracy_by_frequency, binned
-from longtail.reporting.table import COLUMNS, make_rows, shifted_table, table, to_markdown, to_rich
+from longtail.reporting.class_accuracy import Curve, bin_curve
+from longtail.reporting.plots import accuracy_by_frequency
+from longtail.reporting.result_rows import make_rows
+from longtail.reporting.table import TABLE_METRICS, shifted_table, table, to_markdown, to_rich
 from tests.raises import raises
 
 PACO, CE = (recipes.cifar100_lt(method, 100) for method in ("paco", "ce"))
@@ -111,7 +112,7 @@ def test_names_and_figures_survive_a_narrow_terminal(made, width):
 def test_tables_and_plot_are_drawn(made, tmp_path):
     rows = table([made])
     assert to_rich(rows).row_count == shifted_table(rows).row_count == 3
-    assert "|" not in to_markdown(rows[:1]).splitlines()[2].replace("|", "", len(COLUMNS) + 4)
+    assert "|" not in to_markdown(rows[:1]).splitlines()[2].replace("|", "", len(TABLE_METRICS) + 4)
     curves = [Curve(r.label, r.runs[0].metrics["counts"], [run.metrics["per_class"] for run in r.runs]) for r in rows]
     for panels in ({"one": curves}, {"one": curves, "two": curves[:1]}):
         accuracy_by_frequency(panels, tmp_path / "plot.png")
@@ -120,7 +121,7 @@ def test_tables_and_plot_are_drawn(made, tmp_path):
 
 def test_a_method_looks_the_same_in_every_panel_and_is_named_once(tmp_path, monkeypatch):
     shown = []
-    monkeypatch.setattr(plots.plt, "close", shown.append)
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: shown.append(figure))
     one, two, three = (Curve(label, [30, 20, 10], [[50.0, 40.0, 30.0]]) for label in "abc")
     accuracy_by_frequency({"x": [one, two], "y": [two, three]}, tmp_path / "plot.png")
     left, right = shown[0].axes
@@ -131,6 +132,6 @@ def test_a_method_looks_the_same_in_every_panel_and_is_named_once(tmp_path, monk
 def test_classes_of_like_frequency_share_a_bin():
     counts = [5, 100, 50, 20, 7]
     runs = [[10, 90, 80, None, 30], [20, 80, 80, None, 50]]  # one class without test images
-    assert binned(Curve("x", counts, runs)) == ([100, 50, 7, 5], [85, 80, 40, 15])
-    many = binned(Curve("x", range(100), [[float(c) for c in range(100)]]))
+    assert bin_curve(Curve("x", counts, runs)) == ([100, 50, 7, 5], [85, 80, 40, 15])
+    many = bin_curve(Curve("x", range(100), [[float(c) for c in range(100)]]))
     assert many[0] == many[1] == [94.5 - 10 * i for i in range(10)]

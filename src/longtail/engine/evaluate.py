@@ -29,7 +29,7 @@ from longtail.engine.distributed import by_first
 from longtail.engine.examples import write_examples
 from longtail.engine.predictions import LOGITS_AT_ONCE, Predictions, logits_of, predict
 from longtail.errors import RunError, UserError, disk_full_as_user_error, error_text
-from longtail.metrics import evaluate_guesses
+from longtail.metrics import TRAINING_COSTS, evaluate_predicted_classes
 from longtail.models.collective import gather
 from longtail.views import Views
 
@@ -40,7 +40,6 @@ FEATURES_KEPT = 10_000
 LATENCY_BATCH = 64
 LATENCY_BLOCK = 20  # passes: what else the machine does now and then is no part of the network
 LATENCY_SECONDS = 0.5  # after so long fewer passes must do
-COST = ("seconds", "setup_seconds", "together", "peak_memory")  # of training
 
 
 @contextlib.contextmanager
@@ -153,7 +152,7 @@ def measure(
     with in_test_mode(method):
         said, figures = predict(method.classify, seen.test_MD, len(data.counts)), method.figures(seen.test_MD)
     truth = data.test.labels, data.counts, data.train.class_names
-    metrics = evaluate_guesses(said.guess_N, said.confidence_N, *truth)
+    metrics = evaluate_predicted_classes(said.guess_N, said.confidence_N, *truth)
     y_M = torch.from_numpy(data.test.labels).to(device)
     metrics["knn_top1"] = knn_top1(seen.train_ND, seen.y_N, seen.test_MD, y_M)
     metrics["latency_b64"] = latency(method, data.test, views, device)
@@ -254,7 +253,7 @@ def evaluate_one(record: run_folder.FinishedRun, data_root: Path | None, device_
     views = Views(config.views, config.data.image_size)
     seen = look(method, data, views, device, config.train.batch_size)
     metrics, said = measure(method, data, views, device, seen)
-    metrics |= {k: record.metrics[k] for k in COST if k in record.metrics}
+    metrics |= {k: record.metrics[k] for k in TRAINING_COSTS if k in record.metrics}
     if data.val:
         val_NF = features_of(method, data.val, views, device, config.train.batch_size)
         write_calibration(record.folder, method, data.val, val_NF)

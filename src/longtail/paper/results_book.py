@@ -106,7 +106,7 @@ def make_record(cell: Cell, folder: Path, command: str) -> dict[str, Any]:
         **{key: where[key] for key in ("started", "commit", "device", "precision", "versions")},
         "resumed": where.get("resumed", []),
         "data": {key: images[key] for key in ("checksum", "images", "notes")},
-        "metrics": {name: found[name] for name in results.METRICS if name in found},
+        "metrics": {name: found[name] for name in results.STORED_METRICS if name in found},
         "per_class": run.metrics["per_class"],
         "counts": run.metrics["counts"],
         "identity": run.config.identity(),
