@@ -199,7 +199,7 @@ def test_is_it_worth_it(tmp_path, capsys):
     tied = asked(b, {"balanced-softmax": [50.1, 51.0, 51.9]})
     assert (tied.kind, tied.other) == ("tied", "Balanced Softmax")
     few = asked(a, {}, seeds=2)
-    assert few.kind == "too-few-seeds" and few.found.seeds == [0, 1]
+    assert few.kind == "too-few-seeds" and few.comparison.seeds == [0, 1]
     for rows in ([row("ce", a)], [row("paco", a)]):
         assert is_paco_worth_it(rows, MANY) == [] and judge_paco(rows, MANY) is None
 

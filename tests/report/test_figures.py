@@ -148,7 +148,7 @@ def test_a_class_without_any_gradient_does_not_break_the_page(folder, tmp_path):
 
 def test_latency_comes_from_runs_or_from_results(folder, tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(plots, "against_latency", lambda panels, path: drawn.append(panels))
+    monkeypatch.setattr(plots, "accuracy_by_latency", lambda panels, path: drawn.append(panels))
     figure("latency", [folder], tmp_path / "l.svg")
     ((dots,),) = [panels.values() for panels in drawn]
     assert {dot.label: list(dot.values["latency_b64"]) for dot in dots} == {

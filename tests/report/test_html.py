@@ -77,8 +77,8 @@ def test_a_line_carries_its_marker(length):
 
 
 def test_epochs_are_whole_numbers():
-    assert Scale(0, 1, whole=True).ticks() == [0, 1] and Scale(0, 4, whole=True).ticks() == [0, 1, 2, 3, 4]
-    assert Scale(0, 400, whole=True).ticks() == Scale(0, 400).ticks()
+    assert Scale(0, 1, is_integer=True).ticks() == [0, 1] and Scale(0, 4, is_integer=True).ticks() == [0, 1, 2, 3, 4]
+    assert Scale(0, 400, is_integer=True).ticks() == Scale(0, 400).ticks()
 
 
 @pytest.mark.parametrize(
@@ -154,11 +154,11 @@ def lab(rgb: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("theme", THEMES)
 def test_text_and_marks_stand_out(theme):
-    for text, ground in itertools.product(("ink", "quiet", "link", "good", "caution"), ("paper", "panel")):
+    for text, ground in itertools.product(("text", "muted", "link", "good", "caution"), ("background", "surface")):
         assert contrast(theme, text, ground) >= 4.5, (text, ground)
-    for text, ground in itertools.product(("ink", "quiet"), ("many", "medium", "few")):
+    for text, ground in itertools.product(("text", "muted"), ("many", "medium", "few")):
         assert contrast(theme, text, ground) >= 4.5, (text, ground)
-    for i, ground in itertools.product(range(COLORS), ("paper", "many", "medium", "few")):
+    for i, ground in itertools.product(range(COLORS), ("background", "many", "medium", "few")):
         assert contrast(theme, f"c{i}", ground) >= 3, (i, ground)
 
 

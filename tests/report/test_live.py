@@ -22,7 +22,7 @@ HOSTILE = "<script>alert(1)</script>"
 @pytest.fixture(autouse=True)
 def eager(monkeypatch):
     """Boards look at once."""
-    monkeypatch.setattr(live, "GLANCE", 0.0)
+    monkeypatch.setattr(live, "SCAN_INTERVAL", 0.0)
 
 
 def read(board: LivePage) -> Page:
@@ -118,15 +118,15 @@ def test_a_run_begins_goes_on_and_ends(tmp_path):
 def test_nothing_is_made_twice(tmp_path, monkeypatch):
     made = make_run(tmp_path / "done/seed0", recipes.digits_lt("paco"), 0, FEW)
     log, calls, finished = begin_run(tmp_path / "going/seed0", 1) / run_folder.LOG, [], live.results_sections
-    monkeypatch.setattr(live, "finished", lambda rows: calls.append(len(rows)) or finished(rows))
+    monkeypatch.setattr(live, "results_sections", lambda rows: calls.append(len(rows)) or finished(rows))
     board = LivePage([tmp_path])
     assert board.page() is board.page()
     log.write_text(log.read_text() + log_line(1))
     assert epochs_of(under_way(read(board))[CE]) == (2, 8) and calls == [1]  # results are kept while others are trained
     (made / run_folder.METRICS).write_text((made / run_folder.METRICS).read_text() + "\n")
     assert board.page() and calls == [1, 1]
-    monkeypatch.setattr(live, "GLANCE", 60.0)
-    monkeypatch.setattr(live, "stamp", lambda folders: pytest.fail("looked again"))
+    monkeypatch.setattr(live, "SCAN_INTERVAL", 60.0)
+    monkeypatch.setattr(live, "fingerprint", lambda folders: pytest.fail("looked again"))
     assert board.version() == board.version()
 
 

@@ -206,7 +206,7 @@ def test_where_classes_have_no_counts_all_test_images_are_judged(tmp_path):
     change(tmp_path, lambda tree: tree.pop("counts"))
     change(tmp_path, lambda tree: tree["data"].pop("counts"), run_folder.ENVIRONMENT)
     claims, judgment, dataset = concluded(tmp_path)
-    assert dataset.rare == "few" and claims is None and judgment.kind == "too-few-images"
+    assert dataset.rare_group == "few" and claims is None and judgment.kind == "too-few-images"
     assert dataset.support.classes_T is None and dataset.support.num_images == 19
     rare_, _, caution, _ = summary.summarize(dataset)
     assert str(dataset.support) not in str(rare_) and 'data-kind="test-images"' in str(caution)

@@ -237,7 +237,7 @@ def test_settings_are_those_that_were_stored(folder, tmp_path):
     path = make_run(folder / "auto/seed0", config, 0, COUNTS) / run_folder.ENVIRONMENT
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chosen": {"alpha": 0.0345}}))
     page = read(report(folder, tmp_path / "page.html"))
-    (found,) = [t for t in page.tables if t[0][1][0] == "its own settings"]
+    (found,) = [t for t in page.tables if t[0][1][0] == "method settings"]
     own = {line[0][0]: line[1][0] for line in found[1:]}
     assert any("(0.0345)" in text for text in own.values())
     assert any("alpha 0.05" in text and "queue 256" in text for text in own.values())

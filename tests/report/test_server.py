@@ -87,7 +87,7 @@ def test_there_are_two_paths_and_their_heads(served):
 )
 def test_no_other_path_leads_anywhere(served, path):
     status, headers, body = ask(served.port, path)
-    assert (status, body) == (404, b"there is / and nothing else") and headers["Content-Type"].startswith("text/plain")
+    assert (status, body) == (404, b"not found: the page is at /") and headers["Content-Type"].startswith("text/plain")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_only_who_asks_for_this_machine_is_answered(served, hosts, status):
     given = [("Host", host.format(served.port)) for host in hosts]
     for path in ("/", "/version"):
         found, _, body = ask(served.port, path, headers=given)
-        assert found == status and (status == 200 or b"ask for it as" in body)
+        assert found == status and (status == 200 or b"http://127.0.0.1" in body)
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
@@ -149,7 +149,7 @@ def test_it_listens_on_loopback_alone(served):
 
 def test_many_readers_share_one_page(served, monkeypatch):
     calls, made = [], live.unfinished_section
-    monkeypatch.setattr(live, "unfinished", lambda begun: calls.append(1) or time.sleep(0.2) or made(begun))
+    monkeypatch.setattr(live, "unfinished_section", lambda begun: calls.append(1) or time.sleep(0.2) or made(begun))
     found = []
     readers = [threading.Thread(target=lambda: found.append(ask(served.port)[2])) for _ in range(8)]
     for reader in readers:
@@ -180,7 +180,7 @@ def watching(tmp_path):
     process = subprocess.Popen(command, text=True, **pipes)
     try:
         first = process.stdout.readline()
-        yield process, int(re.fullmatch(r"http://127\.0\.0\.1:(\d+)/ shows .*; Ctrl-C ends it\n", first)[1])
+        yield process, int(re.fullmatch(r"http://127\.0\.0\.1:(\d+)/ shows .*; press Ctrl-C to stop\n", first)[1])
     finally:
         process.kill()
         process.communicate()

@@ -81,7 +81,7 @@ def test_few_test_images_are_a_caution_and_never_good(tmp_path, each, sound):
 
 
 def test_no_interval_is_called_good_below_a_hundred(tmp_path, monkeypatch):
-    monkeypatch.setattr(summary, "figure_noise", lambda *_: 0.1)
+    monkeypatch.setattr(summary, "accuracy_half_width", lambda *_: 0.1)
     for images, sound in (((MIN_IMAGES_FOR_GOOD - 1) // 3, False), (MIN_IMAGES_FOR_GOOD // 3 + 1, True)):
         rows = give(tmp_path / str(images), [5, 5, *[images] * 3], [1] * 5)
         assert ground(rows).is_good is sound
@@ -115,7 +115,7 @@ def test_too_few_images_decide_nothing(tmp_path):
     assert [rare] == worth_of(more, other.support) and judge_paco(more, other.support).kind == "too-few-images"
     every = overall_support(more[0].runs[0])
     assert judge_paco(more, every).kind not in ("too-few-images", "too-few-seeds")
-    assert overall.endswith(worth_of(more, every, ask="")[0])
+    assert overall.endswith(worth_of(more, every, question="")[0])
     page = unescape(re.sub("<[^>]*>", "", "".join(map(str, summary.summarize(dataset)))))
     assert str(dataset.support) in page and caution.text in page
     assert f"few: {dataset.support} (" in to_markdown(rows)

@@ -183,15 +183,16 @@ def conclusion(dataset: DatasetResults) -> Element | None:
     leads = group_leads(dataset)
     if leads is None:
         return None
-    support, best, text = dataset.support, user_text(leads.best), list[Inline]()
+    scope, best, sentences = dataset.support.scope, user_text(leads.best), list[list[Inline]]()
     if leads.significant:
-        text += [best, " is better than ", *_join_labels(leads.significant), f" {support.scope} (significant). "]
+        sentences.append([best, " is better than ", *_join_labels(leads.significant), f" {scope} (significant)."])
     if leads.likely:
-        doubt = explain_doubt(support)
-        text += [best, " is likely better than ", *_join_labels(leads.likely), f" {support.scope}, but {doubt}. "]
+        doubt = explain_doubt(dataset.support)
+        sentences.append([best, " is likely better than ", *_join_labels(leads.likely), f" {scope}, but {doubt}."])
     if leads.inconclusive:
-        text += ["Inconclusive: ", best, " against ", *_join_labels(leads.inconclusive), f" {support.scope}."]
-    return el("p", *text) if text else None
+        sentences.append(["Inconclusive: ", best, " against ", *_join_labels(leads.inconclusive), f" {scope}."])
+    separated = [part for i, sentence in enumerate(sentences) for part in ([" "] if i else []) + sentence]
+    return el("p", *separated) if sentences else None
 
 
 def _join_labels(labels: Sequence[str]) -> list[Inline]:
