@@ -1,4 +1,4 @@
-"""The live page: what it says of runs in the middle of their training, when it is made anew, and what cannot break it."""
+"""Tests of the live page: progress of unfinished runs, rebuilding, and damaged files."""
 
 import fcntl
 import os
@@ -21,7 +21,7 @@ HOSTILE = "<script>alert(1)</script>"
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch):
-    """Boards look at once."""
+    """Let live pages scan at every request."""
     monkeypatch.setattr(live, "SCAN_INTERVAL", 0.0)
 
 
@@ -30,7 +30,7 @@ def read(board: LivePage) -> Page:
 
 
 def run_name(method: str, seed: int, folder: str = "") -> str:
-    """Return the name of a run under way."""
+    """Return the name of an unfinished run."""
     return f"{method}, seed {seed}" + (f" in {folder}" if folder else "")
 
 
@@ -39,12 +39,12 @@ LEFT = "training time left"  # a heading
 
 
 def epochs_of(row) -> tuple[int, int]:
-    """Return the epochs that are done, and those in all."""
+    """Return the finished and the total epochs."""
     done, total = re.findall(r"\d+", row["epoch"][0])
     return int(done), int(total)
 
 
-def test_progress_is_that_of_the_log(tmp_path):
+def test_progress_matches_log(tmp_path):
     begin_run(tmp_path / "a/seed0", 3)
     begin_run(tmp_path / "b/seed1", 0, "paco", seed=1)
     found = under_way(read(LivePage([tmp_path])))
@@ -56,13 +56,13 @@ def test_progress_is_that_of_the_log(tmp_path):
     assert epochs_of(paco) == (0, 8) and paco["loss"][0] == "–"
 
 
-def test_a_run_is_named_by_its_folder_and_data(tmp_path):
+def test_run_shows_folder_and_data(tmp_path):
     folder = begin_run(tmp_path / "a/seed0", 1)
     (found,) = under_way(read(LivePage([tmp_path]))).values()
     assert found["folder"][0] == str(folder) and found["data"][0] == dataset_name(run_folder.read_begun(folder))
 
 
-def test_epochs_are_those_of_all_stages_and_the_latest_run_comes_first(tmp_path):
+def test_epochs_cover_all_stages_and_latest_run_is_first(tmp_path):
     for i, (total, expected) in enumerate(((30, 30), (None, 8), (2, 5))):
         run = run_folder.read_begun(begin_run(tmp_path / f"{i}/seed0", 5, total=total, day=i + 1))
         assert training_curves.read_progress(run).epochs == expected
@@ -71,7 +71,7 @@ def test_epochs_are_those_of_all_stages_and_the_latest_run_comes_first(tmp_path)
     ]
 
 
-def test_paths_may_be_of_both_kinds(tmp_path, monkeypatch):
+def test_relative_and_absolute_paths(tmp_path, monkeypatch):
     for place in ("here", "there"):
         begin_run(tmp_path / place / "seed0", 1)
     monkeypatch.chdir(tmp_path)
@@ -79,8 +79,8 @@ def test_paths_may_be_of_both_kinds(tmp_path, monkeypatch):
     assert found.keys() == {run_name("Cross-entropy", 0, f"{place}/seed0") for place in ("here", "there")}
 
 
-def test_a_run_keeps_its_color(tmp_path):
-    """In table, curves and legend, while others begin, and also where one has no epoch yet."""
+def test_color_of_run_is_stable(tmp_path):
+    """The color is the same in table, curves and legend, also when other runs start or a run has no epoch yet."""
     begin_run(tmp_path / "a/seed0", 0, day=1)
     begin_run(tmp_path / "b/seed0", 3, "paco", day=2)
     for others in range(2):
@@ -94,7 +94,7 @@ def test_a_run_keeps_its_color(tmp_path):
         begin_run(tmp_path / f"0{others}/seed0", 2, "focal", day=3)
 
 
-def test_a_run_begins_goes_on_and_ends(tmp_path):
+def test_run_starts_progresses_and_finishes(tmp_path):
     board = LivePage([tmp_path / "later"])
     empty = read(board)
     assert empty.tables == [] and str(tmp_path / "later") in empty.words() and "Waiting" in empty.words()
@@ -115,7 +115,7 @@ def test_a_run_begins_goes_on_and_ends(tmp_path):
     assert under_way(read(board)) == {}
 
 
-def test_nothing_is_made_twice(tmp_path, monkeypatch):
+def test_page_is_cached(tmp_path, monkeypatch):
     made = make_run(tmp_path / "done/seed0", recipes.digits_lt("paco"), 0, FEW)
     log, calls, finished = begin_run(tmp_path / "going/seed0", 1) / run_folder.LOG, [], live.results_sections
     monkeypatch.setattr(live, "results_sections", lambda rows: calls.append(len(rows)) or finished(rows))
@@ -131,7 +131,7 @@ def test_nothing_is_made_twice(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("file", [run_folder.CONFIG, run_folder.ENVIRONMENT, run_folder.LOG, run_folder.METRICS])
-def test_half_written_files_do_no_harm(tmp_path, file):
+def test_truncated_files(tmp_path, file):
     begin_run(tmp_path / "sound/seed0", 2)
     path = begin_run(tmp_path / "half/seed1", 3, "paco", seed=1) / file
     whole = path.read_bytes() if path.exists() else b'{"top1": 50.0, "few": 1}'
@@ -145,7 +145,7 @@ def test_half_written_files_do_no_harm(tmp_path, file):
         assert (page.missing() != []) == (file != run_folder.LOG)
 
 
-def test_a_log_is_read_up_to_what_is_just_being_written(tmp_path):
+def test_incomplete_log_line_is_skipped(tmp_path):
     run = run_folder.read_begun(begin_run(tmp_path / "a/seed0", 3))
     (run.folder / run_folder.LOG).write_text(log_line(0) + log_line(1) + log_line(2)[:20])
     assert len(training_curves.read_progress(run).log) == 2
@@ -154,14 +154,14 @@ def test_a_log_is_read_up_to_what_is_just_being_written(tmp_path):
 @pytest.mark.parametrize(
     "content", ['{"loss": "x", "seconds": [], "epochs": {}}', '{"loss": NaN, "seconds": Infinity}']
 )
-def test_lines_that_make_no_sense_are_shown_as_nothing(tmp_path, content):
+def test_invalid_log_values_are_not_shown(tmp_path, content):
     log = begin_run(tmp_path / "a/seed0", 0, total=None) / run_folder.LOG
     log.write_text(content + "\n")
     (found,) = under_way(read(LivePage([tmp_path]))).values()
     assert found["loss"][0] == found[LEFT][0] == "–"
 
 
-def test_what_is_wrong_with_a_run_is_said_and_later_mended(tmp_path):
+def test_damaged_run_is_reported_until_repaired(tmp_path):
     folder = make_run(tmp_path / "a/seed0", recipes.digits_lt("ce"), 0, FEW)
     board, whole = LivePage([tmp_path]), (folder / run_folder.ENVIRONMENT).read_text()
     (folder / run_folder.ENVIRONMENT).write_text(whole.replace('"checksum"', '"another"'))
@@ -171,7 +171,7 @@ def test_what_is_wrong_with_a_run_is_said_and_later_mended(tmp_path):
     assert "Summary" in read(board).words()
 
 
-def test_what_nobody_foresaw_is_said_and_later_mended(tmp_path, monkeypatch):
+def test_unexpected_error_is_reported_until_resolved(tmp_path, monkeypatch):
     make_run(tmp_path / "a/seed0", recipes.digits_lt("ce"), 0, FEW)
     board = LivePage([tmp_path])
     with monkeypatch.context() as patch:
@@ -181,7 +181,7 @@ def test_what_nobody_foresaw_is_said_and_later_mended(tmp_path, monkeypatch):
     assert "Summary" in read(board).words()
 
 
-def test_hostile_names_are_text(tmp_path):
+def test_malicious_names_are_escaped(tmp_path):
     begin_run(tmp_path / HOSTILE.replace("/", "") / "seed0", 2)
     begin_run(tmp_path / "x" / "seed0", 2)  # then folders tell them apart
     make_run(tmp_path / "done" / "seed0", recipes.digits_lt("paco"), 0, FEW, [HOSTILE, "'\"", "&", "<b>"])
@@ -194,7 +194,7 @@ def test_hostile_names_are_text(tmp_path):
     assert HOSTILE.replace("/", "") in page.words() and "<i>" in page.words() and HOSTILE in page.words()
 
 
-def test_a_report_shows_unfinished_runs_too(tmp_path):
+def test_report_shows_unfinished_runs(tmp_path):
     begin_run(tmp_path / "runs/ce/seed0", 3)
     page = Page(report(tmp_path / "runs", tmp_path / "page.html").read_text())
     assert list(under_way(page)) == [CE] and "One unfinished" in page.words()
@@ -206,7 +206,7 @@ def test_a_report_shows_unfinished_runs_too(tmp_path):
     assert bar["aria-label"].startswith(CE) and (bar["value"], bar["max"]) == ("3", "8")
 
 
-def test_of_very_many_runs_some_are_drawn(tmp_path):
+def test_number_of_curves_is_limited(tmp_path):
     for i in range(23):
         begin_run(tmp_path / f"{i}/seed{i}", 2, seed=i, day=i + 1)
     page = read(LivePage([tmp_path]))
@@ -218,7 +218,7 @@ def test_of_very_many_runs_some_are_drawn(tmp_path):
 # Who is at work
 
 
-def test_a_run_whose_process_has_gone_is_called_stopped(tmp_path):
+def test_run_without_process_is_stopped(tmp_path):
     folder, board = begin_run(tmp_path / "a/seed0", 2), LivePage([tmp_path])
     assert run_artifacts.is_training(folder) is None and "about" in left_of(board)  # written by hand: nobody knows
     with locked(folder):
@@ -234,7 +234,7 @@ def left_of(board):
     return row[LEFT][0]
 
 
-def test_a_look_at_the_lock_does_not_turn_a_run_away(tmp_path):
+def test_checking_the_lock_does_not_block_training(tmp_path):
     (tmp_path / run_folder.LOCK).touch()
     with open(tmp_path / run_folder.LOCK) as file:
         fcntl.flock(file, fcntl.LOCK_SH)

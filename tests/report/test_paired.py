@@ -1,4 +1,4 @@
-"""Whether a lead would outlast other test images, on the page and in a terminal: by the answers to each image."""
+"""Tests of image-by-image comparison: whether a lead exceeds the noise of the test set."""
 
 import json
 import re
@@ -28,7 +28,7 @@ SEEDS = (0, 1, 2)
 
 
 def answered(folder, method, counts, labels, right, files=True):
-    """Runs of a method that has these images right, in every seed; `files`: with their predictions."""
+    """Write runs of a method that classify these images correctly in every seed; `files`: with predictions."""
     y_N, names = np.array(labels), [f"class {c}" for c in range(len(counts))]
     guess_N = np.where(right, y_N, (y_N + 1) % len(counts))
     for seed in SEEDS:
@@ -45,7 +45,7 @@ def first(n, right):
 
 
 def concluded(folder):
-    """Return what is claimed of the best method, the judgment on PaCo, and the dataset; both are said as they are."""
+    """Return the leads of the best method, the judgment on PaCo, and the results; check that both are shown."""
     rows = make_rows(run_folder.finished(folder))
     (dataset,) = group_by_dataset(rows)
     claims, judgment = summary.group_leads(dataset), judge_paco(dataset.comparable, dataset.support)
@@ -62,7 +62,7 @@ def claim(sure: bool, best="PaCo", other="Cross-entropy"):
 
 
 def rare(folder, n, ours, theirs, **options):
-    """A class of many images, and a rare one of `n` test images."""
+    """Compare two methods on a class with many images and a rare class with `n` test images."""
     for method, right in (("paco", ours), ("ce", theirs)):
         labels, all_right = [0] * 10 + [1] * n, np.r_[np.ones(10, bool), right]
         answered(folder, method, [500, 5], labels, all_right, **options)
@@ -70,7 +70,7 @@ def rare(folder, n, ours, theirs, **options):
 
 
 def everything(folder, n, ours, theirs, **options):
-    """Two classes of many images each: what is judged are all test images."""
+    """Compare two methods on two frequent classes, so that all test images are judged."""
     for method, right in (("paco", first(n, ours)), ("ce", first(n, theirs))):
         answered(folder, method, [150, 150], [0] * (n // 2) + [1] * (n - n // 2), right, **options)
     return concluded(folder)
@@ -84,8 +84,8 @@ def change(folder, edit, file=run_folder.METRICS):
 
 
 @pytest.mark.parametrize("classes", [1, 3])
-def test_the_interval_is_that_of_other_test_sets(classes):
-    """Against test sets drawn at random, of methods that are right on the same images more often than not."""
+def test_interval_matches_random_test_sets(classes):
+    """The interval agrees with random test sets of two methods with correlated errors."""
     rng, n, both, mine, theirs = np.random.default_rng(0), 400, 0.5, 0.2, 0.1
     kinds = rng.choice(3, (5000, classes, n), p=[both, mine, 1 - both - mine])
     d = np.where(kinds == 1, 1.0, 0.0) - (rng.random(kinds.shape) < theirs) * (kinds == 2)
@@ -94,12 +94,12 @@ def test_the_interval_is_that_of_other_test_sets(classes):
     assert half == pytest.approx(1.96 * 100 * d.mean(2).mean(1).std(), rel=0.05)
 
 
-def test_no_difference_is_not_certain():
+def test_zero_difference_has_uncertainty():
     assert paired_half_width(np.zeros(10), np.zeros(10, int)) > 100 / 10
 
 
-def test_what_a_few_images_decide_is_only_likely(tmp_path):
-    """60 of 60 against 57 of 60: three images in one direction are nothing (exact McNemar test: p = 0.25)."""
+def test_lead_from_few_images_is_only_likely(tmp_path):
+    """60 of 60 against 57 of 60 is not significant (exact McNemar test: p = 0.25)."""
     for files in (True, False):
         claims, judgment, dataset = rare(tmp_path / f"few{files}", 60, first(60, 60), first(60, 57), files=files)
         assert claims == claim(sure=False) and judgment.kind == "likely"
@@ -118,7 +118,7 @@ def page_and_terminal(dataset) -> str:
     return "\n".join([page, *is_paco_worth_it(dataset.comparable, dataset.support)])
 
 
-def test_what_is_undecided_is_said_beside_what_is_sure(tmp_path):
+def test_significant_and_inconclusive_leads_are_both_shown(tmp_path):
     rare(tmp_path, 60, first(60, 60), first(60, 48))
     labels = [0] * 10 + [1] * 60
     answered(tmp_path, "balanced-softmax", [500, 5], labels, np.r_[np.ones(10, bool), first(60, 60)])
@@ -130,8 +130,8 @@ def test_what_is_undecided_is_said_beside_what_is_sure(tmp_path):
     check_text("test_paired/undecided", page_and_terminal(dataset))
 
 
-def test_methods_are_compared_image_by_image(tmp_path):
-    """60 against 54 % of 200 images: much where the one has all right that the other has, little where it has others."""
+def test_comparison_is_paired_by_image(tmp_path):
+    """60 against 54 % of 200 images is significant if the errors are nested, and not if they are independent."""
     n, ours, theirs = 200, first(200, 120), first(200, 108)
     for name, other, files, sure in (
         ("same", theirs, True, True),
@@ -146,7 +146,7 @@ def test_methods_are_compared_image_by_image(tmp_path):
 
 
 @pytest.mark.parametrize("spoilt", ["torn", "other labels", "another order", "fewer", "no answers", "none"])
-def test_answers_that_do_not_fit_are_not_compared(tmp_path, spoilt):
+def test_mismatched_predictions_are_not_compared(tmp_path, spoilt):
     rare(tmp_path, 200, first(200, 120), first(200, 108))
     file = tmp_path / "ce/seed1" / run_artifacts.PREDICTIONS
     stored = dict(np.load(file))
@@ -166,7 +166,7 @@ def test_answers_that_do_not_fit_are_not_compared(tmp_path, spoilt):
     assert difference_half_width(*dataset.comparable, SEEDS, dataset.support) is None
 
 
-def test_the_largest_logits_are_answers_too(tmp_path):
+def test_top_classes_are_accepted_as_predictions(tmp_path):
     rare(tmp_path, 200, first(200, 120), first(200, 108))
     for file in tmp_path.rglob(run_artifacts.PREDICTIONS):
         with np.load(file) as stored:
@@ -175,7 +175,7 @@ def test_the_largest_logits_are_answers_too(tmp_path):
     assert concluded(tmp_path)[0] == claim(sure=True)
 
 
-def test_a_file_is_read_once_and_only_where_it_may_matter(tmp_path, monkeypatch):
+def test_predictions_are_read_once_and_only_if_needed(tmp_path, monkeypatch):
     seen, load = [], safe_files.read_arrays
     monkeypatch.setattr(safe_files, "read_arrays", lambda path, *args: seen.append(path) or load(path, *args))
     rare(tmp_path / "near", 200, first(200, 120), first(200, 108))
@@ -187,7 +187,7 @@ def test_a_file_is_read_once_and_only_where_it_may_matter(tmp_path, monkeypatch)
 # Where there are no rare classes
 
 
-def test_without_rare_classes_all_test_images_are_judged(tmp_path):
+def test_without_rare_classes_all_images_are_used(tmp_path):
     claims, judgment, dataset = everything(tmp_path / "few", 20, 20, 19)
     assert claims is None and judgment.kind == "too-few-images"
     ground, (caution,) = summary.test_set_caveat(dataset), summary.test_set_cautions(dataset)
@@ -201,7 +201,7 @@ def test_without_rare_classes_all_test_images_are_judged(tmp_path):
     assert claims == claim(sure=True) and judgment.kind == "yes"
 
 
-def test_where_classes_have_no_counts_all_test_images_are_judged(tmp_path):
+def test_without_class_counts_all_images_are_used(tmp_path):
     rare(tmp_path, 9, first(9, 9), first(9, 0))
     change(tmp_path, lambda tree: tree.pop("counts"))
     change(tmp_path, lambda tree: tree["data"].pop("counts"), run_folder.ENVIRONMENT)
@@ -212,7 +212,7 @@ def test_where_classes_have_no_counts_all_test_images_are_judged(tmp_path):
     assert str(dataset.support) not in str(rare_) and 'data-kind="test-images"' in str(caution)
 
 
-def test_an_unknown_number_of_test_images_is_a_caution(tmp_path):
+def test_unknown_number_of_test_images_is_a_caution(tmp_path):
     everything(tmp_path, 60, 60, 0, files=False)
     change(tmp_path, lambda tree: tree.pop("confusion"))
     claims, judgment, dataset = concluded(tmp_path)
@@ -222,7 +222,7 @@ def test_an_unknown_number_of_test_images_is_a_caution(tmp_path):
     assert (ground.kind, ground.is_good) == ("test-images", False)
 
 
-def test_a_method_without_the_figure_is_not_asked_after(tmp_path):
+def test_methods_without_the_metric_are_ignored(tmp_path):
     rare(tmp_path, 60, first(60, 60), first(60, 57))
     change(tmp_path / "paco", lambda tree: tree.update(few=None))
     _, judgment, dataset = concluded(tmp_path)

@@ -1,4 +1,4 @@
-"""The page of `longtail report`: its numbers are those of the run folders, and nothing that a user names can break it."""
+"""Tests of the page of `longtail report`: values, missing files, untrusted names, and browsers."""
 
 import base64
 import hashlib
@@ -44,7 +44,7 @@ HOSTILE = [
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two methods, three seeds each."""
+    """Two methods with three seeds each."""
     for method, shares in SHARES.items():
         for seed in range(3):
             make_run(tmp_path / f"runs/{method}/seed{seed}", recipes.digits_lt(method), seed, COUNTS, right=shares)
@@ -61,7 +61,7 @@ def dataset_of(folder):
 
 
 def results(page: Page):
-    """The rows of the results table: figures by method and heading."""
+    """Return the values of the results table by method and heading."""
     (found,) = [t for t in page.tables if t[0][-1][0] == "seeds"]
     head = [text for text, _ in found[0]]
     return {
@@ -76,7 +76,7 @@ def stored(folder, method, metric):
 # Numbers
 
 
-def test_figures_are_those_of_metrics_json(folder, tmp_path):
+def test_values_match_metrics_json(folder, tmp_path):
     page = read(report(folder, tmp_path / "page.html"))
     names = {"all": "top1", "many": "many", "medium": "medium", "few": "few", "ECE": "ece", "F1": "macro_f1"}
     for method, label in (("ce", "Cross-entropy"), ("paco", "PaCo")):
@@ -89,7 +89,7 @@ def test_figures_are_those_of_metrics_json(folder, tmp_path):
         assert [float(line[column][1]) for line in every[1:]] == pytest.approx(per_class.round(2).tolist())
 
 
-def test_the_summary_gives_the_difference_on_rare_classes_with_its_interval(folder):
+def test_summary_has_difference_and_interval(folder):
     dataset = dataset_of(folder)
     rare, _, overall, _ = (said(element) for element in summary.summarize(dataset))
     ours, theirs = stored(folder, "paco", "few"), stored(folder, "ce", "few")
@@ -108,8 +108,8 @@ def test_the_summary_gives_the_difference_on_rare_classes_with_its_interval(fold
     assert f"{np.mean(stored(folder, 'paco', 'top1')):.1f} %" in overall
 
 
-def test_cost_is_the_mean_in_table_plot_and_data(folder, tmp_path):
-    """Of milliseconds 3, 4 and 11, whose median is another."""
+def test_cost_is_the_mean(folder, tmp_path):
+    """The latencies 3, 4 and 11 ms have different mean and median."""
     path = folder / "paco/seed2" / run_folder.METRICS
     path.write_text(json.dumps(json.loads(path.read_text()) | {"latency_b64": 11.0}))
     page = read(report(folder, tmp_path / "page.html"))
@@ -121,7 +121,7 @@ def test_cost_is_the_mean_in_table_plot_and_data(folder, tmp_path):
     assert any(title.startswith("PaCo: ") and title.endswith(" 6.0") for title in page.text["title"])
 
 
-def test_ties_are_called_ties(folder):
+def test_ties(folder):
     for seed in range(3):
         make_run(folder / f"bs/seed{seed}", recipes.digits_lt("balanced-softmax"), seed, COUNTS, right=SHARES["paco"])
     dataset = dataset_of(folder)
@@ -151,7 +151,7 @@ def stored_one(folder, method, seed):
     return json.loads((folder / f"{method}/seed{seed}/metrics.json").read_text())["few"]
 
 
-def test_grounds_for_doubt_are_named(folder, tmp_path):
+def test_caveats(folder, tmp_path):
     dataset = dataset_of(folder)
     found = {ground.kind: ground for ground in summary.caveats(dataset)}
     assert {kind: ground.is_good for kind, ground in found.items()} == {
@@ -180,7 +180,7 @@ def test_grounds_for_doubt_are_named(folder, tmp_path):
     assert "commit" in after["mixed-runs"].text
 
 
-def test_other_budgets_are_a_caution(folder):
+def test_different_settings_are_a_caution(folder):
     config = recipes.digits_lt("focal")
     faster = replace(config, optim=replace(config.optim, lr=0.7))
     longer = replace(config, train=replace(config.train, epochs=99))
@@ -190,8 +190,8 @@ def test_other_budgets_are_a_caution(folder):
     assert "optim.lr" in found["training"].text and "epochs=99" in found["left-out"].text
 
 
-def test_only_methods_that_can_be_compared_are_called_best(folder, tmp_path):
-    """Others of the same data are as many, of three seeds too, and better; but they were trained for less long."""
+def test_only_comparable_methods_are_ranked(folder, tmp_path):
+    """Methods with shorter training are not compared, although they are equally many and have higher accuracy."""
     for method in ("focal", "balanced-softmax"):
         config = recipes.digits_lt(method)
         shorter = replace(config, train=replace(config.train, epochs=9))
@@ -208,8 +208,8 @@ def test_only_methods_that_can_be_compared_are_called_best(folder, tmp_path):
     assert [*words_of.values()].count("best") == 1 and explain_labels({DIFFERENT_LENGTH}) in to_markdown(rows)
 
 
-def test_longer_training_is_not_called_the_same_length(folder):
-    """A second stage is said, and one that has hardly begun is too."""
+def test_second_stages_are_reported(folder):
+    """A second stage is reported, also if it is very short."""
     found = grounds_with(folder, "supcon", 20)
     assert found["training"].is_good and "40 epochs" in found["training"].text
     assert all(label in found["training"].text for label in ("SupCon", "PaCo"))  # two views of each image
@@ -231,7 +231,7 @@ def said(element) -> str:
     return unescape(re.sub("<[^>]*>", "", str(element))).replace("\xa0", " ")
 
 
-def test_settings_are_those_that_were_stored(folder, tmp_path):
+def test_settings_match_stored_config(folder, tmp_path):
     config = recipes.digits_lt("paco")
     config = replace(config, method=replace(config.method, alpha="auto"))
     path = make_run(folder / "auto/seed0", config, 0, COUNTS) / run_folder.ENVIRONMENT
@@ -243,7 +243,7 @@ def test_settings_are_those_that_were_stored(folder, tmp_path):
     assert any("alpha 0.05" in text and "queue 256" in text for text in own.values())
 
 
-def test_without_cross_entropy_the_best_is_the_measure(folder, tmp_path):
+def test_reference_without_cross_entropy_is_best_method(folder, tmp_path):
     for seed in range(3):
         make_run(folder / f"focal/seed{seed}", recipes.digits_lt("focal"), seed, COUNTS, right=0.2)
     for sources, measure in (([folder / "paco", folder / "focal"], "PaCo"), (folder, "Cross-entropy")):
@@ -252,15 +252,15 @@ def test_without_cross_entropy_the_best_is_the_measure(folder, tmp_path):
         assert titles and {title.split(" minus ")[1] for title in titles} == {measure}
 
 
-def test_each_data_set_has_a_chapter(folder, tmp_path):
+def test_each_dataset_has_a_section(folder, tmp_path):
     make_run(folder / "other/seed0", recipes.cifar100_lt("paco", 100), 0, [200, 30, 5])
     page = read(report(folder, tmp_path / "page.html"))
     assert page.text["h2"] == ["Summary"]
     assert {row.data for row in make_rows(run_folder.finished(folder))} < {*page.text["bdi"]}
 
 
-def test_optimum_of_P_sup_is_what_batches_give(folder):
-    """Against batches and queues drawn at random: the mean over anchors of 1/(1 + alpha·positives)."""
+def test_optimal_P_sup_matches_random_batches(folder):
+    """The optimum agrees with the mean of 1/(1 + alpha·positives) over random batches and queues."""
     config = recipes.digits_lt("paco")
     run = run_folder.read(folder / "paco/seed0")
     rng, counts, B, K = np.random.default_rng(0), np.array(COUNTS), config.train.batch_size, config.method.queue
@@ -278,7 +278,7 @@ def test_optimum_of_P_sup_is_what_batches_give(folder):
     assert method_detail.optimal_P_sup(chosen) == method_detail.optimal_P_sup(run)
 
 
-def test_calibration_pools_the_seeds(folder):
+def test_calibration_pools_seeds(folder):
     records = [run_folder.read(folder / f"ce/seed{s}") for s in range(3)]
     bins = method_detail.pool_bins(records)
     assert sum(b.images for b in bins) == 3 * len(COUNTS) * PER_CLASS
@@ -289,7 +289,7 @@ def test_calibration_pools_the_seeds(folder):
 # What cannot break it
 
 
-def test_hostile_names_are_text(tmp_path):
+def test_malicious_names_are_escaped(tmp_path):
     for method in ("ce", "paco"):
         make_run(tmp_path / f"<b>{method}'\"&/seed0", recipes.digits_lt(method), 0, COUNTS, HOSTILE)
     page = read(report(tmp_path, tmp_path / "page.html"))
@@ -303,7 +303,7 @@ def test_hostile_names_are_text(tmp_path):
 
 
 @pytest.mark.parametrize("one", [True, False])
-def test_the_page_is_whole_and_asks_for_nothing(folder, tmp_path, one):
+def test_page_is_self_contained(folder, tmp_path, one):
     path = report(folder / "paco" if one else folder, tmp_path / "page.html")
     page, text = read(path), path.read_text()
     assert text.splitlines()[0] == "<!doctype html>" and text.splitlines()[1].startswith("<html lang=")
@@ -321,7 +321,7 @@ def test_the_page_is_whole_and_asks_for_nothing(folder, tmp_path, one):
     assert all(a.get("scope") for a in page.of("th")) and len(page.of("caption")) == len(page.tables)
 
 
-def test_what_is_missing_is_said(folder, tmp_path):
+def test_missing_files_are_reported(folder, tmp_path):
     for path in (folder / "paco").rglob("*"):
         if path.name in ("features.npz", "log.jsonl", "index.json"):
             path.unlink()
@@ -336,7 +336,7 @@ def test_what_is_missing_is_said(folder, tmp_path):
     report(folder, tmp_path / "all.html")  # one without, others with
 
 
-def test_without_images_confusions_are_those_of_metrics_json(folder):
+def test_confusions_without_images_come_from_metrics_json(folder):
     run = run_folder.read(folder / "ce/seed0")
     (run.folder / "examples/index.json").unlink()
     note, table = method_detail.confusion_section(run)
@@ -347,13 +347,13 @@ def test_without_images_confusions_are_those_of_metrics_json(folder):
     assert float(first[2][1]) == pytest.approx(100 * times.max() / PER_CLASS)
 
 
-def test_a_class_is_shown_as_best_or_as_worst(folder):
-    """Runs of an older version list it twice."""
+def test_class_is_listed_once(folder):
+    """Runs of older versions list such classes twice."""
     tables = Page("".join(map(str, method_detail.rare_class_section(run_folder.read(folder / "ce/seed0"))))).tables
     assert len(tables) == 1
 
 
-def test_the_first_seed_that_has_features_is_mapped(folder):
+def test_first_seed_with_features_is_mapped(folder):
     (folder / "ce/seed0/features.npz").unlink()
     (row,) = make_rows(run_folder.finished(folder / "ce"))
     assert Page("".join(map(str, method_detail.detail_sections(row)))).missing() == []
@@ -363,7 +363,7 @@ def test_the_first_seed_that_has_features_is_mapped(folder):
 
 
 @pytest.mark.parametrize("file", [run_folder.METRICS, run_folder.CONFIG, run_folder.ENVIRONMENT])
-def test_a_run_that_cannot_be_read_is_left_out_by_name(folder, tmp_path, capsys, file):
+def test_unreadable_run_is_left_out_and_named(folder, tmp_path, capsys, file):
     whole = (folder / "ce/seed1" / file).read_text()
     (folder / "ce/seed1" / file).write_text(whole[: len(whole) // 2])
     page = read(report(folder, tmp_path / "page.html"))
@@ -375,7 +375,7 @@ def test_a_run_that_cannot_be_read_is_left_out_by_name(folder, tmp_path, capsys,
 
 
 @pytest.mark.parametrize("file", [run_folder.CONFIG, run_folder.ENVIRONMENT])
-def test_a_finished_run_that_has_lost_a_file_is_not_passed_over(folder, tmp_path, capsys, file):
+def test_finished_run_with_missing_file_is_reported(folder, tmp_path, capsys, file):
     (folder / "ce/seed1" / run_folder.MODEL).touch()
     (folder / "ce/seed1" / file).unlink()
     assert any(file in sentence for sentence in read(report(folder, tmp_path / "page.html")).missing())
@@ -385,7 +385,7 @@ def test_a_finished_run_that_has_lost_a_file_is_not_passed_over(folder, tmp_path
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no archive", b"null"])
-def test_broken_files_are_as_good_as_none(folder, content):
+def test_damaged_files_are_ignored(folder, content):
     run = run_folder.read(folder / "ce/seed0")
     for name in ("features.npz", "log.jsonl", "examples/index.json", "examples/0.png"):
         (run.folder / name).write_bytes(content)
@@ -397,7 +397,7 @@ def test_broken_files_are_as_good_as_none(folder, content):
 
 
 @pytest.mark.parametrize("shape", [(40, 8), (40, 1), (3, 8), (0, 8)])
-def test_features_that_make_no_map(folder, shape):
+def test_features_without_map(folder, shape):
     y_N = np.zeros(shape[0], dtype=int)
     np.savez(folder / "ce/seed0/features.npz", features=np.full(shape, 7, np.float16), labels=y_N)
     assert len(Page(str(method_detail.feature_map(run_folder.read(folder / "ce/seed0")))).missing()) == 1
@@ -412,7 +412,7 @@ def test_features_beyond_float16_are_left_out(folder):
     assert "35 test" in str(method_detail.feature_map(run))
 
 
-def test_a_run_without_counts_still_has_its_results(folder, tmp_path):
+def test_run_without_counts_has_results(folder, tmp_path):
     for path, keys in ((run_folder.METRICS, ("counts", "class_names")), (run_folder.ENVIRONMENT, ())):
         tree = json.loads((folder / "ce/seed0" / path).read_text())
         for key in keys:
@@ -440,7 +440,7 @@ def test_classes_without_test_or_training_images(tmp_path):
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
-    """1,000 classes, 20 runs."""
+    """20 runs with 1,000 classes."""
     folder, counts = (
         tmp_path_factory.mktemp("large"),
         (1280 * 256 ** -np.linspace(0, 1, 1000)).round().astype(int).tolist(),
@@ -451,14 +451,14 @@ def large(tmp_path_factory):
     return folder
 
 
-def test_many_classes_and_runs_make_a_small_page(large, tmp_path):
+def test_page_size_with_many_classes_and_runs(large, tmp_path):
     start = time.process_time()  # on a busy machine the clock on the wall says nothing
     path = report(large, tmp_path / "page.html")
     assert time.process_time() - start < 30 and path.stat().st_size < 10e6
     assert len(read(path).tables) > 5
 
 
-def test_of_very_many_classes_some_are_shown(tmp_path):
+def test_number_of_classes_shown_is_limited(tmp_path):
     make_run(tmp_path / "a/seed0", recipes.digits_lt("ce"), 0, list(range(1500, 0, -1)))
     said = read(report(tmp_path, tmp_path / "page.html"))
     assert "1,000 of" in said.words() and "1,500 classes" in said.words()
@@ -466,7 +466,7 @@ def test_of_very_many_classes_some_are_shown(tmp_path):
     assert len(every) == 1001 and every[1][2][0] == "1,500" and every[-1][2][0] == "1"
 
 
-def test_the_verb_writes_the_page(folder, tmp_path, capsys):
+def test_report_command(folder, tmp_path, capsys):
     assert main(["report", str(folder / "ce"), str(folder / "paco"), "-o", str(tmp_path / "new/page.html")]) == 0
     assert capsys.readouterr().out == f"written to {tmp_path / 'new/page.html'}\n"
     assert results(read(tmp_path / "new/page.html")).keys() == {"Cross-entropy", "PaCo"}
@@ -477,7 +477,7 @@ def test_the_verb_writes_the_page(folder, tmp_path, capsys):
     assert not (tmp_path / "page.pdf").exists()
 
 
-def test_the_package_is_the_twin_and_needs_neither_torch_nor_matplotlib(folder, tmp_path):
+def test_report_function_imports_neither_torch_nor_matplotlib(folder, tmp_path):
     assert longtail.report([folder], out=tmp_path / "page.html") == tmp_path / "page.html"
     assert "report" in dir(longtail)
     code = (
@@ -490,7 +490,7 @@ def test_the_package_is_the_twin_and_needs_neither_torch_nor_matplotlib(folder, 
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_no_finished_run_is_a_users_error(tmp_path):
+def test_no_finished_run_is_a_user_error(tmp_path):
     with raises("missing-file", tmp_path):
         report(tmp_path, tmp_path / "page.html")
 
@@ -500,7 +500,7 @@ def test_no_finished_run_is_a_users_error(tmp_path):
 
 @pytest.mark.long
 @browser.needed
-def test_a_browser_shows_it_clean(folder, tmp_path):
+def test_browser_shows_page_without_errors(folder, tmp_path):
     path = report(folder, tmp_path / "page.html")
     with browser.Browser() as chromium:
         for width, dark in ((390, False), (390, True), (1280, False), (1280, True)):
@@ -518,8 +518,8 @@ def test_a_browser_shows_it_clean(folder, tmp_path):
 
 @pytest.mark.long
 @browser.needed
-def test_a_phone_shows_few_and_that_there_is_more(folder, tmp_path):
-    """Without scrolling, beside the method; and an axis label clears its ticks, of which 0.0015 is a long one."""
+def test_layout_on_phone(folder, tmp_path):
+    """The `few` column is visible without scrolling, and axis labels do not overlap long ticks such as 0.0015."""
     log, sizes = (
         folder / "ce/seed0" / run_folder.LOG,
         "e => { const r = e.getBoundingClientRect(); return [r.left, r.right] }",
@@ -546,7 +546,7 @@ def test_a_phone_shows_few_and_that_there_is_more(folder, tmp_path):
 
 @pytest.mark.long
 @browser.needed
-def test_tables_sort_in_a_browser_and_show_the_stored_figures(folder, tmp_path):
+def test_tables_sort_in_browser(folder, tmp_path):
     path = report(folder, tmp_path / "page.html")
     cells = "r => [r.cells[0].innerText.trim(), r.cells[2].innerText]"
     column = f"[...document.querySelector('table').tBodies[0].rows].map({cells})"
@@ -565,7 +565,7 @@ def test_tables_sort_in_a_browser_and_show_the_stored_figures(folder, tmp_path):
 
 @pytest.mark.long
 @browser.needed
-def test_hostile_names_do_nothing_in_a_browser(tmp_path):
+def test_malicious_names_in_browser(tmp_path):
     make_run(tmp_path / "a/seed0", recipes.digits_lt("ce"), 0, COUNTS, HOSTILE)
     path = report(tmp_path, tmp_path / "page.html")
     with browser.Browser() as chromium:
@@ -578,8 +578,8 @@ def test_hostile_names_do_nothing_in_a_browser(tmp_path):
 
 @pytest.mark.long
 @browser.needed
-def test_the_policy_stops_what_is_not_ours(folder, tmp_path):
-    """Were something of a user's ever to become an element, it would not run: the console says so."""
+def test_security_policy_blocks_injected_script(folder, tmp_path):
+    """The security policy blocks an injected script and logs it to the console."""
     path = report(folder / "ce", tmp_path / "page.html")
     path.write_text(path.read_text().replace("</main>", "<script>document.title = 'taken'</script></main>"))
     with browser.Browser() as chromium:
@@ -589,7 +589,7 @@ def test_the_policy_stops_what_is_not_ours(folder, tmp_path):
 
 @pytest.mark.long
 @browser.needed
-def test_a_screen_reader_finds_a_name_for_everything(folder, tmp_path):
+def test_accessible_names(folder, tmp_path):
     (folder / "ce/seed2" / run_folder.METRICS).unlink()
     log = folder / "ce/seed2" / run_folder.LOG
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:3]))  # so that one run is under way
@@ -606,7 +606,7 @@ def test_a_screen_reader_finds_a_name_for_everything(folder, tmp_path):
 
 @pytest.mark.long
 @browser.needed
-def test_a_large_page_opens_in_two_seconds(large, tmp_path):
+def test_large_page_opens_in_two_seconds(large, tmp_path):
     path = report(large, tmp_path / "page.html")
     with browser.Browser() as chromium:
         assert min(chromium.open(path) for _ in range(2)) < 2 and chromium.complaints() == []

@@ -1,4 +1,4 @@
-"""Tables from run folders made by hand: grouping by configuration, mean and deviation, what sets rows apart."""
+"""Tests of tables: grouping by configuration, mean and deviation, and labels that differ."""
 
 import io
 import json
@@ -21,7 +21,7 @@ PACO, CE = (recipes.cifar100_lt(method, 100) for method in ("paco", "ce"))
 
 
 def write(folder, config, seed, top1, few=None, started="2026-01-01", checksum="0"):
-    """A finished run as the engine leaves it, as far as tables read it."""
+    """Write a finished run with the files that tables read."""
     folder.mkdir(parents=True)
     shifted = {"uniform": top1, "forward": {"2": top1, "50": top1 + 1}, "backward": {"2": top1, "50": top1 - 1}}
     metrics = {
@@ -75,7 +75,7 @@ def figure(mean: float, std: float) -> str:
     return f"{mean:.1f} ± {std:.1f}"
 
 
-def test_other_images_make_another_row_and_a_repeated_seed_counts_once(made):
+def test_different_images_and_repeated_seeds(made):
     ce = recipes.cifar100_lt("ce", 100)
     write(made / "again/seed0", ce, 0, 41.0, started="2026-01-02")
     write(made / "elsewhere/seed0", replace(ce, data=replace(ce.data, root=made)), 0, 90.0, checksum="1")
@@ -90,7 +90,7 @@ def test_unfinished_runs_are_left_out(made):
         run_folder.finished([made / "ce"])
 
 
-def test_a_foreign_folder_is_one_line(tmp_path):
+def test_unrelated_folder_is_a_user_error(tmp_path):
     for content in ("{", "{}", "[]"):
         for name in (run_folder.CONFIG, run_folder.ENVIRONMENT, run_folder.METRICS):
             (tmp_path / name).write_text(content)
@@ -100,7 +100,7 @@ def test_a_foreign_folder_is_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 150])
-def test_names_and_figures_survive_a_narrow_terminal(made, width):
+def test_narrow_terminal(made, width):
     console = Console(width=width, file=io.StringIO())
     rows = [row for row in table([made]) if "Cross" in row.label]
     console.print(to_rich(rows, width))
@@ -109,7 +109,7 @@ def test_names_and_figures_survive_a_narrow_terminal(made, width):
     assert "Cross-entropy" in shown and "40.0" in shown and "…" not in shown
 
 
-def test_tables_and_plot_are_drawn(made, tmp_path):
+def test_tables_and_plot(made, tmp_path):
     rows = table([made])
     assert to_rich(rows).row_count == shifted_table(rows).row_count == 3
     assert "|" not in to_markdown(rows[:1]).splitlines()[2].replace("|", "", len(TABLE_METRICS) + 4)
@@ -119,7 +119,7 @@ def test_tables_and_plot_are_drawn(made, tmp_path):
         assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG") and not list(tmp_path.glob("*.tmp"))
 
 
-def test_a_method_looks_the_same_in_every_panel_and_is_named_once(tmp_path, monkeypatch):
+def test_style_is_the_same_in_every_panel(tmp_path, monkeypatch):
     shown = []
     monkeypatch.setattr(plots, "save_figure", lambda figure, path: shown.append(figure))
     one, two, three = (Curve(label, [30, 20, 10], [[50.0, 40.0, 30.0]]) for label in "abc")
@@ -129,7 +129,7 @@ def test_a_method_looks_the_same_in_every_panel_and_is_named_once(tmp_path, monk
     assert [text.get_text() for text in left.get_legend().get_texts()] == ["a", "b", "c"]
 
 
-def test_classes_of_like_frequency_share_a_bin():
+def test_bin_curve():
     counts = [5, 100, 50, 20, 7]
     runs = [[10, 90, 80, None, 30], [20, 80, 80, None, 50]]  # one class without test images
     assert bin_curve(Curve("x", counts, runs)) == ([100, 50, 7, 5], [85, 80, 40, 15])

@@ -1,4 +1,4 @@
-"""How many test images a verdict rests on, and what it says where they are too few."""
+"""Tests of the number of test images behind a verdict."""
 
 import json
 import re
@@ -29,7 +29,7 @@ COUNTS = [300, 120, 12, 4, 3]
 
 
 def give(folder, images, right, seeds=3):
-    """Runs of two methods on a test set with so many images of each class; the share of each that PaCo has right."""
+    """Write runs of two methods on a test set with `images` images per class; `right` is the accuracy of PaCo by class."""
     for method in ("ce", "paco"):
         for seed in range(seeds):
             run = make_run(folder / f"{method}/seed{seed}", recipes.digits_lt(method), seed, COUNTS)
@@ -49,16 +49,16 @@ def ground(rows):
     return summary.test_set_caveat(dataset)
 
 
-def test_noise_is_that_of_other_test_sets():
-    """Against test sets drawn at random, of a network that is right on a known share of each class."""
+def test_half_width_matches_random_test_sets():
+    """The interval agrees with random test sets of a network with known accuracy."""
     rng, p_T, images_T = np.random.default_rng(0), np.array([0.2, 0.5, 0.9]), np.array([60, 200, 100])
     means = 100 * (rng.binomial(images_T, p_T, (20_000, 3)) / images_T).mean(1)
     assert mean_half_width(p_T, images_T) == pytest.approx(1.96 * means.std(), rel=0.03)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
-def test_all_right_or_all_wrong_is_not_certain(share):
-    """Of n images without a miss another set may well have one: about 100/n points at least."""
+def test_perfect_and_zero_accuracy_have_uncertainty(share):
+    """An accuracy of 0 or 100 % on n images has an uncertainty of about 100/n points."""
     for n in (1, 3, 10, 1000):
         assert mean_half_width(np.array([share]), np.array([n])) > 90 / n
     assert mean_half_width(np.full(3, share), np.ones(3, int)) > 40
@@ -68,7 +68,7 @@ def test_all_right_or_all_wrong_is_not_certain(share):
     ("each", "sound"),
     [(1, False), ((MIN_TEST_IMAGES - 2) // 3, False), (MIN_TEST_IMAGES // 3 + 1, False), (4000, True)],
 )
-def test_few_test_images_are_a_caution_and_never_good(tmp_path, each, sound):
+def test_few_test_images_are_a_caution(tmp_path, each, sound):
     rows = give(tmp_path, [5, 5, each, each, each], [1, 1, 1, 0, 1])
     found = ground(rows)
     assert (found.kind, found.is_good) == ("test-images", sound)
@@ -80,14 +80,14 @@ def test_few_test_images_are_a_caution_and_never_good(tmp_path, each, sound):
     ] * dataset.support.is_too_small
 
 
-def test_no_interval_is_called_good_below_a_hundred(tmp_path, monkeypatch):
+def test_fewer_than_100_images_are_never_good(tmp_path, monkeypatch):
     monkeypatch.setattr(summary, "accuracy_half_width", lambda *_: 0.1)
     for images, sound in (((MIN_IMAGES_FOR_GOOD - 1) // 3, False), (MIN_IMAGES_FOR_GOOD // 3 + 1, True)):
         rows = give(tmp_path / str(images), [5, 5, *[images] * 3], [1] * 5)
         assert ground(rows).is_good is sound
 
 
-def test_the_verdict_counts_tested_classes_and_their_images(tmp_path):
+def test_support_counts_tested_classes_and_images(tmp_path):
     rows = give(tmp_path, [9, 9, 40, 60, 0], [1, 1, 0.5, 0.25, 1])
     (dataset,) = group_by_dataset(rows)
     base = dataset.support
@@ -99,7 +99,7 @@ def test_the_verdict_counts_tested_classes_and_their_images(tmp_path):
     assert f" few: {base}." in to_markdown(rows)
 
 
-def test_too_few_images_decide_nothing(tmp_path):
+def test_too_few_images_give_no_verdict(tmp_path):
     rows = give(tmp_path, [9, 9, 1, 1, 1], [1, 1, 1, 0, 1])
     (dataset,) = group_by_dataset(rows)
     assert (len(dataset.support.classes_T), dataset.support.num_images) == (3, 3)
@@ -121,7 +121,7 @@ def test_too_few_images_decide_nothing(tmp_path):
     assert f"few: {dataset.support} (" in to_markdown(rows)
 
 
-def test_a_run_that_does_not_tell_is_believed_to_have_some(tmp_path):
+def test_unknown_number_of_images_is_not_too_small(tmp_path):
     run = give(tmp_path, [9, 9, 1, 1, 0], [1] * 5, seeds=1)[0].runs[0]
     run.metrics["confusion"] = None
     found = group_support(run, "few")
