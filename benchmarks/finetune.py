@@ -22,8 +22,8 @@ from longtail.data.sources import load
 from longtail.engine.device import choose_device
 from longtail.engine.train import train
 from longtail.models.weights import normalization
-from longtail.reporting.table import make_rows
-from longtail.reporting.ties import compare_seeds
+from longtail.reporting.result_rows import make_rows
+from longtail.reporting.significance import compare_seeds
 
 METHODS = ("ce", "balanced-softmax", "paco")
 RATES = {"head": 0.01, "all": 0.005, "scratch": 0.02}  # of SGD, at 32 images

@@ -92,7 +92,7 @@ def measure(device: torch.device, most: int = 2**31) -> Row:
 
 def plot(rows: list[Row], path: Path) -> None:
     """Time and memory against each of the three, both axes logarithmic; dashed: what grows in proportion."""
-    from longtail.reporting.plots import plt  # only here is matplotlib needed
+    import matplotlib.pyplot as plt  # only here is matplotlib needed
 
     panels = {"replayed_ms": "forward and backward,\nreplayed, ms", "MB": "beyond inputs\nand gradients, MB"}
     if rows[0]["replayed_ms"] is None:

@@ -14,10 +14,10 @@ from longtail.autoconfig.config_choices import YOURS
 from longtail.cli import main
 from longtail.comparison import compare, configure, select_methods, usual_budget
 from longtail.errors import UserError
-from longtail.reporting import tested
-from longtail.reporting.table import ResultRow
-from longtail.reporting.ties import compare_seeds, rank_labels
-from longtail.reporting.verdict import judge, worth
+from longtail.reporting import significance
+from longtail.reporting.result_rows import ResultRow
+from longtail.reporting.significance import compare_seeds, judge_paco, rank_labels
+from longtail.reporting.summary import is_paco_worth_it
 from tests.raises import fails, raises
 
 pytestmark = pytest.mark.usefixtures("simple_maps")
@@ -171,7 +171,7 @@ def test_a_folder_by_the_command(tmp_path, capsys):
     assert "report.html" in said and (tmp_path / "out/report.html").stat().st_size > 10_000
 
 
-MANY = tested.Tested("few", np.array([0]), np.array([100_000]), 0)  # test images, of one class
+MANY = significance.Support("few", np.array([0]), np.array([100_000]), 0)  # test images, of one class
 
 
 def test_is_it_worth_it(tmp_path, capsys):
@@ -180,8 +180,8 @@ def test_is_it_worth_it(tmp_path, capsys):
 
     def asked(paco, others, seeds=3):
         rows = [row(name, values[:seeds]) for name, values in {"paco": paco, "ce": c, **others}.items()]
-        found, (said,) = judge(rows, MANY), worth(rows, MANY)
-        assert found.found.difference is None or f"{abs(found.found.difference):.1f} ±" in said
+        found, (said,) = judge_paco(rows, MANY), is_paco_worth_it(rows, MANY)
+        assert found.comparison.difference is None or f"{abs(found.comparison.difference):.1f} ±" in said
         assert found.other in said or found.kind == "too-few-seeds"
         return found
 
@@ -195,13 +195,13 @@ def test_is_it_worth_it(tmp_path, capsys):
 
     won, lost = asked(a, {"balanced-softmax": b}), asked(b, {"balanced-softmax": a})
     assert (won.kind, won.other, lost.kind, lost.other) == ("yes", "Balanced Softmax", "no", "Balanced Softmax")
-    assert won.found.difference == pytest.approx(10) and lost.found.difference == pytest.approx(-10)
+    assert won.comparison.difference == pytest.approx(10) and lost.comparison.difference == pytest.approx(-10)
     tied = asked(b, {"balanced-softmax": [50.1, 51.0, 51.9]})
     assert (tied.kind, tied.other) == ("tied", "Balanced Softmax")
     few = asked(a, {}, seeds=2)
-    assert few.kind == "too-few-seeds" and few.found.seeds == [0, 1]
+    assert few.kind == "too-few-seeds" and few.comparison.seeds == [0, 1]
     for rows in ([row("ce", a)], [row("paco", a)]):
-        assert worth(rows, MANY) == [] and judge(rows, MANY) is None
+        assert is_paco_worth_it(rows, MANY) == [] and judge_paco(rows, MANY) is None
 
 
 def test_all_is_every_method_and_none_is_an_error():

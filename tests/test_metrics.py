@@ -1,4 +1,4 @@
-"""Every figure against a loop in plain Python or against scikit-learn."""
+"""Tests of metrics against plain Python loops and scikit-learn."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 from sklearn.metrics import confusion_matrix, f1_score  # type: ignore[import-untyped]
 
 from longtail import metrics
-from longtail.metrics import evaluate_guesses, evaluate_predictions, mean_std, paired_difference, t_quantile
+from longtail.metrics import evaluate_predicted_classes, evaluate_predictions, mean_std, paired_difference, t_quantile
 from tests.raises import raises
 
 COUNTS = [300, 20, 100, 101, 19, 20, 1]
@@ -59,15 +59,15 @@ def test_accuracies(case, figures):
     assert (figures["counts"], figures["class_names"]) == (COUNTS, NAMES)
 
 
-def test_confusion_and_f1_are_those_of_scikit_learn(case, figures):
+def test_confusion_and_f1_match_scikit_learn(case, figures):
     guess = case[0].argmax(1)
     assert figures["confusion"] == confusion_matrix(case[1], guess, labels=range(7)).tolist()
     there = np.unique(case[1])
     assert figures["macro_f1"] == pytest.approx(100 * f1_score(case[1], guess, average="macro", labels=there))
 
 
-def test_f1_of_classes_that_do_not_occur():
-    """Guessed or not, a class without test images does not count: no network could have more than nothing there."""
+def test_f1_ignores_classes_without_test_images():
+    """A class without test images does not count, whether it was predicted or not."""
     logits = np.eye(4)[[0, 1, 1, 3]]
     figures = evaluate_predictions(logits, [0, 1, 0, 0], [1] * 4, "abcd")
     expected = f1_score([0, 1, 0, 0], [0, 1, 1, 3], average="macro", labels=[0, 1])
@@ -117,7 +117,7 @@ def test_figures_are_plain_json(figures):
     assert json.loads(json.dumps(figures, allow_nan=False)) == figures
 
 
-def test_what_does_not_fit_is_refused(case):
+def test_shape_mismatch_raises(case):
     for arguments in ((*case, COUNTS[1:], NAMES), (*case, COUNTS, NAMES[1:]), (np.empty((0, 7)), [], COUNTS, NAMES)):
         with pytest.raises(ValueError, match="class names"):
             evaluate_predictions(*arguments)
@@ -125,17 +125,17 @@ def test_what_does_not_fit_is_refused(case):
         evaluate_predictions(np.where(np.arange(500)[:, None] == 3, np.nan, case[0]), case[1], COUNTS, NAMES)
 
 
-def test_of_many_classes_there_is_no_matrix(case, figures, monkeypatch):
-    monkeypatch.setattr(metrics, "MANY", 6)  # there are 7
+def test_no_confusion_matrix_for_many_classes(case, figures, monkeypatch):
+    monkeypatch.setattr(metrics, "MAX_CLASSES_FOR_MATRICES", 6)  # there are 7
     many = evaluate_predictions(*case, COUNTS, NAMES)
     assert many["confusion"] is None and many | {"confusion": figures["confusion"]} == figures
 
 
-def test_a_million_classes_are_measured_in_little_time_and_memory():
-    """Each of their matrices would have 10^12 entries."""
+def test_a_million_classes():
+    """A matrix over the classes would have 10^12 entries."""
     classes = 1_000_000
     guess, truth = np.arange(100) * 7, np.arange(100) * 9_999
-    figures = evaluate_guesses(guess, np.full(100, 0.25), truth, np.ones(classes), range(classes))
+    figures = evaluate_predicted_classes(guess, np.full(100, 0.25), truth, np.ones(classes), range(classes))
     assert figures["top1"] == 1 and figures["ece"] == pytest.approx(24)
     assert len(figures["per_class"]) == classes and figures["per_class"][0] == 100 and figures["per_class"][1] is None
     assert figures["macro_f1"] == pytest.approx(100 / len({*truth}))
@@ -149,7 +149,7 @@ def test_mean_std():
 @pytest.mark.parametrize(
     ("freedom", "t"), [(1, 12.706205), (2, 4.302653), (3, 3.182446), (4, 2.776445), (9, 2.262157), (30, 2.042272)]
 )
-def test_t_quantile_is_that_of_printed_tables(freedom, t):
+def test_t_quantile_matches_tables(freedom, t):
     assert t_quantile(freedom) == pytest.approx(t, abs=1e-6)
 
 
@@ -160,5 +160,5 @@ def test_t_quantile_of_another_level():
 def test_paired_difference():
     mean, half = paired_difference([51.0, 53.0, 52.0, 54.0], [50.0, 50.0, 50.0, 52.0])
     assert mean == 2 and half == pytest.approx(3.182446 * math.sqrt(2 / 3) / 2, rel=1e-6)
-    with pytest.raises(ValueError, match="one difference"):
+    with pytest.raises(ValueError):
         paired_difference([1.0], [2.0])

@@ -24,7 +24,14 @@ from longtail.paper import results as files
 from longtail.paper.results_book import MARGIN, Book, seconds_per_image
 from longtail.paper.results_page import BRACKETS, claim, in_words, missing, side_by_side, to_markdown
 from longtail.paper.tables import TABLES, PaperTable, Variant, make_cell
-from longtail.reporting.cells import MIXED, lengths, make_panels, make_rows, make_verdicts, pictures
+from longtail.reporting.cells import (
+    MIXED_LENGTHS,
+    compare_pairs,
+    curves_by_factor,
+    make_rows,
+    plot_files,
+    training_lengths,
+)
 from tests.expected_text import check_text
 from tests.raises import fails, raises
 
@@ -172,13 +179,13 @@ def test_the_page_shows_the_picture_where_there_is_one(place):
     assert shown in (place / "results/dig_its.md").read_text()
     assert (place / "results/dig_its_1_epochs.png").read_bytes().startswith(b"\x89PNG")
     tree = stored(place)
-    assert list(make_panels(tree, 1)) == ["imbalance 40"] and not make_panels(tree, 2)
-    assert [(c.label, len(c.per_class)) for c in make_panels(tree, 1)["imbalance 40"]] == [
+    assert list(curves_by_factor(tree, 1)) == ["imbalance 40"] and not curves_by_factor(tree, 2)
+    assert [(c.label, len(c.per_class)) for c in curves_by_factor(tree, 1)["imbalance 40"]] == [
         ("PaCo", 2),
         ("Balanced Softmax", 2),
     ]
     tree["runs"][0]["counts"] = None  # of an older version
-    assert len(make_panels(tree, 1)["imbalance 40"]) == 2
+    assert len(curves_by_factor(tree, 1)["imbalance 40"]) == 2
     for counts in ([5] * 10, None):  # balanced; all of an older version
         for record in tree["runs"]:
             record["counts"] = counts
@@ -189,10 +196,10 @@ def test_panels_follow_the_table_and_leave_out_what_has_no_scores(place):
     tree = stored(place)
     for record in tree["runs"][:2]:
         record |= {"imbalance": 10, "data": record["data"] | {"checksum": "other"}}
-    assert list(make_panels(tree, 1)) == ["imbalance 40", "imbalance 10"]
+    assert list(curves_by_factor(tree, 1)) == ["imbalance 40", "imbalance 10"]
     for record in tree["runs"][2:]:
         record["per_class"] = [None] * 10
-    assert list(make_panels(tree, 1)) == ["imbalance 10"]
+    assert list(curves_by_factor(tree, 1)) == ["imbalance 10"]
 
 
 @pytest.mark.parametrize(
@@ -375,7 +382,10 @@ def test_lengths_of_their_own_share_a_table(place, monkeypatch):
     table = tree["table"] | {"mixed": True}
     mixed = files.write(place / "results/mixed.json", tree | {"table": table, "name": "mixed"})
     page = to_markdown(mixed)
-    assert lengths(mixed) == [MIXED] and [line for line in page.splitlines() if line.startswith("## ")][1:] == []
+    assert (
+        training_lengths(mixed) == [MIXED_LENGTHS]
+        and [line for line in page.splitlines() if line.startswith("## ")][1:] == []
+    )
     assert [v["seeds"] for v in mixed["verdicts"]] == [[0, 1]]  # PaCo of 7 epochs against Balanced Softmax of 1
     with raises("unsupported", "--epochs 3", "published"):
         reproduce("published", place / "runs", place / "results", epochs=3)
@@ -388,12 +398,12 @@ def test_many_methods_are_drawn_as_dots_with_their_latency(place):
     table = tree["table"] | {"methods": names, "pairs": [["m1", "m0"], ["m3", "m2"]]}
     copies = [r | {"method": name} for name in names for r in paco]
     alike = files.write(place / "results/many.json", tree | {"runs": copies, "table": table, "name": "many"})
-    assert list(pictures(alike, 1)) == ["compared"]  # networks of one size have one latency
+    assert list(plot_files(alike, 1)) == ["compared"]  # networks of one size have one latency
     for i, record in enumerate(copies):
         record["metrics"] = record["metrics"] | {"parameters": 1000 + i // len(paco)}
     drawn = files.write(place / "results/many.json", tree | {"runs": copies, "table": table, "name": "many"})
-    assert list(pictures(drawn, 1)) == ["compared", "latency"]
-    for picture in pictures(drawn, 1).values():
+    assert list(plot_files(drawn, 1)) == ["compared", "latency"]
+    for picture in plot_files(drawn, 1).values():
         assert (place / "results" / picture.name).stat().st_size > 10_000
         assert picture.name in to_markdown(drawn)
     assert [v["pair"] for v in drawn["verdicts"]] == table["pairs"]
@@ -609,7 +619,7 @@ def test_verdicts_are_seed_paired_with_a_t_interval(differences, outcome):
     # Seeds 7 to 9 are common, and far apart: unpaired, or paired by place, nothing would be decided.
     theirs = {7: 30.0, 8: 60.0, 9: 90.0}
     ours = {seed: theirs[seed] + d for seed, d in zip(theirs, differences, strict=False)}
-    (verdict,) = make_verdicts(two_rows({0: 1.0} | ours, theirs | {3: 5.0}), STAND_IN.to_dict())
+    (verdict,) = compare_pairs(two_rows({0: 1.0} | ours, theirs | {3: 5.0}), STAND_IN.to_dict())
     assert verdict["outcome"] == outcome and verdict["seeds"] == list(ours)
     if outcome is None:
         assert verdict["difference"] is verdict["half_width"] is None
@@ -627,8 +637,8 @@ def test_verdicts_in_words():
 
 def test_rows_on_other_images_are_not_compared():
     ours, theirs = two_rows({0: 1.0, 1: 2.0, 2: 3.0}, {0: 1.0, 1: 2.0, 2: 3.0})
-    assert make_verdicts([ours, theirs], STAND_IN.to_dict())
-    assert not make_verdicts([ours, theirs | {"checksum": "1"}], STAND_IN.to_dict())
+    assert compare_pairs([ours, theirs], STAND_IN.to_dict())
+    assert not compare_pairs([ours, theirs | {"checksum": "1"}], STAND_IN.to_dict())
 
 
 # The command

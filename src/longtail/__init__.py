@@ -26,7 +26,7 @@ _HOME = {
     "reproduce": "paper",
     "shard": "data.write_shards",
     "supcon_loss": "losses",
-    "report": "reporting.document",
+    "report": "reporting.page",
     "table": "reporting.table",
     "train": "engine.train",
     "watch": "reporting.server",

@@ -15,9 +15,10 @@ from longtail.engine.train import check_seeds, train
 from longtail.errors import Interrupted, UserError
 from longtail.methods import make
 from longtail.progress import format_duration
-from longtail.reporting import document
-from longtail.reporting.plots import compared
-from longtail.reporting.table import ResultRow, make_dots, make_rows, write_table
+from longtail.reporting.page import ReportRuns, build_page, write_page
+from longtail.reporting.plots import accuracy_by_method
+from longtail.reporting.result_rows import ResultRow, make_rows
+from longtail.reporting.table import points_by_dataset, write_table
 
 USUAL = ("ce", "balanced-softmax", "paco")
 ALL = "all"
@@ -95,9 +96,9 @@ def tabulate(folders: Sequence[Path], configs: dict[str, Config], out: Path) -> 
     rows = make_rows([run for run in run_folder.finished(folders) if run.seed in seeds])
     write_table(rows, out)
     with files.replace_file(out / "comparison.png") as picture:
-        compared(make_dots(rows), picture)
-    with files.replace_file(out / "report.html") as page:
-        document.write(document.page(document.Gathered(rows)), page)
+        accuracy_by_method(points_by_dataset(rows), picture)
+    with files.replace_file(out / "report.html") as fresh:
+        write_page(build_page(ReportRuns(rows)), fresh)
     return rows
 
 

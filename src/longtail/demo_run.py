@@ -13,11 +13,12 @@ from longtail import files, recipes
 from longtail.config import Config
 from longtail.data.sources import load
 from longtail.engine.train import train
-from longtail.reporting.cells import Curve
-from longtail.reporting.document import report
+from longtail.reporting.class_accuracy import Curve
+from longtail.reporting.page import report
 from longtail.reporting.plots import accuracy_by_frequency
-from longtail.reporting.table import ResultRow, table
-from longtail.reporting.tested import basis
+from longtail.reporting.result_rows import ResultRow
+from longtail.reporting.significance import group_support
+from longtail.reporting.table import table
 
 METHODS = ("ce", "balanced-softmax", "supcon", "paco")
 
@@ -58,14 +59,14 @@ def one_thread() -> Iterator[None]:
 def verdict(rows: list[ResultRow], out: Path) -> list[str]:
     """What the demo showed, in words, and where to go from here."""
     command = "longtail" if shutil.which("longtail") else str(Path(sys.executable).parent / "longtail")
-    base = basis(rows[0].runs[0], "few")
+    base = group_support(rows[0].runs[0], "few")
     few = {row.runs[0].config.method.name: sum(row.values("few")) / len(row.runs) for row in rows}
     return [
         "",
         f"On the classes with fewer than 20 images ({base}) PaCo recognizes {few['paco']:.1f} % where cross-entropy recognizes "
         f"{few['ce']:.1f} % (Balanced Softmax {few['balanced-softmax']:.1f} %, SupCon {few['supcon']:.1f} %).",
         f"Accuracy by class frequency is drawn in {out}/accuracy.png; the table is in {out}/table.md and {out}/table.json.",
-        f"All of it, and whether to believe it, on one page: {out}/report.html",
+        f"Full results and their reliability: {out}/report.html",
         "",
         "Next:",
         f"  {command} recipes                                            what else can be run, with published figures",

@@ -6,6 +6,7 @@ checkpoint/state.pt               all state, for --resume
 model.safetensors  predictions.npz  features.npz  examples/  calibration.json  and last metrics.json: the run has finished
 """
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -41,20 +42,24 @@ ENVIRONMENT_SHAPE: dict[str, Any] = {
     "resumed": maybe([named(anything)]),
     "data": DATA | {"notes": maybe([text])},
 }
-SCORES = ("many", "medium", "few", "macro_f1", "ece", "knn_top1")
-COSTS = ("seconds", "setup_seconds", "together", "peak_memory", "latency_b64", "experts_asked")
 BIN = {"low": percent, "high": percent, "count": count, "confidence": maybe(percent), "accuracy": maybe(percent)}
-METRICS_SHAPE: dict[str, Any] = {
-    "top1": percent,
-    **dict.fromkeys(SCORES, maybe(percent)),
-    **dict.fromkeys(COSTS, maybe(amount)),
-    "per_class": [maybe(percent)],
-    "counts": maybe([count]),
-    "class_names": maybe([text]),
-    "confusion": maybe([[count]]),
-    "calibration": maybe([BIN]),
-    "shifted": {"forward": named(percent), "uniform": maybe(percent), "backward": named(percent)},
-}
+
+
+@functools.cache
+def metrics_shape() -> dict[str, Any]:
+    """Return the shape of metrics.json."""
+    from longtail.metrics import METRICS as REGISTRY  # imports NumPy, which `--help` does not need
+
+    stored = [metric for metric in REGISTRY.values() if metric.stored_in == "metrics"]
+    return {metric.key: maybe(percent if metric.is_percentage else amount) for metric in stored} | {
+        "top1": percent,
+        "per_class": [maybe(percent)],
+        "counts": maybe([count]),
+        "class_names": maybe([text]),
+        "confusion": maybe([[count]]),
+        "calibration": maybe([BIN]),
+        "shifted": {"forward": named(percent), "uniform": maybe(percent), "backward": named(percent)},
+    }
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,7 @@ def split_finished(paths: Iterable[Path | str] | Path | str) -> tuple[list[Path]
 def read(folder: Path) -> FinishedRun:
     """A finished run."""
     begun, path = read_begun(folder), folder / METRICS
-    metrics = _tree(path, METRICS_SHAPE)
+    metrics = _tree(path, metrics_shape())
     _check_classes(path, metrics)
     return FinishedRun(folder, begun.config, begun.environment, metrics)
 

@@ -279,7 +279,7 @@ def read_results(path: Path) -> dict[str, Any]:
     tree = json.loads(path.read_text())
     tree |= results.read(path, tree["table"])
     rows = cells.make_rows(tree)
-    return tree | {"rows": rows, "verdicts": cells.make_verdicts(rows, tree["table"])}
+    return tree | {"rows": rows, "verdicts": cells.compare_pairs(rows, tree["table"])}
 
 
 def write_page(tree: dict[str, Any]) -> str:

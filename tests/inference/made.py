@@ -34,7 +34,7 @@ def finished_run(folder: Path, config: Config, seed: int = 0) -> Path:
     files.write_json(folder / run_folder.CONFIG, to_dict(config))
     about |= {"resolution": resolution(data.train), "notes": []}
     files.write_json(folder / run_folder.ENVIRONMENT, environment | {"data": about})
-    cost = dict.fromkeys(evaluate.COST, 1.0)
+    cost = dict.fromkeys(evaluate.TRAINING_COSTS, 1.0)
     evaluate.Evaluator(method, data, views, CPU, 32).finish(folder, cost)
     return folder
 

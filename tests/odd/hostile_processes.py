@@ -278,9 +278,9 @@ def set_limits() -> None:
 
 def act(command: str, place: Place) -> int:
     if command == "board":
-        from longtail.reporting.live import Board
+        from longtail.reporting.live import LivePage
 
-        page = Board([place.top]).page()
+        page = LivePage([place.top]).page()
         (place.work / "board.html").write_bytes(page)
         return 0
     from longtail.cli import main

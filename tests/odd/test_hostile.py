@@ -15,7 +15,8 @@ import longtail
 from longtail import UserError, recipes
 from longtail.data import cifar
 from longtail.data.lists import open_lists
-from longtail.reporting.table import make_rows, to_markdown, to_rich
+from longtail.reporting.result_rows import make_rows
+from longtail.reporting.table import to_markdown, to_rich
 from tests.odd.harness import STEADY, before_the_work, command, in_folder
 from tests.odd.zoo import Bomb
 from tests.raises import raises

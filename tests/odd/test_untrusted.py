@@ -23,8 +23,8 @@ from longtail import UserError, files, run_folder
 from longtail.cli import main
 from longtail.engine import checkpoint
 from longtail.engine.train import train
-from longtail.reporting import embedding, reading
-from longtail.reporting.live import Board
+from longtail.reporting import embedding, run_artifacts
+from longtail.reporting.live import LivePage
 from tests.conftest import tiny
 from tests.inference.made import finished_run
 from tests.odd.harness import within
@@ -166,7 +166,7 @@ def test_no_command_waits_for_a_fifo_or_reads_a_device(finished, tmp_path, name)
         for command in commands:
             with within(20):
                 if command == ["board"]:
-                    assert Board([run]).page()
+                    assert LivePage([run]).page()
                 else:
                     assert main([named.get(word, word) for word in command]) in (0, 1, 2)
 
@@ -180,17 +180,17 @@ def test_a_thumbnail_is_encoded_again(tmp_path, secret):
         image.save(thumbnail, pnginfo=None)
         pixels = np.asarray(image.convert("RGB"))
     thumbnail.write_bytes(thumbnail.read_bytes() + SECRET.encode())
-    uri = reading.thumbnail(record, 0)
+    uri = run_artifacts.read_thumbnail(record, 0)
     assert uri is not None and SECRET.encode() not in base64.b64decode(uri.split(",")[1])
     assert len(pixels) == 96
     for content in (SECRET.encode(), b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", png_header(30_000)):
         thumbnail.write_bytes(content)
-        assert reading.thumbnail(record, 0) is None
+        assert run_artifacts.read_thumbnail(record, 0) is None
     thumbnail.unlink()
     shutil.copyfile(tmp_path / "run/examples/index.json", tmp_path / "x.png")
     Image.new("RGB", (4, 4)).save(tmp_path / "x.png")
     thumbnail.symlink_to(tmp_path / "x.png")
-    assert reading.thumbnail(record, 0) is None
+    assert run_artifacts.read_thumbnail(record, 0) is None
 
 
 def png_header(side: int) -> bytes:
@@ -228,7 +228,7 @@ def test_odd_features_cost_one_figure(tmp_path, kind):
     assert main(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
     assert len(re.findall(rf"{EMBEDDING} of", page)) == 1
-    assert f"{EMBEDDING} of".encode() in Board([tmp_path / "runs"]).page()
+    assert f"{EMBEDDING} of".encode() in LivePage([tmp_path / "runs"]).page()
 
 
 def test_a_crash_inside_a_library_costs_one_figure(monkeypatch):
@@ -251,17 +251,17 @@ def test_a_crash_inside_a_library_costs_one_figure(monkeypatch):
 def test_a_run_that_breaks_the_page_is_named_and_the_others_are_shown(tmp_path, monkeypatch, capsys):
     for method in ("paco", "ce"):
         make_run(tmp_path / "runs" / method, tiny(method), 0, FEW)
-    counts = reading.tested
+    counts = run_artifacts.test_counts
 
     def broken(run):
         if run.folder.name == "ce":
             raise ZeroDivisionError("not foreseen")
         return counts(run)
 
-    monkeypatch.setattr(reading, "tested", broken)
+    monkeypatch.setattr(run_artifacts, "test_counts", broken)
     assert main(["report", str(tmp_path / "runs"), "-o", str(tmp_path / "page.html")]) == 0
     assert "runs/ce: " in capsys.readouterr().err
-    page = Board([tmp_path / "runs"]).page().decode()
+    page = LivePage([tmp_path / "runs"]).page().decode()
     assert "runs/ce: " in page and "PaCo" in page and f"{EMBEDDING} of" in page
 
 
@@ -531,7 +531,7 @@ def test_features_of_gigabytes_are_not_mapped(tmp_path):
     record = run_folder.read(run)
     for shape in ((100, 20_000), (300, 2**20)):
         np.savez_compressed(run / "features.npz", features=np.zeros(shape, np.float16), labels=np.zeros(shape[0], int))
-        assert reading.features(record, 1000) is None
+        assert run_artifacts.read_features(record, 1000) is None
 
 
 def test_the_default_export_does_not_wait_for_a_fifo(finished, tmp_path):
@@ -642,7 +642,7 @@ def test_the_live_page_says_that_folders_are_nested_too_deeply(tmp_path):
     for _ in range(70):
         place = place / "d"
     place.mkdir(parents=True)
-    assert b"nested" in Board([tmp_path / "runs"]).page()
+    assert b"nested" in LivePage([tmp_path / "runs"]).page()
 
 
 # What a second review found
@@ -725,10 +725,10 @@ def test_json_files_are_bounded_by_their_size_and_by_their_values(finished, tmp_
 
 def test_a_log_row_of_very_many_values_is_left_out(tmp_path):
     run = make_run(tmp_path / "run", tiny("paco"), 0, FEW)
-    rows = reading.log(run_folder.read(run))
+    rows = run_artifacts.read_log(run_folder.read(run))
     with open(run / run_folder.LOG, "a") as file:
         file.write(json.dumps({f"key {i}": 1 for i in range(100_000)}) + "\n")
-    assert reading.log(run_folder.read(run)) == rows and len(rows) == 5
+    assert run_artifacts.read_log(run_folder.read(run)) == rows and len(rows) == 5
 
 
 def test_a_figure_says_which_file_cannot_be_read(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Headless Chromium by its DevTools protocol, over a pipe: what tests of a page need, by the standard library alone."""
+"""A driver for headless Chromium over a DevTools pipe, for tests of pages; standard library only."""
 
 import base64
 import fcntl
@@ -24,14 +24,14 @@ needed = pytest.mark.skipif(COMMAND is None, reason="no Chromium here: apt-get i
 
 
 def at_3_and_4(hears: int, says: int) -> None:
-    """Where Chromium looks for its pipes."""
+    """Move the pipes to file descriptors 3 and 4, where Chromium expects them."""
     hears, says = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (hears, says))
     os.dup2(hears, 3)
     os.dup2(says, 4)
 
 
 class Browser:
-    """`with Browser() as b: b.open(path); b.evaluate("document.title")`; `said` has all that the page did and logged."""
+    """A browser: `with Browser() as b: b.open(path); b.evaluate("document.title")`. `said` collects all events and logs."""
 
     def __enter__(self) -> "Browser":
         assert COMMAND, "no Chromium here"
@@ -80,7 +80,7 @@ class Browser:
         return json.loads(message)
 
     def open(self, page: Path | str) -> float:
-        """Seconds until the page, a file or an address, has loaded and been laid out."""
+        """Open a file or an address, and return the seconds until it is loaded and laid out."""
         self.said.clear()
         start = time.monotonic()
         self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
@@ -95,24 +95,24 @@ class Browser:
         return answer["result"].get("value")
 
     def until(self, script: str, seconds: float = 60) -> None:
-        """Wait for it to be true."""
+        """Wait until an expression is true."""
         end = time.monotonic() + seconds
         while not self.evaluate(script):
             assert time.monotonic() < end, script
             time.sleep(0.1)
 
     def complaints(self) -> list[dict[str, Any]]:
-        """Whatever the console, the security policy or the loader objected to."""
+        """Return the errors of the console, the security policy and the loader."""
         names = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded", "Network.loadingFailed")
         return [m for m in self.said if m.get("method") in names]
 
     def requests(self) -> list[str]:
-        """All that the page asked for."""
+        """Return the addresses that the page requested."""
         sent = [m for m in self.said if m.get("method") == "Network.requestWillBeSent"]
         return [m["params"]["request"]["url"] for m in sent]
 
     def spoken(self) -> list[tuple[str, str, int | None]]:
-        """What a screen reader finds: role, name and, of headings, level."""
+        """Return role, name and heading level of all elements in the accessibility tree."""
         nodes = [n for n in self.call("Accessibility.getFullAXTree")["nodes"] if not n["ignored"]]
         known = [{p["name"]: p["value"].get("value") for p in n.get("properties", [])} for n in nodes]
         names = [n.get("name", {}).get("value", "") for n in nodes]
@@ -126,7 +126,7 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", media=media, features=[feature])
 
     def photograph(self, path: Path) -> None:
-        """The whole page."""
+        """Take a screenshot of the full page."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 16000), "scale": 1}
         data = self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)["data"]

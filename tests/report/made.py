@@ -1,4 +1,4 @@
-"""Run folders made by hand, finished with every file that a report may read or in the middle, and a reader of the page."""
+"""Synthetic run folders, finished or in progress, and a parser of the page."""
 
 import json
 from dataclasses import replace
@@ -10,8 +10,8 @@ from PIL import Image
 
 from longtail import files, recipes, run_folder
 from longtail.config import Config, to_dict
-from longtail.metrics import evaluate_guesses
-from longtail.reporting.html import VOID
+from longtail.metrics import evaluate_predicted_classes
+from longtail.reporting.html import VOID_TAGS
 
 PER_CLASS = 8  # test images
 FEW = [300, 120, 12, 4]  # training images of a few classes
@@ -20,7 +20,7 @@ FEW = [300, 120, 12, 4]  # training images of a few classes
 def make_run(
     folder: Path, config: Config, seed: int, counts: list[int], names: list[str] | None = None, right=0.5
 ) -> Path:
-    """Of a network that is right on a share of the images of each class, and says so with the probability it should."""
+    """Write a finished run whose network classifies a fraction `right` of the images of each class correctly."""
     folder.mkdir(parents=True)
     rng, classes = np.random.default_rng([seed, *config.method.name.encode()]), len(counts)
     y_N = np.arange(classes).repeat(PER_CLASS)
@@ -28,7 +28,7 @@ def make_run(
         rng.random(len(y_N)) < np.broadcast_to(right, classes)[y_N], y_N, rng.integers(classes, size=len(y_N))
     )
     names = names or [f"class {c}" for c in range(classes)]
-    metrics = evaluate_guesses(guess_N, rng.uniform(0.2, 1, len(y_N)), y_N, counts, names)
+    metrics = evaluate_predicted_classes(guess_N, rng.uniform(0.2, 1, len(y_N)), y_N, counts, names)
     metrics |= {"knn_top1": 50.0, "latency_b64": 3.0 + seed, "seconds": 60.0, "peak_memory": 10**9, "together": 1}
     data = {"checksum": "0", "images": sum(counts), "counts": counts, "notes": []}
     environment = {"seed": seed, "commit": "abc", "device": "CPU", "started": "2026-01-01", "precision": "fp32"}
@@ -54,7 +54,7 @@ def make_run(
 def begin_run(
     folder: Path, epochs: int, method: str = "ce", seed: int = 0, total: int | None = 8, day: int = 2
 ) -> Path:
-    """A run in the middle of its training, after so many epochs."""
+    """Write a run in progress, after `epochs` epochs."""
     config = recipes.digits_lt(method)
     folder.mkdir(parents=True, exist_ok=True)
     data = {"checksum": "0", "images": sum(FEW), "counts": FEW, "notes": []}
@@ -73,7 +73,7 @@ def log_line(epoch: int) -> str:
 
 
 class Page(HTMLParser):
-    """Elements with their attributes, the text inside each kind of element, tables as rows of (text, value) cells."""
+    """A parsed page: elements with attributes, text by kind of element, and tables as rows of (text, value) cells."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Page(HTMLParser):
             self.tables[-1].append([])
         elif tag in ("td", "th"):
             self.tables[-1][-1].append(("", dict(attrs).get("data-value")))
-        if tag not in VOID:
+        if tag not in VOID_TAGS:
             self.open.append(tag)
             self.inside.append(dict(attrs).get("class"))
             if dict(attrs).get("class"):
@@ -116,15 +116,15 @@ class Page(HTMLParser):
             self.tables[-1][-1][-1] = said + data, value
 
     def kinds(self) -> list[str | None]:
-        """Return the kinds of the grounds to believe the figures or to doubt them."""
+        """Return the kinds of the caveats."""
         return [given["data-kind"] for _, given in self.elements if "data-kind" in given]
 
     def missing(self) -> list[str]:
-        """Return the sentences in the place of what cannot be shown."""
-        return self.classes.get("absent", [])
+        """Return the notes on what cannot be shown."""
+        return self.classes.get("missing", [])
 
     def words(self) -> str:
-        """All that a reader sees."""
+        """Return all visible text."""
         return " ".join("".join(parts) for tag, parts in self.text.items() if tag not in ("style", "script"))
 
     def of(self, tag: str) -> list[dict[str, str | None]]:
@@ -132,7 +132,7 @@ class Page(HTMLParser):
 
 
 def under_way(page: Page) -> dict[str, dict[str, tuple[str, str | None]]]:
-    """Of the runs that are not finished: (text, value) by heading."""
+    """Return the table of unfinished runs: (text, value) by heading for each run."""
     for head, *body in page.tables:
         if head[0][0] == "run":
             return {row[0][0].strip(): dict(zip([text for text, _ in head], row, strict=True)) for row in body}

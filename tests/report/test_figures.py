@@ -1,4 +1,4 @@
-"""The paper's figures: what they show is what the runs hold, and what they cannot show they say."""
+"""Tests of the paper's figures: plotted values and error messages."""
 
 import csv
 import json
@@ -15,9 +15,9 @@ import longtail
 from longtail import recipes, run_folder
 from longtail.cli import main
 from longtail.paper.figures import FIGURES, dots_of_results, figure
-from longtail.reporting import gradients, plots, reading
-from longtail.reporting.document import report
-from longtail.reporting.table import make_rows
+from longtail.reporting import gradients, plots, run_artifacts
+from longtail.reporting.page import report
+from longtail.reporting.result_rows import make_rows
 from tests.raises import fails, raises
 from tests.report.made import Page, make_run
 
@@ -28,7 +28,7 @@ EPOCHS = {"supcon": ["contrast", "contrast", "linear", "linear"], "paco": ["trai
 
 
 def norms(method: str, seed: int) -> np.ndarray:
-    """Of four epochs: SupCon's first two have no classifier."""
+    """Return gradient norms of four epochs; the first two epochs of SupCon have no classifier."""
     found = np.random.default_rng([seed, len(method)]).uniform(0.1, 1, (4, 6)).astype(np.float32)
     found[[stage == "contrast" for stage in EPOCHS[method]]] = np.nan
     return found
@@ -36,7 +36,7 @@ def norms(method: str, seed: int) -> np.ndarray:
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two methods of three seeds, with gradients."""
+    """Two methods with three seeds each, with gradients."""
     for method, stages in EPOCHS.items():
         for seed in range(3):
             run = make_run(tmp_path / f"runs/{method}/seed{seed}", recipes.digits_lt(method), seed, COUNTS)
@@ -45,14 +45,14 @@ def folder(tmp_path):
 
 
 def pulls(folder):
-    (found,) = gradients.make_pulls(make_rows(run_folder.finished(folder))).values()
+    (found,) = gradients.gradient_norms_by_dataset(make_rows(run_folder.finished(folder))).values()
     return {pull.label: pull for pull in found}
 
 
 # Fig. 2
 
 
-def test_a_line_is_the_mean_of_the_last_stage_by_falling_frequency(folder):
+def test_gradient_curve_is_mean_of_last_stage(folder):
     found = pulls(folder)
     assert found.keys() == {"SupCon", "PaCo"}
     for method, label, epochs in (("supcon", "SupCon", slice(2, 4)), ("paco", "PaCo", slice(0, 4))):
@@ -62,41 +62,42 @@ def test_a_line_is_the_mean_of_the_last_stage_by_falling_frequency(folder):
                 assert found[label].norms_SC[seed, place] == pytest.approx(wanted)
 
 
-def test_spread_and_steepness():
+def test_seed_range_and_head_tail_ratio():
     pull = gradients.ClassGradientNorms("x", np.array([[8.0, 2, 1], [4, 2, 2]]))
-    assert pull.spread().tolist() == [[4, 2, 1], [6, 2, 1.5], [8, 2, 2]]
-    assert pull.steepness == 4 and pull.named.startswith("x: ") and pull.named.endswith(" 4.0")
+    assert pull.seed_range().tolist() == [[4, 2, 1], [6, 2, 1.5], [8, 2, 2]]
+    assert (
+        pull.head_tail_ratio == 4 and pull.label_with_ratio.startswith("x: ") and pull.label_with_ratio.endswith(" 4.0")
+    )
     many = gradients.ClassGradientNorms("x", np.array([[9.0, 3] + [1.0] * 16 + [0.5, 1.5]]))
-    assert many.steepness == 6  # the first two of twenty over the last two
+    assert many.head_tail_ratio == 6  # the first two of twenty over the last two
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")  # such as a division by zero
-def test_without_any_gradient_there_is_no_ratio(folder, tmp_path):
+def test_zero_gradients_have_no_ratio(folder, tmp_path):
     for file in folder.rglob(run_folder.GRADIENTS):
         np.savez(file, norms=np.zeros((4, 6)), stages=np.array(EPOCHS["paco"]))
-    assert {pull.named for pull in pulls(folder).values()} == {"SupCon", "PaCo"}
+    assert {pull.label_with_ratio for pull in pulls(folder).values()} == {"SupCon", "PaCo"}
     page = Page(report(folder, tmp_path / "page.html").read_text(encoding="utf-8"))
     legends = [words for words in page.text["li"] if words.strip().startswith(("SupCon", "PaCo"))]
     assert legends and all(words.strip() in ("SupCon", "PaCo") for words in legends)
     figure("gradient", folder, tmp_path / "g.svg")
 
 
-def test_what_is_drawn_are_these_lines(folder, tmp_path, monkeypatch):
+def test_plotted_lines_match_norms(folder, tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: drawn.append(figure))
     figure("gradient", folder, tmp_path / "g.svg")
     (axis,) = drawn[0].axes
     found = pulls(folder)
     assert axis.get_yscale() == "log" and len(axis.lines) == len(axis.collections) == 2
     for line, band, pull in zip(axis.lines, axis.collections, found.values(), strict=True):
-        assert line.get_label() == pull.named
+        assert line.get_label() == pull.label_with_ratio
         np.testing.assert_allclose(line.get_xydata(), np.c_[np.arange(1, 7), pull.norms_SC.mean(0)])
         edge = band.get_paths()[0].vertices[:, 1]
         assert edge.min() == pytest.approx(pull.norms_SC.min()) and edge.max() == pytest.approx(pull.norms_SC.max())
-    plots.plt.close(drawn[0])
 
 
-def test_runs_without_the_file_are_named(folder, tmp_path, capsys):
+def test_runs_without_gradients_are_named(folder, tmp_path, capsys):
     bare = make_run(tmp_path / "bare/seed0", recipes.digits_lt("ce"), 0, COUNTS)
     draw = ["figure", "gradient", str(folder), str(bare), "-o", str(tmp_path / "g.svg")]
     fails(capsys, draw, "missing-file", bare, "--log.gradients")
@@ -106,7 +107,7 @@ def test_runs_without_the_file_are_named(folder, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("spoilt", ["torn", "other classes", "nothing learned", "no key"])
-def test_a_file_that_cannot_be_used_is_as_none(spoilt, folder):
+def test_invalid_gradients_are_ignored(spoilt, folder):
     file = folder / "paco/seed1" / run_folder.GRADIENTS
     if spoilt == "torn":
         file.write_bytes(file.read_bytes()[:50])
@@ -117,13 +118,13 @@ def test_a_file_that_cannot_be_used_is_as_none(spoilt, folder):
         np.savez(file, norms=stored, stages=np.array(EPOCHS["paco"]))
     assert pulls(folder)["PaCo"].norms_SC.shape == (2, 6)
     if spoilt != "other classes":
-        assert reading.gradients(run_folder.read(file.parent)) is None
+        assert run_artifacts.read_gradient_norms(run_folder.read(file.parent)) is None
 
 
-def test_the_page_has_it_where_runs_have_it(folder, tmp_path):
+def test_page_shows_gradients_if_present(folder, tmp_path):
     page = Page(report(folder, tmp_path / "page.html").read_text(encoding="utf-8"))
     found = pulls(folder)
-    assert found["PaCo"].named in page.words()
+    assert found["PaCo"].label_with_ratio in page.words()
     (link,) = [a for a in page.of("a") if a.get("download") == "gradients.csv"]
     head, first, *rest = csv.reader(unquote(link["href"]).split("utf-8,")[1].splitlines())
     assert head[0] == "rank" and {*head[1:]} == {"SupCon", "PaCo"} and len(rest) == 5
@@ -135,7 +136,7 @@ def test_the_page_has_it_where_runs_have_it(folder, tmp_path):
     assert not [a for a in page.of("a") if a.get("download") == "gradients.csv"]
 
 
-def test_a_class_without_any_gradient_does_not_break_the_page(folder, tmp_path):
+def test_page_with_a_zero_gradient_class(folder, tmp_path):
     file = folder / "paco/seed0" / run_folder.GRADIENTS
     np.savez(file, norms=np.where(np.arange(6) == 2, 0, norms("paco", 0)), stages=np.array(EPOCHS["paco"]))
     assert "NaN" not in report(folder, tmp_path / "page.html").read_text(encoding="utf-8")
@@ -147,7 +148,7 @@ def test_a_class_without_any_gradient_does_not_break_the_page(folder, tmp_path):
 
 def test_latency_comes_from_runs_or_from_results(folder, tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(plots, "against_latency", lambda panels, path: drawn.append(panels))
+    monkeypatch.setattr(plots, "accuracy_by_latency", lambda panels, path: drawn.append(panels))
     figure("latency", [folder], tmp_path / "l.svg")
     ((dots,),) = [panels.values() for panels in drawn]
     assert {dot.label: list(dot.values["latency_b64"]) for dot in dots} == {
@@ -159,7 +160,7 @@ def test_latency_comes_from_runs_or_from_results(folder, tmp_path, monkeypatch):
     assert {dot.label: dot.values["latency_b64"] for dot in dots} == wanted and len(wanted) == 7
 
 
-def test_latency_says_what_it_cannot_read(folder, tmp_path):
+def test_latency_reports_unreadable_input(folder, tmp_path):
     out = tmp_path / "l.svg"
     (tmp_path / "a.json").write_text("[1, 2]")
     (tmp_path / "b.json").write_text('{"table": {"methods": {}}, "runs": []}')
@@ -178,19 +179,18 @@ def test_latency_says_what_it_cannot_read(folder, tmp_path):
 # Fig. 4 and Fig. 3
 
 
-def test_extra_marks_its_minimum(tmp_path, monkeypatch):
+def test_extra_loss_marks_minimum(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("longtail.paper.theory_figures.save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr("longtail.paper.theory_figures.save_figure", lambda figure, path: drawn.append(figure))
     figure("extra", out=tmp_path / "e.svg")
     (axis,) = drawn[0].axes
     curve, dot = axis.lines
     x, y = curve.get_data()
     assert dot.get_xdata()[0] == pytest.approx(1 / 1.41) and dot.get_ydata()[0] <= y.min() + 1e-9
     assert x[y.argmin()] == pytest.approx(0.71, abs=0.01) and axis.texts[0].get_text().endswith(" 0.71")
-    plots.plt.close(drawn[0])
 
 
-def test_the_framework_of_the_docs_is_the_one_that_is_written(tmp_path):
+def test_framework_figure_is_that_of_the_docs(tmp_path):
     out = longtail.figure("framework", out=tmp_path / "f.svg")
     assert out.read_bytes() == (ROOT / "src/longtail/reporting/framework.svg").read_bytes()
     words = " ".join("".join(e.itertext()) for e in ElementTree.parse(out).iter("{http://www.w3.org/2000/svg}text"))
@@ -233,7 +233,7 @@ def test_every_figure_is_written_in_every_format(name, kind, folder, tmp_path, c
         (["latency", "nothing.json"], "missing-file", ["nothing.json"]),
     ],
 )
-def test_mistakes_are_one_line(args, kind, values, capsys, tmp_path, monkeypatch):
+def test_errors_are_one_line(args, kind, values, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fails(capsys, ["figure", *args], kind, *values)
     assert not list(tmp_path.iterdir())

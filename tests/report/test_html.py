@@ -1,4 +1,4 @@
-"""The pieces of the page: escaping, scales, looks, and colors that everyone can tell apart."""
+"""Tests of page components: escaping, scales, styles and colors."""
 
 import itertools
 import math
@@ -8,9 +8,9 @@ from importlib import resources
 import numpy as np
 import pytest
 
+from longtail.reporting.components import NBSP, data_link, format_count, format_difference, join_items
 from longtail.reporting.html import TrustedText, el
-from longtail.reporting.parts import NBSP, download, listed, plural, points
-from longtail.reporting.svg import COLORS, Plot, Scale, SeriesStyle, around, number
+from longtail.reporting.svg import COLORS, Plot, Scale, SeriesStyle, format_number, scale_around
 from tests.expected_text import check_text
 from tests.report.made import Page
 
@@ -20,54 +20,54 @@ CSS = resources.files("longtail.reporting").joinpath("page.css").read_text()
 @pytest.mark.parametrize(
     "text", ["<script>alert(1)</script>", "\"quoted' & <b>", "é 漢 😀", "</title></svg>", "&lt;", "]]>"]
 )
-def test_text_and_attributes_say_what_they_were_given(text):
+def test_text_and_attributes_round_trip(text):
     page = Page(str(el("p", el("b", text), title=text, data_value=3)))
     assert page.text == {"b": [text]}
     assert page.elements == [("p", {"title": text, "data-value": "3"}), ("b", {})]
 
 
-def test_what_no_page_may_hold_is_replaced():
+def test_unsafe_characters_are_replaced():
     text = str(el("p", "a\x00b\x1bc\udcffd\ne"))
     assert text == "<p>a\ufffdb\ufffdc\ufffdd\ne</p>" and text.encode()
 
 
-def test_a_name_cannot_turn_the_writing_round():
+def test_names_cannot_change_writing_direction():
     assert str(el("p", "a\u202egnp.exe\u2066 שלום")) == "<p>a\ufffdgnp.exe\ufffd שלום</p>"
 
 
-def test_absent_children_and_attributes_leave_nothing():
+def test_none_children_and_attributes_are_omitted():
     assert str(el("details", None, 1.5, open=True, id=None, hidden=False)) == "<details open>1.5</details>"
     assert str(el("img", class_="y")) == '<img class="y">'
     assert str(el("script", TrustedText("a<b"))) == "<script>a<b</script>"
 
 
-def test_data_of_a_plot_come_back_from_its_link():
+def test_data_link_round_trip():
     import csv
     import io
     from urllib.parse import unquote
 
     data = {"class": ['a,"b"', "100%\nx#?&", "é"], "n": [1, 2]}
-    href = str(download("counts", data).attributes["href"])
+    href = str(data_link("counts", data).attributes["href"])
     assert re.fullmatch(r"data:text/csv;charset=utf-8,[^#\"<>\n]*", href)
     rows = list(csv.reader(io.StringIO(unquote(href.split(",", 1)[1]))))
     assert rows == [["class", "n"], ['a,"b"', "1"], ["100%\nx#?&", "2"], ["é", ""]]
 
 
-def test_a_spreadsheet_finds_no_formula():
+def test_csv_has_no_formulas():
     from urllib.parse import unquote
 
-    href = str(download("x", {"class": ["=1+1", "@a", "-b", "a=b"], "n": [-1, 2.5]}).attributes["href"])
+    href = str(data_link("x", {"class": ["=1+1", "@a", "-b", "a=b"], "n": [-1, 2.5]}).attributes["href"])
     assert unquote(href).splitlines()[1:] == ["'=1+1,-1", "'@a,2.5", "'-b,", "a=b,"]
 
 
-def test_a_tick_at_the_edge_is_whole():
+def test_tick_at_edge_is_not_cut():
     plot = Plot("t", "s", Scale(0, 1000), Scale(0, 1))
     (last,) = [a for a in plot.element().children if getattr(a, "children", ()) == ("1,000",)]
     assert float(last.attributes["x"]) + 7 * len("1,000") / 2 <= 440
 
 
 @pytest.mark.parametrize("length", [2, 3, 7, 400])
-def test_a_line_carries_its_marker(length):
+def test_line_has_markers(length):
     for i in range(9):
         plot = Plot("t", "s", Scale(0, length), Scale(0, 1))
         plot.marked_line([(float(x), 0.5) for x in range(length)], SeriesStyle(i), "a")
@@ -76,35 +76,35 @@ def test_a_line_carries_its_marker(length):
         assert 1 <= shown <= min(length, 7) and line.attributes["class_"].split()[1] == SeriesStyle(i).color
 
 
-def test_epochs_are_whole_numbers():
-    assert Scale(0, 1, whole=True).ticks() == [0, 1] and Scale(0, 4, whole=True).ticks() == [0, 1, 2, 3, 4]
-    assert Scale(0, 400, whole=True).ticks() == Scale(0, 400).ticks()
+def test_epoch_ticks_are_integers():
+    assert Scale(0, 1, is_integer=True).ticks() == [0, 1] and Scale(0, 4, is_integer=True).ticks() == [0, 1, 2, 3, 4]
+    assert Scale(0, 400, is_integer=True).ticks() == Scale(0, 400).ticks()
 
 
 @pytest.mark.parametrize(
     ("value", "says"), [(1.5e-4, "1.5e−4"), (5e-4, "5e−4"), (0.0015, "0.0015"), (2e6, "2e6"), (0, "0")]
 )
-def test_a_tick_says_its_value(value, says):
-    assert number(value) == says
+def test_format_number(value, says):
+    assert format_number(value) == says
 
 
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("low,high", [(1, 134), (0.001, 0.1), (2.85, 3.1), (5, 6), (1, 1e6), (3, 1280), (7, 7)])
-def test_ticks_lie_on_the_scale_and_are_a_handful(low, high, log):
-    scale = around([low, high], log)
+def test_number_and_range_of_ticks(low, high, log):
+    scale = scale_around([low, high], log)
     ticks = scale.ticks()
     assert 1 <= len(ticks) <= 10 and all(scale.low <= t <= scale.high * (1 + 1e-9) for t in ticks)
-    assert len({number(t) for t in ticks}) == len(ticks)
+    assert len({format_number(t) for t in ticks}) == len(ticks)
     assert all(0 <= scale(v) <= 1 for v in (low, high)) and (scale(low) < scale(high) or low == high)
 
 
-def test_a_scale_is_linear_or_logarithmic_and_can_be_turned_round():
+def test_linear_logarithmic_and_descending_scales():
     assert Scale(0, 10)(2.5) == 0.25
     assert math.isclose(Scale(1, 100, log=True)(10), 0.5)
-    assert math.isclose(Scale(1, 100, log=True, falling=True)(100), 0)
+    assert math.isclose(Scale(1, 100, log=True, is_descending=True)(100), 0)
 
 
-def test_a_plot_says_what_it_shows_and_marks_lie_inside():
+def test_plot_has_description_and_marks_are_inside():
     plot = Plot("title", "description", Scale(0, 1), Scale(0, 1), "x", "y")
     plot.line([(0, 0), (1, 1)], SeriesStyle(0), "a line")
     plot.bars([(0, 0.5, 1), (0.5, 1, 0.2)], SeriesStyle(1), ["one", "two"])
@@ -116,10 +116,10 @@ def test_a_plot_says_what_it_shows_and_marks_lie_inside():
     assert min(numbers) >= 0 and max(numbers) <= 440
 
 
-def test_twenty_methods_look_different():
-    looks = [SeriesStyle(i) for i in range(20)]
-    assert len({(look.color, look.dashes) for look in looks}) == 20
-    assert len({(look.color, look.marker(0, 0)) for look in looks}) == 20
+def test_twenty_styles_differ():
+    styles = [SeriesStyle(i) for i in range(20)]
+    assert len({(style.color, style.dashes) for style in styles}) == 20
+    assert len({(style.color, style.marker(0, 0)) for style in styles}) == 20
 
 
 # Colors
@@ -141,7 +141,7 @@ def linear(theme: str, name: str) -> np.ndarray:
 
 
 def contrast(theme: str, one: str, other: str) -> float:
-    """The ratio of WCAG 2."""
+    """Return the contrast ratio of WCAG 2."""
     low, high = sorted(float(linear(theme, name) @ [0.2126, 0.7152, 0.0722]) for name in (one, other))
     return (high + 0.05) / (low + 0.05)
 
@@ -153,25 +153,29 @@ def lab(rgb: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("theme", THEMES)
-def test_text_and_marks_stand_out(theme):
-    for text, ground in itertools.product(("ink", "quiet", "link", "good", "caution"), ("paper", "panel")):
+def test_contrast_of_text_and_marks(theme):
+    for text, ground in itertools.product(("text", "muted", "link", "good", "caution"), ("background", "surface")):
         assert contrast(theme, text, ground) >= 4.5, (text, ground)
-    for text, ground in itertools.product(("ink", "quiet"), ("many", "medium", "few")):
+    for text, ground in itertools.product(("text", "muted"), ("many", "medium", "few")):
         assert contrast(theme, text, ground) >= 4.5, (text, ground)
-    for i, ground in itertools.product(range(COLORS), ("paper", "many", "medium", "few")):
+    for i, ground in itertools.product(range(COLORS), ("background", "many", "medium", "few")):
         assert contrast(theme, f"c{i}", ground) >= 3, (i, ground)
 
 
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("eye", EYES)
-def test_colors_can_be_told_apart_by_every_eye(theme, eye):
+def test_colors_differ_for_color_blind_readers(theme, eye):
     seen = [lab(np.clip(np.array(EYES[eye]) @ linear(theme, f"c{i}"), 0, 1)) for i in range(COLORS)]
     nearest = min((float(np.linalg.norm(a - b)), i, j) for (i, a), (j, b) in itertools.combinations(enumerate(seen), 2))
     assert nearest[0] > 20, nearest
 
 
-def test_small_words():
-    check_text("test_html/three", "".join(listed([["a"], ["b"], ["c"]])))
-    check_text("test_html/many", "".join(listed([[str(i)] for i in range(9)], 4)))
-    assert (plural(1, "class"), plural(1200, "class"), plural(2, "seed")) == ("one class", "1,200 classes", "2 seeds")
-    assert points(-0.25, 1.04) == f"−0.2{NBSP}±{NBSP}1.0" and points(3.0, None) == "3.0"
+def test_formatting():
+    check_text("test_html/three", "".join(join_items([["a"], ["b"], ["c"]])))
+    check_text("test_html/many", "".join(join_items([[str(i)] for i in range(9)], 4)))
+    assert (format_count(1, "class"), format_count(1200, "class"), format_count(2, "seed")) == (
+        "one class",
+        "1,200 classes",
+        "2 seeds",
+    )
+    assert format_difference(-0.25, 1.04) == f"−0.2{NBSP}±{NBSP}1.0" and format_difference(3.0, None) == "3.0"

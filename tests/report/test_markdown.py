@@ -1,4 +1,4 @@
-"""Names in Markdown are displayed as they are: a renderer makes neither markup nor HTML of them."""
+"""Names in Markdown are rendered literally, never as markup or HTML."""
 
 import copy
 import html
@@ -17,7 +17,8 @@ from rich.console import Console
 import longtail
 from longtail import recipes, run_folder
 from longtail.paper import results_page
-from longtail.reporting.table import make_rows, markdown, to_markdown
+from longtail.reporting.result_rows import make_rows
+from longtail.reporting.table import markdown_table, to_markdown
 from longtail.text import escape_markdown, escape_nonprintable, quote_markdown
 from tests.inference.made import finished_run, folder_config, photographs
 from tests.odd.harness import STEADY
@@ -43,15 +44,15 @@ RENDER = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethroug
 
 
 def cells(text: str) -> list[str]:
-    """The cells of a rendered table; a tag in one of them is a failure."""
+    """Return the cells of a rendered table; a tag inside a cell is a failure."""
     found = re.findall(r"<t[hd](?: [^>]*)?>(.*?)</t[hd]>", RENDER(text), re.DOTALL)
     assert not any("<" in cell for cell in found), found
     return [html.unescape(cell) for cell in found]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_cell_displays_the_name(name):
-    assert cells(markdown(["method", "n"], [[name, "1.0±0.1"]])) == [
+def test_cell_renders_name(name):
+    assert cells(markdown_table(["method", "n"], [[name, "1.0±0.1"]])) == [
         "method",
         "n",
         escape_nonprintable(name),
@@ -61,21 +62,21 @@ def test_a_cell_displays_the_name(name):
 
 @STEADY
 @given(st.text(st.sampled_from("ab_*`[]()<>&|\\~! #-+1.:/\"'=\n"), min_size=1, max_size=12))
-def test_every_name_is_displayed_as_it_is(name):
+def test_names_are_rendered_literally(name):
     shown = escape_nonprintable(name).strip()  # Markdown ignores spaces around a cell
-    assert cells(markdown(["method", "n"], [[name, "–"]])) == ["method", "n", shown, "–"]
+    assert cells(markdown_table(["method", "n"], [[name, "–"]])) == ["method", "n", shown, "–"]
     (text,) = re.findall(r"<p>(.*)</p>", RENDER(f"x {escape_markdown(name)} x"))
     assert html.unescape(text) == f"x {escape_nonprintable(name)} x"
 
 
 @STEADY
 @given(st.text("ab` \\<", min_size=1, max_size=10).filter(lambda text: text.strip()))
-def test_code_is_displayed_as_it_is(text):
+def test_code_is_rendered_literally(text):
     (found,) = re.findall(r"<code>(.*)</code>", RENDER(f"x {quote_markdown(text)} x"))
     assert html.unescape(found).strip() == text.strip()
 
 
-def test_what_has_no_markup_is_not_changed():
+def test_text_without_markup_is_unchanged():
     for text in (
         "52.0 ± 2.0",
         "–",
@@ -88,8 +89,8 @@ def test_what_has_no_markup_is_not_changed():
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "/" not in name])
-def test_the_table_of_runs(name, tmp_path):
-    """A data set, and a network, that somebody else has named."""
+def test_table_of_runs(name, tmp_path):
+    """The names of data sets and networks come from users."""
     for i, data in enumerate((name, "other")):
         config = recipes.digits_lt("ce" if i else "paco")
         config = replace(config, data=replace(config.data, name="folder", root=Path("/nowhere") / data, imbalance=1))
@@ -100,8 +101,8 @@ def test_the_table_of_runs(name, tmp_path):
     assert "<img" not in RENDER(written) and "<a" not in RENDER(written) and "<code>" not in RENDER(written)
 
 
-def test_the_page_of_a_reproduced_table():
-    """Whatever a results file says of its runs."""
+def test_page_of_reproduced_table():
+    """All text of a results file is untrusted."""
     tree = json.loads((RESULTS / "cifar100_lt.json").read_text())
     assert results_page.to_markdown(tree) == (RESULTS / "cifar100_lt.md").read_text()
     spoilt, plain = copy.deepcopy(tree), RENDER(results_page.to_markdown(tree))
@@ -118,8 +119,8 @@ def test_the_page_of_a_reproduced_table():
     assert found.count("<a ") == plain.count("<a ")
 
 
-def test_reproduced_tables_take_no_markup_from_labels():
-    """In a terminal."""
+def test_terminal_labels_have_no_markup():
+    """Rich markup in labels is not interpreted in the terminal."""
     tree = json.loads((RESULTS / "cifar100_lt.json").read_text())
     for row in tree["rows"]:
         row["label"] = "[/red]"
@@ -129,8 +130,8 @@ def test_reproduced_tables_take_no_markup_from_labels():
     assert screen.file.getvalue().count("[/red]") > 0
 
 
-def test_a_model_card(tmp_path):
-    """Names of classes are those of folders."""
+def test_model_card(tmp_path):
+    """Class names come from folder names."""
     config = folder_config(photographs(tmp_path / "data", n=(12, 6, 4)), "ce", image_size=32)
     folder = finished_run(tmp_path / "run/seed0", config)
     path = folder / run_folder.METRICS

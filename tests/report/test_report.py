@@ -1,4 +1,4 @@
-"""The page of `longtail report`: its numbers are those of the run folders, and nothing that a user names can break it."""
+"""Tests of the page of `longtail report`: values, missing files, untrusted names, and browsers."""
 
 import base64
 import hashlib
@@ -19,12 +19,13 @@ import longtail
 from longtail import recipes, run_folder
 from longtail.cli import main
 from longtail.metrics import paired_difference
-from longtail.reporting import closer, reading, words
-from longtail.reporting.by_class import NO_COUNTS
-from longtail.reporting.chapter import make_chapters
-from longtail.reporting.document import report
-from longtail.reporting.table import make_rows, standing, to_markdown
-from longtail.reporting.ties import LENGTH, explained
+from longtail.reporting import method_detail, run_artifacts, summary
+from longtail.reporting.class_accuracy import NO_COUNTS
+from longtail.reporting.dataset_results import group_by_dataset
+from longtail.reporting.page import report
+from longtail.reporting.result_rows import make_rows
+from longtail.reporting.significance import DIFFERENT_LENGTH, explain_labels, rank_methods, rank_rows
+from longtail.reporting.table import to_markdown
 from tests.raises import fails, raises
 from tests.report import browser
 from tests.report.made import PER_CLASS, Page, make_run
@@ -43,7 +44,7 @@ HOSTILE = [
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two methods, three seeds each."""
+    """Two methods with three seeds each."""
     for method, shares in SHARES.items():
         for seed in range(3):
             make_run(tmp_path / f"runs/{method}/seed{seed}", recipes.digits_lt(method), seed, COUNTS, right=shares)
@@ -54,13 +55,13 @@ def read(path) -> Page:
     return Page(path.read_text(encoding="utf-8"))
 
 
-def chapter_of(folder):
-    (chapter,) = make_chapters(make_rows(run_folder.finished(folder)))
-    return chapter
+def dataset_of(folder):
+    (dataset,) = group_by_dataset(make_rows(run_folder.finished(folder)))
+    return dataset
 
 
 def results(page: Page):
-    """The rows of the results table: figures by method and heading."""
+    """Return the values of the results table by method and heading."""
     (found,) = [t for t in page.tables if t[0][-1][0] == "seeds"]
     head = [text for text, _ in found[0]]
     return {
@@ -75,7 +76,7 @@ def stored(folder, method, metric):
 # Numbers
 
 
-def test_figures_are_those_of_metrics_json(folder, tmp_path):
+def test_values_match_metrics_json(folder, tmp_path):
     page = read(report(folder, tmp_path / "page.html"))
     names = {"all": "top1", "many": "many", "medium": "medium", "few": "few", "ECE": "ece", "F1": "macro_f1"}
     for method, label in (("ce", "Cross-entropy"), ("paco", "PaCo")):
@@ -88,16 +89,16 @@ def test_figures_are_those_of_metrics_json(folder, tmp_path):
         assert [float(line[column][1]) for line in every[1:]] == pytest.approx(per_class.round(2).tolist())
 
 
-def test_the_summary_gives_the_difference_on_rare_classes_with_its_interval(folder):
-    chapter = chapter_of(folder)
-    rare, _, overall, _ = (said(element) for element in words.summary(chapter))
+def test_summary_has_difference_and_interval(folder):
+    dataset = dataset_of(folder)
+    rare, _, overall, _ = (said(element) for element in summary.summarize(dataset))
     ours, theirs = stored(folder, "paco", "few"), stored(folder, "ce", "few")
     mean, half = paired_difference(ours, theirs)
     assert mean > half  # made so
-    best, ((other, verdict),) = words.contest(chapter.peers, "few")
+    best, ((other, verdict),) = rank_methods(dataset.comparable, "few")
     assert (best.label, other.label, verdict.outcome) == ("PaCo", "Cross-entropy", "ahead")
     for value in (
-        str(chapter.tested),
+        str(dataset.support),
         f"{np.mean(ours):.1f} %",
         f"{mean:.1f} ± {half:.1f} points",
         "PaCo",
@@ -107,8 +108,8 @@ def test_the_summary_gives_the_difference_on_rare_classes_with_its_interval(fold
     assert f"{np.mean(stored(folder, 'paco', 'top1')):.1f} %" in overall
 
 
-def test_cost_is_the_mean_in_table_plot_and_data(folder, tmp_path):
-    """Of milliseconds 3, 4 and 11, whose median is another."""
+def test_cost_is_the_mean(folder, tmp_path):
+    """The latencies 3, 4 and 11 ms have different mean and median."""
     path = folder / "paco/seed2" / run_folder.METRICS
     path.write_text(json.dumps(json.loads(path.read_text()) | {"latency_b64": 11.0}))
     page = read(report(folder, tmp_path / "page.html"))
@@ -120,13 +121,13 @@ def test_cost_is_the_mean_in_table_plot_and_data(folder, tmp_path):
     assert any(title.startswith("PaCo: ") and title.endswith(" 6.0") for title in page.text["title"])
 
 
-def test_ties_are_called_ties(folder):
+def test_ties(folder):
     for seed in range(3):
         make_run(folder / f"bs/seed{seed}", recipes.digits_lt("balanced-softmax"), seed, COUNTS, right=SHARES["paco"])
-    chapter = chapter_of(folder)
-    (rare, *_) = words.summary(chapter)
+    dataset = dataset_of(folder)
+    (rare, *_) = summary.summarize(dataset)
     mean, half = paired_difference(*(stored(folder, method, "few") for method in ("paco", "bs")))
-    found = words.contest(chapter.peers, "few")
+    found = rank_methods(dataset.comparable, "few")
     outcomes = {row.label: verdict.outcome for row, verdict in found.others}
     assert abs(mean) <= half and outcomes["Cross-entropy"] == "ahead"
     assert {found.best.label, *outcomes} == {"PaCo", "Balanced Softmax", "Cross-entropy"}
@@ -137,33 +138,33 @@ def test_two_seeds_get_no_verdict(folder, tmp_path):
     for method in SHARES:
         (folder / method / "seed2" / run_folder.METRICS).unlink()
     text = report(folder, tmp_path / "page.html").read_text()
-    chapter = chapter_of(folder)
-    (rare, *_) = words.summary(chapter)
+    dataset = dataset_of(folder)
+    (rare, *_) = summary.summarize(dataset)
     lead = np.mean([stored_one(folder, "paco", s) - stored_one(folder, "ce", s) for s in range(2)])
-    (outcome,) = (verdict.outcome for _, verdict in words.contest(chapter.peers, "few").others)
+    (outcome,) = (verdict.outcome for _, verdict in rank_methods(dataset.comparable, "few").others)
     assert outcome is None and f"by {lead:.1f}" in str(rare) and "±" not in said(rare)
-    (seeds,) = (ground for ground in words.grounds(chapter) if ground.kind == "seeds")
-    assert not seeds.sound and "2 seeds" in seeds.says and said(seeds.says) in said(text) and ">best<" not in text
+    (seeds,) = (ground for ground in summary.caveats(dataset) if ground.kind == "seeds")
+    assert not seeds.is_good and "2 seeds" in seeds.text and said(seeds.text) in said(text) and ">best<" not in text
 
 
 def stored_one(folder, method, seed):
     return json.loads((folder / f"{method}/seed{seed}/metrics.json").read_text())["few"]
 
 
-def test_grounds_for_doubt_are_named(folder, tmp_path):
-    chapter = chapter_of(folder)
-    found = {ground.kind: ground for ground in words.grounds(chapter)}
-    assert {kind: ground.sound for kind, ground in found.items()} == {
+def test_caveats(folder, tmp_path):
+    dataset = dataset_of(folder)
+    found = {ground.kind: ground for ground in summary.caveats(dataset)}
+    assert {kind: ground.is_good for kind, ground in found.items()} == {
         "seeds": True,
         "training": True,
         "validation": False,
         "test-images": False,
     }
-    assert "3 seeds" in found["seeds"].says
+    assert "3 seeds" in found["seeds"].text
     p = np.mean(stored(folder, "paco", "per_class"), axis=0)[4:] / 100
     p = (PER_CLASS * p + 1) / (PER_CLASS + 2)
     half = 196 * np.sqrt((p * (1 - p) / PER_CLASS).sum()) / 2
-    assert f"{2 * PER_CLASS} test" in found["test-images"].says and f"{half:.1f} points" in found["test-images"].says
+    assert f"{2 * PER_CLASS} test" in found["test-images"].text and f"{half:.1f} points" in found["test-images"].text
     page = read(report(folder, tmp_path / "page.html"))
     assert {*page.kinds()} == found.keys()
     path = folder / "ce/seed0" / run_folder.ENVIRONMENT
@@ -171,26 +172,26 @@ def test_grounds_for_doubt_are_named(folder, tmp_path):
     tree["data"]["notes"], tree["commit"] = ["7 images <lost>"], "def-dirty"
     path.write_text(json.dumps(tree))
     (folder / "ce/seed0" / run_folder.SKIPPED).write_text("{}\n{}\n")
-    after = {ground.kind: ground for ground in words.grounds(chapter_of(folder))}
-    added = {"data-notes": "<lost>", "skipped-images": "2 images", "unequal-runs": "abc, def-dirty", "uncommitted": ""}
+    after = {ground.kind: ground for ground in summary.caveats(dataset_of(folder))}
+    added = {"data-notes": "<lost>", "skipped-images": "2 images", "mixed-runs": "abc, def-dirty", "uncommitted": ""}
     assert after.keys() == found.keys() | added.keys()
     for kind, value in added.items():
-        assert not after[kind].sound and value in after[kind].says, kind
-    assert "commit" in after["unequal-runs"].says
+        assert not after[kind].is_good and value in after[kind].text, kind
+    assert "commit" in after["mixed-runs"].text
 
 
-def test_other_budgets_are_a_caution(folder):
+def test_different_settings_are_a_caution(folder):
     config = recipes.digits_lt("focal")
     faster = replace(config, optim=replace(config.optim, lr=0.7))
     longer = replace(config, train=replace(config.train, epochs=99))
     make_run(folder / "lr/seed0", faster, 0, COUNTS)
     make_run(folder / "longer/seed0", longer, 0, COUNTS)
-    found = {ground.kind: ground for ground in words.grounds(chapter_of(folder)) if not ground.sound}
-    assert "optim.lr" in found["training"].says and "epochs=99" in found["left-out"].says
+    found = {ground.kind: ground for ground in summary.caveats(dataset_of(folder)) if not ground.is_good}
+    assert "optim.lr" in found["training"].text and "epochs=99" in found["left-out"].text
 
 
-def test_only_methods_that_can_be_compared_are_called_best(folder, tmp_path):
-    """Others of the same data are as many, of three seeds too, and better; but they were trained for less long."""
+def test_only_comparable_methods_are_ranked(folder, tmp_path):
+    """Methods with shorter training are not compared, although they are equally many and have higher accuracy."""
     for method in ("focal", "balanced-softmax"):
         config = recipes.digits_lt(method)
         shorter = replace(config, train=replace(config.train, epochs=9))
@@ -198,24 +199,24 @@ def test_only_methods_that_can_be_compared_are_called_best(folder, tmp_path):
             make_run(folder / f"{method}/seed{seed}", shorter, seed, COUNTS, right=1.0)
     page = read(report(folder, tmp_path / "page.html"))
     marks = page.text["span"]
-    assert marks.count("best") == 2 and marks.count("another length") == 4  # over all, and on rare classes
-    assert explained({LENGTH}) in page.words()
-    (chapter,) = make_chapters(rows := make_rows(run_folder.finished(folder)))
-    assert {row.label for row in chapter.peers} == {"PaCo", "Cross-entropy"}
-    words_of = dict(zip([row.label for row in rows], standing(rows), strict=True))
-    assert words_of["Focal"] == words_of["Balanced Softmax"] == "another length"
-    assert [*words_of.values()].count("best") == 1 and explained({LENGTH}) in to_markdown(rows)
+    assert marks.count("best") == 2 and marks.count(DIFFERENT_LENGTH) == 4  # over all, and on rare classes
+    assert explain_labels({DIFFERENT_LENGTH}) in page.words()
+    (dataset,) = group_by_dataset(rows := make_rows(run_folder.finished(folder)))
+    assert {row.label for row in dataset.comparable} == {"PaCo", "Cross-entropy"}
+    words_of = dict(zip([row.label for row in rows], rank_rows(rows), strict=True))
+    assert words_of["Focal"] == words_of["Balanced Softmax"] == DIFFERENT_LENGTH
+    assert [*words_of.values()].count("best") == 1 and explain_labels({DIFFERENT_LENGTH}) in to_markdown(rows)
 
 
-def test_longer_training_is_not_called_the_same_length(folder):
-    """A second stage is said, and one that has hardly begun is too."""
+def test_second_stages_are_reported(folder):
+    """A second stage is reported, also if it is very short."""
     found = grounds_with(folder, "supcon", 20)
-    assert found["training"].sound and "40 epochs" in found["training"].says
-    assert all(label in found["training"].says for label in ("SupCon", "PaCo"))  # two views of each image
-    assert not found["second-stage"].sound and "SupCon 20" in found["second-stage"].says
+    assert found["training"].is_good and "40 epochs" in found["training"].text
+    assert all(label in found["training"].text for label in ("SupCon", "PaCo"))  # two views of each image
+    assert not found["second-stage"].is_good and "SupCon 20" in found["second-stage"].text
     assert "short-stage" not in found
     found = grounds_with(folder, "crt", 2)
-    assert not found["short-stage"].sound and "cRT" in found["short-stage"].says
+    assert not found["short-stage"].is_good and "cRT" in found["short-stage"].text
 
 
 def grounds_with(folder, method, epochs):
@@ -223,26 +224,26 @@ def grounds_with(folder, method, epochs):
     config = replace(config, method=replace(config.method, linear_epochs=epochs))
     for seed in range(3):
         make_run(folder / f"{method}/seed{seed}", config, seed, COUNTS, right=0.99)
-    return {ground.kind: ground for ground in words.grounds(chapter_of(folder))}
+    return {ground.kind: ground for ground in summary.caveats(dataset_of(folder))}
 
 
 def said(element) -> str:
     return unescape(re.sub("<[^>]*>", "", str(element))).replace("\xa0", " ")
 
 
-def test_settings_are_those_that_were_stored(folder, tmp_path):
+def test_settings_match_stored_config(folder, tmp_path):
     config = recipes.digits_lt("paco")
     config = replace(config, method=replace(config.method, alpha="auto"))
     path = make_run(folder / "auto/seed0", config, 0, COUNTS) / run_folder.ENVIRONMENT
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chosen": {"alpha": 0.0345}}))
     page = read(report(folder, tmp_path / "page.html"))
-    (found,) = [t for t in page.tables if t[0][1][0] == "its own settings"]
+    (found,) = [t for t in page.tables if t[0][1][0] == "method settings"]
     own = {line[0][0]: line[1][0] for line in found[1:]}
     assert any("(0.0345)" in text for text in own.values())
     assert any("alpha 0.05" in text and "queue 256" in text for text in own.values())
 
 
-def test_without_cross_entropy_the_best_is_the_measure(folder, tmp_path):
+def test_reference_without_cross_entropy_is_best_method(folder, tmp_path):
     for seed in range(3):
         make_run(folder / f"focal/seed{seed}", recipes.digits_lt("focal"), seed, COUNTS, right=0.2)
     for sources, measure in (([folder / "paco", folder / "focal"], "PaCo"), (folder, "Cross-entropy")):
@@ -251,15 +252,15 @@ def test_without_cross_entropy_the_best_is_the_measure(folder, tmp_path):
         assert titles and {title.split(" minus ")[1] for title in titles} == {measure}
 
 
-def test_each_data_set_has_a_chapter(folder, tmp_path):
+def test_each_dataset_has_a_section(folder, tmp_path):
     make_run(folder / "other/seed0", recipes.cifar100_lt("paco", 100), 0, [200, 30, 5])
     page = read(report(folder, tmp_path / "page.html"))
-    assert page.text["h2"] == ["In short"]
+    assert page.text["h2"] == ["Summary"]
     assert {row.data for row in make_rows(run_folder.finished(folder))} < {*page.text["bdi"]}
 
 
-def test_optimum_of_P_sup_is_what_batches_give(folder):
-    """Against batches and queues drawn at random: the mean over anchors of 1/(1 + alpha·positives)."""
+def test_optimal_P_sup_matches_random_batches(folder):
+    """The optimum agrees with the mean of 1/(1 + alpha·positives) over random batches and queues."""
     config = recipes.digits_lt("paco")
     run = run_folder.read(folder / "paco/seed0")
     rng, counts, B, K = np.random.default_rng(0), np.array(COUNTS), config.train.batch_size, config.method.queue
@@ -270,16 +271,16 @@ def test_optimum_of_P_sup_is_what_batches_give(folder):
             others = np.delete(y_B, i)
             positives = 1 + 2 * (others == y).sum() + (y_K == y).sum()
             shares.append(1 / (1 + config.method.alpha * positives))
-    assert closer.optimal_P_sup(run) == pytest.approx(np.mean(shares), rel=0.02)
-    assert closer.optimal_P_sup(run_folder.read(folder / "ce/seed0")) is None
+    assert method_detail.optimal_P_sup(run) == pytest.approx(np.mean(shares), rel=0.02)
+    assert method_detail.optimal_P_sup(run_folder.read(folder / "ce/seed0")) is None
     auto = replace(run.config, method=replace(run.config.method, alpha="auto"))
     chosen = replace(run, config=auto, environment=run.environment | {"chosen": {"alpha": config.method.alpha}})
-    assert closer.optimal_P_sup(chosen) == closer.optimal_P_sup(run)
+    assert method_detail.optimal_P_sup(chosen) == method_detail.optimal_P_sup(run)
 
 
-def test_calibration_pools_the_seeds(folder):
+def test_calibration_pools_seeds(folder):
     records = [run_folder.read(folder / f"ce/seed{s}") for s in range(3)]
-    bins = closer.pooled_bins(records)
+    bins = method_detail.pool_bins(records)
     assert sum(b.images for b in bins) == 3 * len(COUNTS) * PER_CLASS
     right = sum(b.images * b.accuracy for b in bins) / sum(b.images for b in bins)
     assert right == pytest.approx(np.mean([r.metrics["top1"] for r in records]))
@@ -288,7 +289,7 @@ def test_calibration_pools_the_seeds(folder):
 # What cannot break it
 
 
-def test_hostile_names_are_text(tmp_path):
+def test_malicious_names_are_escaped(tmp_path):
     for method in ("ce", "paco"):
         make_run(tmp_path / f"<b>{method}'\"&/seed0", recipes.digits_lt(method), 0, COUNTS, HOSTILE)
     page = read(report(tmp_path, tmp_path / "page.html"))
@@ -302,7 +303,7 @@ def test_hostile_names_are_text(tmp_path):
 
 
 @pytest.mark.parametrize("one", [True, False])
-def test_the_page_is_whole_and_asks_for_nothing(folder, tmp_path, one):
+def test_page_is_self_contained(folder, tmp_path, one):
     path = report(folder / "paco" if one else folder, tmp_path / "page.html")
     page, text = read(path), path.read_text()
     assert text.splitlines()[0] == "<!doctype html>" and text.splitlines()[1].startswith("<html lang=")
@@ -320,7 +321,7 @@ def test_the_page_is_whole_and_asks_for_nothing(folder, tmp_path, one):
     assert all(a.get("scope") for a in page.of("th")) and len(page.of("caption")) == len(page.tables)
 
 
-def test_what_is_missing_is_said(folder, tmp_path):
+def test_missing_files_are_reported(folder, tmp_path):
     for path in (folder / "paco").rglob("*"):
         if path.name in ("features.npz", "log.jsonl", "index.json"):
             path.unlink()
@@ -335,34 +336,34 @@ def test_what_is_missing_is_said(folder, tmp_path):
     report(folder, tmp_path / "all.html")  # one without, others with
 
 
-def test_without_images_confusions_are_those_of_metrics_json(folder):
+def test_confusions_without_images_come_from_metrics_json(folder):
     run = run_folder.read(folder / "ce/seed0")
     (run.folder / "examples/index.json").unlink()
-    note, table = closer.confusions(run)
-    assert "confusions" in said(note) and 'class="absent"' in str(note)
+    note, table = method_detail.confusion_section(run)
+    assert "confusions" in said(note) and 'class="missing"' in str(note)
     times = np.array(run.metrics["confusion"])
     np.fill_diagonal(times, 0)
     first = Page(str(table)).tables[0][1]
     assert float(first[2][1]) == pytest.approx(100 * times.max() / PER_CLASS)
 
 
-def test_a_class_is_shown_as_best_or_as_worst(folder):
-    """Runs of an older version list it twice."""
-    tables = Page("".join(map(str, closer.rare_classes(run_folder.read(folder / "ce/seed0"))))).tables
+def test_class_is_listed_once(folder):
+    """Runs of older versions list such classes twice."""
+    tables = Page("".join(map(str, method_detail.rare_class_section(run_folder.read(folder / "ce/seed0"))))).tables
     assert len(tables) == 1
 
 
-def test_the_first_seed_that_has_features_is_mapped(folder):
+def test_first_seed_with_features_is_mapped(folder):
     (folder / "ce/seed0/features.npz").unlink()
     (row,) = make_rows(run_folder.finished(folder / "ce"))
-    assert Page("".join(map(str, closer.look_at(row)))).missing() == []
+    assert Page("".join(map(str, method_detail.detail_sections(row)))).missing() == []
     (folder / "ce/seed1/log.jsonl").unlink()
-    (missing,) = Page(str(closer.training(row))).missing()
+    (missing,) = Page(str(method_detail.training_section(row))).missing()
     assert "seed 1" in missing
 
 
 @pytest.mark.parametrize("file", [run_folder.METRICS, run_folder.CONFIG, run_folder.ENVIRONMENT])
-def test_a_run_that_cannot_be_read_is_left_out_by_name(folder, tmp_path, capsys, file):
+def test_unreadable_run_is_left_out_and_named(folder, tmp_path, capsys, file):
     whole = (folder / "ce/seed1" / file).read_text()
     (folder / "ce/seed1" / file).write_text(whole[: len(whole) // 2])
     page = read(report(folder, tmp_path / "page.html"))
@@ -374,7 +375,7 @@ def test_a_run_that_cannot_be_read_is_left_out_by_name(folder, tmp_path, capsys,
 
 
 @pytest.mark.parametrize("file", [run_folder.CONFIG, run_folder.ENVIRONMENT])
-def test_a_finished_run_that_has_lost_a_file_is_not_passed_over(folder, tmp_path, capsys, file):
+def test_finished_run_with_missing_file_is_reported(folder, tmp_path, capsys, file):
     (folder / "ce/seed1" / run_folder.MODEL).touch()
     (folder / "ce/seed1" / file).unlink()
     assert any(file in sentence for sentence in read(report(folder, tmp_path / "page.html")).missing())
@@ -384,18 +385,22 @@ def test_a_finished_run_that_has_lost_a_file_is_not_passed_over(folder, tmp_path
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no archive", b"null"])
-def test_broken_files_are_as_good_as_none(folder, content):
+def test_damaged_files_are_ignored(folder, content):
     run = run_folder.read(folder / "ce/seed0")
     for name in ("features.npz", "log.jsonl", "examples/index.json", "examples/0.png"):
         (run.folder / name).write_bytes(content)
-    assert reading.features(run, 10) is None and reading.log(run) == [] and reading.examples(run) == {}
+    assert (
+        run_artifacts.read_features(run, 10) is None
+        and run_artifacts.read_log(run) == []
+        and run_artifacts.read_examples(run) == {}
+    )
 
 
 @pytest.mark.parametrize("shape", [(40, 8), (40, 1), (3, 8), (0, 8)])
-def test_features_that_make_no_map(folder, shape):
+def test_features_without_map(folder, shape):
     y_N = np.zeros(shape[0], dtype=int)
     np.savez(folder / "ce/seed0/features.npz", features=np.full(shape, 7, np.float16), labels=y_N)
-    assert len(Page(str(closer.feature_map(run_folder.read(folder / "ce/seed0")))).missing()) == 1
+    assert len(Page(str(method_detail.feature_map(run_folder.read(folder / "ce/seed0")))).missing()) == 1
 
 
 def test_features_beyond_float16_are_left_out(folder):
@@ -403,11 +408,11 @@ def test_features_beyond_float16_are_left_out(folder):
     x_NF[:5, 0] = np.inf
     np.savez(folder / "ce/seed0/features.npz", features=x_NF, labels=np.arange(40) % 6)
     run = run_folder.read(folder / "ce/seed0")
-    assert len(reading.features(run, 1000)[1]) == 35 and len(reading.features(run, 7)[1]) == 7
-    assert "35 test" in str(closer.feature_map(run))
+    assert len(run_artifacts.read_features(run, 1000)[1]) == 35 and len(run_artifacts.read_features(run, 7)[1]) == 7
+    assert "35 test" in str(method_detail.feature_map(run))
 
 
-def test_a_run_without_counts_still_has_its_results(folder, tmp_path):
+def test_run_without_counts_has_results(folder, tmp_path):
     for path, keys in ((run_folder.METRICS, ("counts", "class_names")), (run_folder.ENVIRONMENT, ())):
         tree = json.loads((folder / "ce/seed0" / path).read_text())
         for key in keys:
@@ -435,7 +440,7 @@ def test_classes_without_test_or_training_images(tmp_path):
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
-    """1,000 classes, 20 runs."""
+    """20 runs with 1,000 classes."""
     folder, counts = (
         tmp_path_factory.mktemp("large"),
         (1280 * 256 ** -np.linspace(0, 1, 1000)).round().astype(int).tolist(),
@@ -446,14 +451,14 @@ def large(tmp_path_factory):
     return folder
 
 
-def test_many_classes_and_runs_make_a_small_page(large, tmp_path):
+def test_page_size_with_many_classes_and_runs(large, tmp_path):
     start = time.process_time()  # on a busy machine the clock on the wall says nothing
     path = report(large, tmp_path / "page.html")
     assert time.process_time() - start < 30 and path.stat().st_size < 10e6
     assert len(read(path).tables) > 5
 
 
-def test_of_very_many_classes_some_are_shown(tmp_path):
+def test_number_of_classes_shown_is_limited(tmp_path):
     make_run(tmp_path / "a/seed0", recipes.digits_lt("ce"), 0, list(range(1500, 0, -1)))
     said = read(report(tmp_path, tmp_path / "page.html"))
     assert "1,000 of" in said.words() and "1,500 classes" in said.words()
@@ -461,7 +466,7 @@ def test_of_very_many_classes_some_are_shown(tmp_path):
     assert len(every) == 1001 and every[1][2][0] == "1,500" and every[-1][2][0] == "1"
 
 
-def test_the_verb_writes_the_page(folder, tmp_path, capsys):
+def test_report_command(folder, tmp_path, capsys):
     assert main(["report", str(folder / "ce"), str(folder / "paco"), "-o", str(tmp_path / "new/page.html")]) == 0
     assert capsys.readouterr().out == f"written to {tmp_path / 'new/page.html'}\n"
     assert results(read(tmp_path / "new/page.html")).keys() == {"Cross-entropy", "PaCo"}
@@ -472,7 +477,7 @@ def test_the_verb_writes_the_page(folder, tmp_path, capsys):
     assert not (tmp_path / "page.pdf").exists()
 
 
-def test_the_package_is_the_twin_and_needs_neither_torch_nor_matplotlib(folder, tmp_path):
+def test_report_function_imports_neither_torch_nor_matplotlib(folder, tmp_path):
     assert longtail.report([folder], out=tmp_path / "page.html") == tmp_path / "page.html"
     assert "report" in dir(longtail)
     code = (
@@ -485,7 +490,7 @@ def test_the_package_is_the_twin_and_needs_neither_torch_nor_matplotlib(folder, 
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_no_finished_run_is_a_users_error(tmp_path):
+def test_no_finished_run_is_a_user_error(tmp_path):
     with raises("missing-file", tmp_path):
         report(tmp_path, tmp_path / "page.html")
 
@@ -495,7 +500,7 @@ def test_no_finished_run_is_a_users_error(tmp_path):
 
 @pytest.mark.long
 @browser.needed
-def test_a_browser_shows_it_clean(folder, tmp_path):
+def test_browser_shows_page_without_errors(folder, tmp_path):
     path = report(folder, tmp_path / "page.html")
     with browser.Browser() as chromium:
         for width, dark in ((390, False), (390, True), (1280, False), (1280, True)):
@@ -513,8 +518,8 @@ def test_a_browser_shows_it_clean(folder, tmp_path):
 
 @pytest.mark.long
 @browser.needed
-def test_a_phone_shows_few_and_that_there_is_more(folder, tmp_path):
-    """Without scrolling, beside the method; and an axis label clears its ticks, of which 0.0015 is a long one."""
+def test_layout_on_phone(folder, tmp_path):
+    """The `few` column is visible without scrolling, and axis labels do not overlap long ticks such as 0.0015."""
     log, sizes = (
         folder / "ce/seed0" / run_folder.LOG,
         "e => { const r = e.getBoundingClientRect(); return [r.left, r.right] }",
@@ -541,7 +546,7 @@ def test_a_phone_shows_few_and_that_there_is_more(folder, tmp_path):
 
 @pytest.mark.long
 @browser.needed
-def test_tables_sort_in_a_browser_and_show_the_stored_figures(folder, tmp_path):
+def test_tables_sort_in_browser(folder, tmp_path):
     path = report(folder, tmp_path / "page.html")
     cells = "r => [r.cells[0].innerText.trim(), r.cells[2].innerText]"
     column = f"[...document.querySelector('table').tBodies[0].rows].map({cells})"
@@ -560,7 +565,7 @@ def test_tables_sort_in_a_browser_and_show_the_stored_figures(folder, tmp_path):
 
 @pytest.mark.long
 @browser.needed
-def test_hostile_names_do_nothing_in_a_browser(tmp_path):
+def test_malicious_names_in_browser(tmp_path):
     make_run(tmp_path / "a/seed0", recipes.digits_lt("ce"), 0, COUNTS, HOSTILE)
     path = report(tmp_path, tmp_path / "page.html")
     with browser.Browser() as chromium:
@@ -573,8 +578,8 @@ def test_hostile_names_do_nothing_in_a_browser(tmp_path):
 
 @pytest.mark.long
 @browser.needed
-def test_the_policy_stops_what_is_not_ours(folder, tmp_path):
-    """Were something of a user's ever to become an element, it would not run: the console says so."""
+def test_security_policy_blocks_injected_script(folder, tmp_path):
+    """The security policy blocks an injected script and logs it to the console."""
     path = report(folder / "ce", tmp_path / "page.html")
     path.write_text(path.read_text().replace("</main>", "<script>document.title = 'taken'</script></main>"))
     with browser.Browser() as chromium:
@@ -584,7 +589,7 @@ def test_the_policy_stops_what_is_not_ours(folder, tmp_path):
 
 @pytest.mark.long
 @browser.needed
-def test_a_screen_reader_finds_a_name_for_everything(folder, tmp_path):
+def test_accessible_names(folder, tmp_path):
     (folder / "ce/seed2" / run_folder.METRICS).unlink()
     log = folder / "ce/seed2" / run_folder.LOG
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:3]))  # so that one run is under way
@@ -601,7 +606,7 @@ def test_a_screen_reader_finds_a_name_for_everything(folder, tmp_path):
 
 @pytest.mark.long
 @browser.needed
-def test_a_large_page_opens_in_two_seconds(large, tmp_path):
+def test_large_page_opens_in_two_seconds(large, tmp_path):
     path = report(large, tmp_path / "page.html")
     with browser.Browser() as chromium:
         assert min(chromium.open(path) for _ in range(2)) < 2 and chromium.complaints() == []

@@ -1,4 +1,4 @@
-"""`longtail watch`: who is answered and what is given away; real trainings that are followed, also in a browser."""
+"""Tests of `longtail watch`: which requests are answered, and following real training runs."""
 
 import http.client
 import json
@@ -19,7 +19,7 @@ from longtail import recipes, run_folder
 from longtail.engine.log import Log
 from longtail.engine.train import train
 from longtail.reporting import live, server
-from longtail.reporting.document import policy
+from longtail.reporting.page import content_security_policy
 from tests.conftest import tiny
 from tests.processes import start
 from tests.raises import fails, raises
@@ -29,9 +29,9 @@ from tests.report.made import FEW, Page, begin_run, log_line, make_run, under_wa
 
 @pytest.fixture
 def served(tmp_path):
-    """A server in this process, with a run to show."""
+    """A server in this process with one run."""
     begin_run(tmp_path / "runs/seed0", 2)
-    with server.serve([tmp_path / "runs"], 0) as here:
+    with server.open_server([tmp_path / "runs"], 0) as here:
         threading.Thread(target=here.serve_forever, args=(0.02,), daemon=True).start()
         yield here
         here.shutdown()
@@ -49,19 +49,23 @@ def ask(port: int, path: str = "/", method: str = "GET", headers=None) -> tuple[
     return found
 
 
-def test_there_are_two_paths_and_their_heads(served):
+def test_page_and_version(served):
     for path, kind in (("/", "text/html"), ("/version", "text/plain")):
         status, headers, body = ask(served.port, path)
         assert status == 200 and body and headers["Content-Type"] == f"{kind}; charset=utf-8"
         assert headers["Cache-Control"] == "no-store" and headers["X-Content-Type-Options"] == "nosniff"
         *rules, last = headers["Content-Security-Policy"].split("; ")
-        assert "; ".join(rules) == policy(live=True) and last == "frame-ancestors 'none'"
+        assert "; ".join(rules) == content_security_policy(live=True) and last == "frame-ancestors 'none'"
         assert "Python" not in headers["Server"]
         head_status, head, nothing = ask(served.port, path, "HEAD")
         assert (head_status, nothing, head["Content-Length"]) == (200, b"", str(len(body)))
     page = Page(ask(served.port)[2].decode())
     (inner,) = [a["content"] for a in page.of("meta") if a.get("http-equiv")]
-    assert inner == policy(live=True) and "connect-src 'self'" in inner and "connect-src" not in policy()
+    assert (
+        inner == content_security_policy(live=True)
+        and "connect-src 'self'" in inner
+        and "connect-src" not in content_security_policy()
+    )
     (live_line,) = [a for a in page.of("p") if a.get("class") == "live"]
     assert live_line["data-version"] == ask(served.port, "/version")[2].decode() and live_line["role"] == "status"
 
@@ -81,9 +85,9 @@ def test_there_are_two_paths_and_their_heads(served):
         "*",
     ],
 )
-def test_no_other_path_leads_anywhere(served, path):
+def test_other_paths_are_not_found(served, path):
     status, headers, body = ask(served.port, path)
-    assert (status, body) == (404, b"there is / and nothing else") and headers["Content-Type"].startswith("text/plain")
+    assert (status, body) == (404, b"not found: the page is at /") and headers["Content-Type"].startswith("text/plain")
 
 
 @pytest.mark.parametrize(
@@ -103,15 +107,15 @@ def test_no_other_path_leads_anywhere(served, path):
         (["localhost", "evil.example"], 421),
     ],
 )
-def test_only_who_asks_for_this_machine_is_answered(served, hosts, status):
+def test_host_header_must_name_this_machine(served, hosts, status):
     given = [("Host", host.format(served.port)) for host in hosts]
     for path in ("/", "/version"):
         found, _, body = ask(served.port, path, headers=given)
-        assert found == status and (status == 200 or b"ask for it as" in body)
+        assert found == status and (status == 200 or b"http://127.0.0.1" in body)
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
-def test_nothing_can_be_sent(served, method):
+def test_other_methods_are_refused(served, method):
     status, headers, body = ask(served.port, "/", method)
     assert (status, headers["Allow"], body) == (405, "GET, HEAD", b"only GET and HEAD")
 
@@ -127,7 +131,7 @@ def test_nothing_can_be_sent(served, method):
         (b"GET / HTTP/1.1\r\n" + b"\r\n".join(b"A: b" for _ in range(300)), b"431"),
     ],
 )
-def test_what_is_no_request_is_refused_and_harms_nobody(served, request_line, status):
+def test_malformed_requests_are_refused(served, request_line, status):
     with socket.create_connection(("127.0.0.1", served.port), timeout=20) as raw:
         raw.sendall(request_line + b"\r\n\r\n")
         answer = raw.makefile("rb").read()
@@ -137,15 +141,15 @@ def test_what_is_no_request_is_refused_and_harms_nobody(served, request_line, st
     assert ask(served.port)[0] == 200
 
 
-def test_it_listens_on_loopback_alone(served):
+def test_listens_on_loopback_only(served):
     assert served.server_address[0] == "127.0.0.1"
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", served.port), timeout=5)
 
 
-def test_many_readers_share_one_page(served, monkeypatch):
-    calls, made = [], live.unfinished
-    monkeypatch.setattr(live, "unfinished", lambda begun: calls.append(1) or time.sleep(0.2) or made(begun))
+def test_concurrent_readers_share_one_page(served, monkeypatch):
+    calls, made = [], live.unfinished_section
+    monkeypatch.setattr(live, "unfinished_section", lambda begun: calls.append(1) or time.sleep(0.2) or made(begun))
     found = []
     readers = [threading.Thread(target=lambda: found.append(ask(served.port)[2])) for _ in range(8)]
     for reader in readers:
@@ -155,7 +159,7 @@ def test_many_readers_share_one_page(served, monkeypatch):
     assert len(found) == 8 and len({*found}) == 1 and calls == [1]
 
 
-def test_what_cannot_be_served_is_a_users_error(served, tmp_path, capsys):
+def test_invalid_arguments_are_user_errors(served, tmp_path, capsys):
     taken = str(served.port)
     fails(capsys, ["watch", str(tmp_path), "--port", taken], "not-writable", f"--port {taken}", "--port 0")
     fails(capsys, ["watch"], "invalid-value", "longtail watch")
@@ -170,13 +174,13 @@ def test_what_cannot_be_served_is_a_users_error(served, tmp_path, capsys):
 
 @pytest.fixture
 def watching(tmp_path):
-    """`longtail watch` as a user starts it, on a folder that is not there yet: the process and its port."""
+    """A `longtail watch` process on a folder that does not exist yet, and its port."""
     command = [sys.executable, "-m", "longtail", "watch", str(tmp_path / "runs"), "--port", "0"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen(command, text=True, **pipes)
     try:
         first = process.stdout.readline()
-        yield process, int(re.fullmatch(r"http://127\.0\.0\.1:(\d+)/ shows .*; Ctrl-C ends it\n", first)[1])
+        yield process, int(re.fullmatch(r"http://127\.0\.0\.1:(\d+)/ shows .*; press Ctrl-C to stop\n", first)[1])
     finally:
         process.kill()
         process.communicate()
@@ -188,14 +192,14 @@ def start_training(out, epochs: int):
 
 
 def train_slowly(*args) -> None:
-    """A tenth of a second more for each epoch: on some machines all of them would be over between two looks."""
+    """Train with 0.1 s more per epoch; otherwise fast machines finish between two scans."""
     told = Log.epoch
     Log.epoch = lambda *news: time.sleep(0.1) or told(*news)
     train(*args)
 
 
 @pytest.mark.long
-def test_a_real_run_is_followed_to_its_end(watching, tmp_path):
+def test_follow_real_run(watching, tmp_path):
     process, port = watching
     assert under_way(Page(ask(port)[2].decode())) == {}
     run, seen, versions = start_training(tmp_path / "runs", 24), [], []
@@ -215,11 +219,11 @@ def test_a_real_run_is_followed_to_its_end(watching, tmp_path):
     assert (process.returncode, said.count("\n"), errors) == (0, 1, "")
 
 
-def test_a_process_shows_a_run_that_begins_and_ends_at_ctrl_c(watching, tmp_path):
+def test_process_shows_new_run_and_stops_at_ctrl_c(watching, tmp_path):
     process, port = watching
     assert under_way(Page(ask(port)[2].decode())) == {}
     begin_run(tmp_path / "runs/seed0", 2)
-    time.sleep(1.1)  # it looks once a second
+    time.sleep(1.1)  # it styles once a second
     assert len(under_way(Page(ask(port)[2].decode()))) == 1
     process.send_signal(signal.SIGINT)
     said, errors = process.communicate(timeout=20)
@@ -228,7 +232,7 @@ def test_a_process_shows_a_run_that_begins_and_ends_at_ctrl_c(watching, tmp_path
 
 @pytest.mark.long
 @browser.needed
-def test_an_epoch_arrives_in_a_browser_by_itself(watching, tmp_path):
+def test_browser_updates_automatically(watching, tmp_path):
     _, port = watching
     here = f"http://127.0.0.1:{port}/"
     epoch = "[...document.querySelectorAll('td')].map(c => c.innerText).find(t => / of 8/.test(t))"
@@ -268,7 +272,7 @@ def test_an_epoch_arrives_in_a_browser_by_itself(watching, tmp_path):
 
 @pytest.mark.long
 @browser.needed
-def test_a_browser_says_when_the_server_has_ended(watching, tmp_path):
+def test_browser_shows_that_server_has_stopped(watching, tmp_path):
     process, port = watching
     begin_run(tmp_path / "runs/seed0", 2)
     with browser.Browser() as chromium:

@@ -1,4 +1,4 @@
-"""Tables from run folders made by hand: grouping by configuration, mean and deviation, what sets rows apart."""
+"""Tests of tables: grouping by configuration, mean and deviation, and labels that differ."""
 
 import io
 import json
@@ -11,16 +11,17 @@ from longtail import files, recipes, run_folder
 from longtail.config import to_dict
 from longtail.errors import UserError
 from longtail.reporting import plots
-from longtail.reporting.cells import Curve
-from longtail.reporting.plots import accuracy_by_frequency, binned
-from longtail.reporting.table import COLUMNS, make_rows, shifted_table, table, to_markdown, to_rich
+from longtail.reporting.class_accuracy import Curve, bin_curve
+from longtail.reporting.plots import accuracy_by_frequency
+from longtail.reporting.result_rows import make_rows
+from longtail.reporting.table import TABLE_METRICS, shifted_table, table, to_markdown, to_rich
 from tests.raises import raises
 
 PACO, CE = (recipes.cifar100_lt(method, 100) for method in ("paco", "ce"))
 
 
 def write(folder, config, seed, top1, few=None, started="2026-01-01", checksum="0"):
-    """A finished run as the engine leaves it, as far as tables read it."""
+    """Write a finished run with the files that tables read."""
     folder.mkdir(parents=True)
     shifted = {"uniform": top1, "forward": {"2": top1, "50": top1 + 1}, "backward": {"2": top1, "50": top1 - 1}}
     metrics = {
@@ -74,7 +75,7 @@ def figure(mean: float, std: float) -> str:
     return f"{mean:.1f} ± {std:.1f}"
 
 
-def test_other_images_make_another_row_and_a_repeated_seed_counts_once(made):
+def test_different_images_and_repeated_seeds(made):
     ce = recipes.cifar100_lt("ce", 100)
     write(made / "again/seed0", ce, 0, 41.0, started="2026-01-02")
     write(made / "elsewhere/seed0", replace(ce, data=replace(ce.data, root=made)), 0, 90.0, checksum="1")
@@ -89,7 +90,7 @@ def test_unfinished_runs_are_left_out(made):
         run_folder.finished([made / "ce"])
 
 
-def test_a_foreign_folder_is_one_line(tmp_path):
+def test_unrelated_folder_is_a_user_error(tmp_path):
     for content in ("{", "{}", "[]"):
         for name in (run_folder.CONFIG, run_folder.ENVIRONMENT, run_folder.METRICS):
             (tmp_path / name).write_text(content)
@@ -99,7 +100,7 @@ def test_a_foreign_folder_is_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 150])
-def test_names_and_figures_survive_a_narrow_terminal(made, width):
+def test_narrow_terminal(made, width):
     console = Console(width=width, file=io.StringIO())
     rows = [row for row in table([made]) if "Cross" in row.label]
     console.print(to_rich(rows, width))
@@ -108,19 +109,19 @@ def test_names_and_figures_survive_a_narrow_terminal(made, width):
     assert "Cross-entropy" in shown and "40.0" in shown and "…" not in shown
 
 
-def test_tables_and_plot_are_drawn(made, tmp_path):
+def test_tables_and_plot(made, tmp_path):
     rows = table([made])
     assert to_rich(rows).row_count == shifted_table(rows).row_count == 3
-    assert "|" not in to_markdown(rows[:1]).splitlines()[2].replace("|", "", len(COLUMNS) + 4)
+    assert "|" not in to_markdown(rows[:1]).splitlines()[2].replace("|", "", len(TABLE_METRICS) + 4)
     curves = [Curve(r.label, r.runs[0].metrics["counts"], [run.metrics["per_class"] for run in r.runs]) for r in rows]
     for panels in ({"one": curves}, {"one": curves, "two": curves[:1]}):
         accuracy_by_frequency(panels, tmp_path / "plot.png")
         assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG") and not list(tmp_path.glob("*.tmp"))
 
 
-def test_a_method_looks_the_same_in_every_panel_and_is_named_once(tmp_path, monkeypatch):
+def test_style_is_the_same_in_every_panel(tmp_path, monkeypatch):
     shown = []
-    monkeypatch.setattr(plots.plt, "close", shown.append)
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: shown.append(figure))
     one, two, three = (Curve(label, [30, 20, 10], [[50.0, 40.0, 30.0]]) for label in "abc")
     accuracy_by_frequency({"x": [one, two], "y": [two, three]}, tmp_path / "plot.png")
     left, right = shown[0].axes
@@ -128,9 +129,9 @@ def test_a_method_looks_the_same_in_every_panel_and_is_named_once(tmp_path, monk
     assert [text.get_text() for text in left.get_legend().get_texts()] == ["a", "b", "c"]
 
 
-def test_classes_of_like_frequency_share_a_bin():
+def test_bin_curve():
     counts = [5, 100, 50, 20, 7]
     runs = [[10, 90, 80, None, 30], [20, 80, 80, None, 50]]  # one class without test images
-    assert binned(Curve("x", counts, runs)) == ([100, 50, 7, 5], [85, 80, 40, 15])
-    many = binned(Curve("x", range(100), [[float(c) for c in range(100)]]))
+    assert bin_curve(Curve("x", counts, runs)) == ([100, 50, 7, 5], [85, 80, 40, 15])
+    many = bin_curve(Curve("x", range(100), [[float(c) for c in range(100)]]))
     assert many[0] == many[1] == [94.5 - 10 * i for i in range(10)]

@@ -7,13 +7,13 @@ from rich.console import Console
 
 
 def show_tables(rows: Any) -> None:
+    from longtail.reporting.significance import group_support
     from longtail.reporting.table import shifted_table, to_rich
-    from longtail.reporting.tested import basis
 
     screen = console()
     screen.print(to_rich(rows, screen.width))
-    known = [base for row in rows if (base := basis(row.runs[0], "few"))]
-    if not any(base.too_few for base in known):  # so few images tell nothing of other frequencies
+    known = [base for row in rows if (base := group_support(row.runs[0], "few"))]
+    if not any(base.is_too_small for base in known):  # so few images tell nothing of other frequencies
         screen.print(shifted_table(rows, screen.width))
 
 

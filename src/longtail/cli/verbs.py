@@ -84,7 +84,7 @@ def run_report(args: list[str]) -> None:
     if not given.runs:
         raise UserError("name the runs, as in `longtail report runs -o report.html`")
 
-    from longtail.reporting.document import report
+    from longtail.reporting.page import report
 
     print(f"written to {report(given.runs, given.out)}")
 
@@ -133,8 +133,8 @@ def run_compare(args: list[str]) -> None:
         given = parse(Compare, "compare", args, Compare(images=name, **sections_of(config, *SHARED)))
 
     from longtail.comparison import compare, default_out
+    from longtail.reporting.summary import summary_lines
     from longtail.reporting.table import cost_table, to_rich
-    from longtail.reporting.verdict import verdict
 
     def change(config: Config) -> Config:
         return replace(config, **sections_of(given, *SHARED))
@@ -144,13 +144,13 @@ def run_compare(args: list[str]) -> None:
     screen.print(to_rich(rows, screen.width))
     if cost := cost_table(rows, screen.width):
         screen.print(cost)
-    print(*(wrapped(line, columns()) for line in verdict(rows)), sep="\n")
+    print(*(wrapped(line, columns()) for line in summary_lines(rows)), sep="\n")
     print(f"written to {out}/table.md, {out}/table.json and {out}/comparison.png")
-    print(f"all of it, and whether to believe it, on one page: {out}/report.html")
+    print(f"full results and their reliability: {out}/report.html")
     best = rows[-1]
     run = shlex.quote(str(best.runs[0].folder.parent))
     print(
-        f"next, with the best over all ({best.label}) or another: longtail predict {run} IMAGES, longtail export {run}"
+        f"next, with the most accurate method ({best.label}) or another: longtail predict {run} IMAGES, longtail export {run}"
     )
 
 
@@ -159,13 +159,13 @@ def run_reproduce(args: list[str]) -> None:
 
     from longtail.paper import reproduce
     from longtail.paper.results_page import to_rich
-    from longtail.reporting.cells import lengths, pictures
+    from longtail.reporting.cells import plot_files, training_lengths
 
     tree = reproduce(given.pop("table"), **given)
     screen, place = console(), given["results"] / tree["name"].replace("-", "_")
     for headline in to_rich(tree, screen.width):
         screen.print(headline)
-    drawn = [given["results"] / p.name for epochs in lengths(tree) for p in pictures(tree, epochs).values()]
+    drawn = [given["results"] / p.name for epochs in training_lengths(tree) for p in plot_files(tree, epochs).values()]
     print("written to", " and ".join(map(str, [f"{place}.json", f"{place}.md", *drawn])))
 
 

@@ -20,7 +20,7 @@ from longtail.data.lazy_images import (
 )
 from longtail.data.paths import is_directory, list_directory
 from longtail.errors import UserError
-from longtail.metrics import TOO_FEW, shot_groups
+from longtail.metrics import MIN_TEST_IMAGES, shot_groups
 from longtail.text import did_you_mean, pluralize, preview
 
 EXTENSIONS = frozenset(
@@ -227,8 +227,10 @@ def _too_few(train_C: IntArray, test_C: IntArray) -> list[str]:
     """Said before anything is trained: what the report will not be able to say."""
     few_C = shot_groups(train_C)["few"]
     images = int(test_C[few_C].sum())
-    if not few_C.any() or images >= TOO_FEW:
+    if not few_C.any() or images >= MIN_TEST_IMAGES:
         return []
     shown, classes = (pluralize(n, noun) for n, noun in ((images, "evaluation image"), (int(few_C.sum()), "class")))
     have = f"{shown} of the {classes} with fewer than 20 training images"
-    return [f"{have} are too few for a verdict on these: an evaluation set with {TOO_FEW} or more of them gives one"]
+    return [
+        f"{have} are too few for a verdict on these: an evaluation set with {MIN_TEST_IMAGES} or more of them gives one"
+    ]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from longtail.metrics import refuse_broken
+from longtail.metrics import check_finite_logits
 
 LIMIT = 20.0  # the temperature lies between its inverse and it
 HALVINGS = 50  # of that range, in logarithms
@@ -41,7 +41,7 @@ def calibrate(logits: Callable[[], Iterable[Tensor]], y_N: Tensor, prior_C: Tens
         for part in logits():
             z_NC = part.double()
             y, weight = y_N[row : row + len(z_NC), None], weight_N[row : row + len(z_NC)]
-            refuse_broken((~z_NC.isfinite().all(1)).cpu().numpy())
+            check_finite_logits((~z_NC.isfinite().all(1)).cpu().numpy())
             log_p_NC = (sharpness * z_NC + shift_C).log_softmax(1)
             mean_N = (log_p_NC.exp() * z_NC).sum(1)
             nll -= float(log_p_NC.gather(1, y)[:, 0] @ weight)

@@ -28,7 +28,7 @@ from longtail.engine.device import choose_device, to_device
 from longtail.engine.examples import write_examples
 from longtail.engine.predictions import LOGITS_AT_ONCE, Predictions, logits_of, predict
 from longtail.errors import RunError, UserError, disk_full_as_user_error, error_text
-from longtail.metrics import evaluate_guesses
+from longtail.metrics import TRAINING_COSTS, evaluate_predicted_classes
 from longtail.views import Views
 
 KNN = 20
@@ -43,8 +43,6 @@ LATENCY_BLOCK = 20
 """Passes of which the median is taken, so that other work of the machine does not count."""
 LATENCY_SECONDS = 0.5
 """The time after which fewer passes are enough."""
-COST = ("seconds", "setup_seconds", "together", "peak_memory")
-"""The metrics that describe the cost of training."""
 
 
 class EvaluationFeatures(NamedTuple):
@@ -107,7 +105,7 @@ class Evaluator:
             predictions = predict(method.classify, found.test_MD, len(data.counts))
             extra = method.extra_metrics(found.test_MD)
         truth = data.test.labels, data.counts, data.train.class_names
-        metrics = evaluate_guesses(predictions.guess_N, predictions.confidence_N, *truth)
+        metrics = evaluate_predicted_classes(predictions.guess_N, predictions.confidence_N, *truth)
         y_M = torch.from_numpy(data.test.labels).to(self.device)
         metrics["knn_top1"] = knn_top1(found.train_ND, found.y_N, found.test_MD, y_M)
         metrics["latency_b64"] = latency(method, data.test, self.views, self.device)
@@ -312,7 +310,7 @@ def evaluate_one(record: run_folder.FinishedRun, data_root: Path | None, device_
         )
     method = stored_network(record.folder / run_folder.MODEL, config, data.train.counts, device)
     views = Views(config.views, config.data.image_size)
-    cost = {key: record.metrics[key] for key in COST if key in record.metrics}
+    cost = {key: record.metrics[key] for key in TRAINING_COSTS if key in record.metrics}
     return Evaluator(method, data, views, device, config.train.batch_size).repeat(record.folder, cost)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.metrics import MAX_CLASSES_FOR_MATRICES, confidence, refuse_broken
+from longtail.metrics import MAX_CLASSES_FOR_MATRICES, check_finite_logits, top_confidence
 
 LOGITS_AT_ONCE = 2**26  # 256 MB in float32
 TOP = 20  # logits kept of an image where classes are many
@@ -26,10 +26,10 @@ def predict(classify: Callable[[Tensor], Tensor], x_NF: Tensor, classes: int) ->
     """Of images with these features; logits that are not finite are a UserError."""
     look = _largest if classes > MAX_CLASSES_FOR_MATRICES else _whole
     parts = [look(logits) for logits in logits_of(classify, x_NF, classes)]
-    refuse_broken(np.concatenate([part.pop("broken") for part in parts]))
+    check_finite_logits(np.concatenate([part.pop("broken") for part in parts]))
     kept = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     if classes <= MAX_CLASSES_FOR_MATRICES:
-        return Predictions(kept["logits"].argmax(1), confidence(kept["logits"]), kept)
+        return Predictions(kept["logits"].argmax(1), top_confidence(kept["logits"]), kept)
     best_N = kept["top_logits"][:, 0].astype(np.float64)
     return Predictions(kept["top_classes"][:, 0], np.exp(best_N - kept["log_sum_exp"]).clip(max=1), kept)
 

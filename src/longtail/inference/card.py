@@ -9,12 +9,13 @@ from longtail import run_folder
 from longtail.inference.deployed import facts
 from longtail.inference.model import UNCALIBRATED, Model
 from longtail.inference.snippets import snippet
-from longtail.reporting import reading
-from longtail.reporting.tested import basis
+from longtail.metrics import SHOT_GROUPS
+from longtail.reporting import run_artifacts
+from longtail.reporting.significance import group_support
 from longtail.text import escape_markdown
 
 CLASSES = 50  # in the table; of more the ends
-GROUPS = {"top1": "all", "many": "many (more than 100)", "medium": "medium (20 to 100)", "few": "few (fewer than 20)"}
+GROUPS = {"top1": "all"} | {name: f"{name} ({group.description})" for name, group in SHOT_GROUPS.items()}
 EXACTLY = (
     "the probabilities of `longtail predict` need exactly that, as the code above does it: another library's resizing, or one "
     "step where there are two, gives other gray levels; of 16-bit grays, which it does not know, the upper 8 bits are taken"
@@ -88,11 +89,11 @@ def held_out(metrics: dict[str, Any], counts: list[int]) -> list[str]:
 def base(record: run_folder.FinishedRun, group: str) -> str:
     """The test images that a figure rests on."""
     if group == "top1":
-        images_C = reading.tested(record)
+        images_C = run_artifacts.test_counts(record)
         images = None if images_C is None else int(images_C.sum())
     else:
-        found = basis(record, group)
-        images = found.images if found else None
+        found = group_support(record, group)
+        images = found.num_images if found else None
     return "–" if images is None else f"{images:,}"
 
 
@@ -110,7 +111,9 @@ def classes(model: Model, record: run_folder.FinishedRun | None) -> str:
     counts = np.zeros(len(model.class_names), int) if model.counts is None else model.counts
     order = np.argsort(-counts, kind="stable").tolist()
     shown = order if len(order) <= CLASSES else [*order[: CLASSES // 2], None, *order[-CLASSES // 2 :]]
-    accuracy, tested_C = (record.metrics.get("per_class"), reading.tested(record)) if record else (None, None)
+    accuracy, tested_C = (
+        (record.metrics.get("per_class"), run_artifacts.test_counts(record)) if record else (None, None)
+    )
     rows = [("…", "…", "…", "…") if c is None else class_row(model, c, accuracy, tested_C) for c in shown]
     return table(("class", "training images", "accuracy", "test images"), rows)
 

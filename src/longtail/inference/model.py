@@ -18,7 +18,7 @@ from longtail.engine.evaluate import in_test_mode
 from longtail.errors import UserError
 from longtail.inference.preprocessing import Picture, Preprocessing
 from longtail.inference.priors import Prior, make_prior, named
-from longtail.metrics import FloatArray, refuse_broken
+from longtail.metrics import FloatArray, check_finite_logits
 
 BATCH = 64  # images that go through the network at once
 BATCH_PIXELS = 2**28  # color values of a batch, at most: large images go through in smaller batches
@@ -126,7 +126,7 @@ class Model:
             raise UserError(
                 f"not enough memory for images of {self.image_size} pixels: use a smaller network", kind="out-of-memory"
             ) from error
-        refuse_broken((~logits_NC.isfinite().all(1)).numpy())
+        check_finite_logits((~logits_NC.isfinite().all(1)).numpy())
         return logits_NC
 
     def probabilities(self, logits_NC: Tensor) -> Tensor:

@@ -10,8 +10,9 @@ from longtail import files, run_folder
 from longtail.errors import UserError, error_text, unknown_name
 from longtail.paper import results
 from longtail.reporting import cells
-from longtail.reporting.gradients import make_pulls
-from longtail.reporting.table import Dot, make_dots, make_rows
+from longtail.reporting.gradients import gradient_norms_by_dataset
+from longtail.reporting.result_rows import make_rows
+from longtail.reporting.table import MethodPoint, points_by_dataset
 
 Paths = Sequence[Path]
 
@@ -66,13 +67,12 @@ def gradient(paths: Paths, out: Path) -> None:
     from longtail.reporting import plots  # matplotlib, which takes a second to come
 
     for path in paths:
-        if not make_pulls(make_rows(run_folder.finished(path))):
+        if not gradient_norms_by_dataset(make_rows(run_folder.finished(path))):
             raise UserError(
                 f"no run below {path} has {run_folder.GRADIENTS}: train with --log.gradients", kind="missing-file"
             )
-    pulls = make_pulls(make_rows(run_folder.finished(paths)))
     with writing(out):
-        plots.gradient_norms(pulls, out)
+        plots.gradient_norms(gradient_norms_by_dataset(make_rows(run_folder.finished(paths))), out)
 
 
 def latency(paths: Paths, out: Path) -> None:
@@ -81,25 +81,25 @@ def latency(paths: Paths, out: Path) -> None:
     if any(path.suffix == ".json" for path in paths):
         if len(paths) > 1:
             raise UserError(f"{paths[0]}: name one results file, or run folders", kind="conflict")
-        panels: Mapping[str, Sequence[Dot]] = dots_of_results(paths[0])
+        panels: Mapping[str, Sequence[MethodPoint]] = dots_of_results(paths[0])
     else:
-        panels = make_dots(make_rows(run_folder.finished(paths)))
+        panels = points_by_dataset(make_rows(run_folder.finished(paths)))
     if not any(dot.values["latency_b64"] for dots in panels.values() for dot in dots):
         raise UserError(
             f"{paths[0]}: no run has latency_b64 in {run_folder.METRICS}: `longtail eval` measures it",
             kind="missing-file",
         )
     with writing(out):
-        plots.against_latency(panels, out)
+        plots.accuracy_by_latency(panels, out)
 
 
-def dots_of_results(path: Path) -> dict[str, list[Dot]]:
+def dots_of_results(path: Path) -> dict[str, list[MethodPoint]]:
     """Of a reproduced table, the longest training."""
     try:
         table = run_folder.read_json(path)["table"]
         tree = results.read(path, table) | {"table": table}
         tree |= {"rows": cells.make_rows(tree)}
-        return cells.make_dots(tree, cells.lengths(tree)[0])
+        return cells.points_by_factor(tree, cells.training_lengths(tree)[0])
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise UserError(
             f"{path} holds no results of `longtail reproduce`: name its JSON, or run folders", kind="damaged-file"

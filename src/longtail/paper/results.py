@@ -13,16 +13,20 @@ from typing import Any
 from longtail import files
 from longtail.config import Config, from_dict
 from longtail.errors import UserError
+from longtail.metrics import METRICS
 from longtail.paper.results_page import to_markdown
-from longtail.reporting.cells import lengths, make_dots, make_panels, make_rows, make_verdicts, pictures
+from longtail.reporting.cells import (
+    compare_pairs,
+    curves_by_factor,
+    make_rows,
+    plot_files,
+    points_by_factor,
+    training_lengths,
+)
 from longtail.schema import amount, count, percent
 
-# What a record keeps of metrics.json, besides per_class and counts.
-# All but the first two may lack, or be None for an empty group.
-ALWAYS = ("top1", "seconds")
-ACCURACY = ("many", "medium", "few", "macro_f1", "ece", "knn_top1")
-COST = ("setup_seconds", "together", "peak_memory", "latency_b64", "parameters", "experts_asked")
-METRICS = (*ALWAYS, *ACCURACY, *COST)
+# Metrics that a record keeps, the required ones first. Others may be missing, or None for an empty group.
+STORED_METRICS = sorted(METRICS, key=lambda name: not METRICS[name].is_required)
 Kinds = dict[str, type | tuple[type, ...]]
 START: Kinds = {"started": str, "commit": (str, type(None)), "device": str}  # of a run, and of each time it was resumed
 KINDS: Kinds = START | {
@@ -70,10 +74,10 @@ def _checked(record: Any, table: dict[str, Any]) -> dict[str, Any]:
         _check_kinds(start, START)
     if record["method"] not in table["methods"] or record["imbalance"] not in table["imbalance"]:
         raise ValueError(f"a run of {record['method']} at {record['imbalance']}, which the table does not have")
-    for name in METRICS:
+    for name in STORED_METRICS:
         value = record["metrics"].get(name)
-        fits = percent(value) if name in ("top1", *ACCURACY) else amount(value)
-        if not fits and (value is not None or name in ALWAYS):
+        fits = percent(value) if METRICS[name].is_percentage else amount(value)
+        if not fits and (value is not None or METRICS[name].is_required):
             raise ValueError(f"{name} is {str(value)[:60]}")
     return record | {"identity": from_dict(Config, record["identity"]).identity()}
 
@@ -117,7 +121,7 @@ def write(path: Path, tree: dict[str, Any]) -> dict[str, Any]:
     """The file, its pictures and its page, each replaced atomically; the tree as it was written, rows and verdicts anew."""
     rows = make_rows(tree)
     head = {k: tree[k] for k in ("name", "title", "command", "updated", "table")}
-    tree = head | {"rows": rows, "verdicts": make_verdicts(rows, tree["table"]), "runs": tree["runs"]}
+    tree = head | {"rows": rows, "verdicts": compare_pairs(rows, tree["table"]), "runs": tree["runs"]}
     try:
         files.write_json(path, tree)
         draw(tree, path.parent)
@@ -133,12 +137,12 @@ def draw(tree: dict[str, Any], folder: Path) -> None:
     """The pictures that the page shows."""
     from longtail.reporting import plots  # matplotlib, which takes a second to come
 
-    for epochs in lengths(tree):
-        for kind, picture in pictures(tree, epochs).items():
+    for epochs in training_lengths(tree):
+        for kind, picture in plot_files(tree, epochs).items():
             with files.replace_file(folder / picture.name) as path:
                 if kind == "by frequency":
-                    plots.accuracy_by_frequency(make_panels(tree, epochs), path)
+                    plots.accuracy_by_frequency(curves_by_factor(tree, epochs), path)
                 elif kind == "compared":
-                    plots.compared(make_dots(tree, epochs), path)
+                    plots.accuracy_by_method(points_by_factor(tree, epochs), path)
                 else:
-                    plots.against_latency(make_dots(tree, epochs), path)
+                    plots.accuracy_by_latency(points_by_factor(tree, epochs), path)

@@ -115,7 +115,7 @@ def make_record(cell: Cell, folder: Path, command: str) -> dict[str, Any]:
         "versions": where.get("versions") or {},
         "resumed": where.get("resumed") or [],
         "data": {"checksum": images["checksum"], "images": trained_on, "notes": images.get("notes") or []},
-        "metrics": {name: found[name] for name in results.METRICS if name in found},
+        "metrics": {name: found[name] for name in results.STORED_METRICS if name in found},
         "per_class": run.metrics["per_class"],
         "counts": counts,
         "identity": run.config.identity(),

@@ -8,24 +8,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.table import Table
 
 from longtail.config import Config, from_dict
+from longtail.metrics import METRICS, PAPER_METRICS
 from longtail.reporting.cells import (
-    MIXED,
+    MIXED_LENGTHS,
     Tree,
     factor_name,
-    label_of,
-    lengths,
-    of_length,
-    pairs,
-    pictures,
-    published,
+    method_label,
+    method_pairs,
+    plot_files,
+    published_accuracy,
+    select_length,
     top1_by_seed,
+    training_lengths,
 )
-from longtail.reporting.table import COLUMNS, figure, format_mean_std, markdown, plain
-from longtail.reporting.ties import ENOUGH, TIES, rank_labels
+from longtail.reporting.result_rows import format_mean_std, format_metric
+from longtail.reporting.significance import MIN_SEEDS, TIES_LEGEND, rank_labels
+from longtail.reporting.table import markdown_table, plain_cell
 from longtail.run_folder import seeds_named
 from longtail.text import escape_markdown, quote_markdown
 
-DETAILS = ("top1", "many", "medium", "few", "ece", "knn_top1", "seconds", "latency_b64", "parameters")
 HEADLINE = "Top-1 accuracy in percent, last epoch, mean ± standard deviation over seeds; –: no run."
 BRACKETS = "In brackets the paper's figure."
 DETAIL = (
@@ -39,23 +40,23 @@ def to_markdown(tree: Tree) -> str:
     name = tree["name"].replace("-", "_")
     made = f"Made by `longtail reproduce {tree['name']}` from [{name}.json]({name}.json), which holds every run. "
     parts = [f"# {tree['title']}", made + f"Last updated {escape_markdown(tree['updated'])}."]
-    for epochs in lengths(tree):
+    for epochs in training_lengths(tree):
         parts += section(tree, epochs)
     return "\n\n".join(parts) + "\n"
 
 
 def section(tree: Tree, epochs: int) -> list[str]:
     """All about the runs of one length."""
-    table, rows = tree["table"], of_length(tree["rows"], epochs)
+    table, rows = tree["table"], select_length(tree["rows"], epochs)
     head, body = headline(table, rows)
     return [
         f"## {length_name(epochs).capitalize()}",
         "\n".join(provenance(tree, epochs)),
-        markdown(head, body),
+        markdown_table(head, body),
         caption(table),
         missing(table, rows),
-        *(f"![{picture.shows}]({picture.name})" for picture in pictures(tree, epochs).values()),
-        *(part for pair in pairs(table) for part in claim(tree, epochs, pair)),
+        *(f"![{picture.description}]({picture.name})" for picture in plot_files(tree, epochs).values()),
+        *(part for pair in method_pairs(table) for part in claim(tree, epochs, pair)),
         *(part for factor in table["imbalance"] for part in details(rows, factor)),
         DETAIL + side_by_side(tree, epochs),
     ]
@@ -66,7 +67,7 @@ def caption(table: Tree) -> str:
 
 
 def length_name(epochs: int) -> str:
-    return "each in its own setting" if epochs == MIXED else _count(epochs, "epoch")
+    return "each in its own setting" if epochs == MIXED_LENGTHS else _count(epochs, "epoch")
 
 
 def headline(table: Tree, rows: Sequence[Tree]) -> tuple[list[str], list[list[str]]]:
@@ -86,7 +87,7 @@ def lines(table: Tree, rows: Sequence[Tree]) -> Iterator[tuple[str, str, list[Tr
 
 def headline_cell(table: Tree, method: str, factor: float, rows: Iterable[Tree]) -> str:
     ours = [format_mean_std(row["metrics"]["top1"]["values"]) for row in rows if row["imbalance"] == factor] or ["–"]
-    paper = published(table, method, factor)
+    paper = published_accuracy(table, method, factor)
     return "; ".join(ours) + ("" if paper is None else f" ({paper:.1f})")
 
 
@@ -111,7 +112,7 @@ def in_words(verdict: Tree) -> str:
     seeds = len(verdict["seeds"])
     where = f"{factor_name(verdict['imbalance']).capitalize()}:"
     if verdict["outcome"] is None:
-        return f"{where} no verdict, {_count(seeds, 'common seed')} where {ENOUGH} are needed."
+        return f"{where} no verdict, {_count(seeds, 'common seed')} where {MIN_SEEDS} are needed."
     by = f"{verdict['difference']:+.1f} ± {verdict['half_width']:.1f} points, {seeds} seeds".replace("-", "−")
     first, second = escape_markdown(verdict["first"]), escape_markdown(verdict["second"])
     if verdict["outcome"] == "tied":
@@ -123,7 +124,7 @@ def in_words(verdict: Tree) -> str:
 def claim(tree: Tree, epochs: int, pair: list[str]) -> list[str]:
     """How one method of the table stands against another, factor by factor."""
     first, second = (tree["table"]["methods"][method] for method in pair)
-    mine = [v for v in of_length(tree["verdicts"], epochs) if v["pair"] == pair]
+    mine = [v for v in select_length(tree["verdicts"], epochs) if v["pair"] == pair]
     said = []
     for factor in tree["table"]["imbalance"]:
         nothing = f"{factor_name(factor).capitalize()}: no verdict, {first} and {second} did not both run."
@@ -137,23 +138,23 @@ def details(rows: Sequence[Tree], factor: float) -> list[str]:
     here = [row for row in rows if row["imbalance"] == factor]
     if not here:
         return []
-    head = ["method", "", *(COLUMNS[c][0] for c in DETAILS), "seeds"]
+    head = ["method", "", *(METRICS[c].heading for c in PAPER_METRICS), "seeds"]
     words = rank_labels([top1_by_seed(row) for row in here])
     body = [
-        [row["label"], word, *(_figure(row, c) for c in DETAILS), " ".join(map(str, row["seeds"]))]
+        [row["label"], word, *(_figure(row, c) for c in PAPER_METRICS), " ".join(map(str, row["seeds"]))]
         for row, word in zip(here, words, strict=True)
     ]
     title = f"### {factor_name(factor).capitalize()}"
-    return [title, markdown(head, body, 2), *([TIES] if any(words) else [])]
+    return [title, markdown_table(head, body, 2), *([TIES_LEGEND] if any(words) else [])]
 
 
 def _figure(row: Tree, column: str) -> str:
-    return figure(column, row["metrics"][column]["values"])
+    return format_metric(column, row["metrics"][column]["values"])
 
 
 def provenance(tree: Tree, epochs: int) -> list[str]:
     """How the runs of one length were made: commands, settings, seeds, commits, machines, dates, and what the data noted."""
-    runs = of_length(tree["runs"], epochs)
+    runs = select_length(tree["runs"], epochs)
     starts = [start for r in runs for start in (r, *r["resumed"])]  # a resumed run has several
     dates = sorted(start["started"][:10] for start in starts)
     identities = [r["identity"] for r in runs]
@@ -175,7 +176,7 @@ def provenance(tree: Tree, epochs: int) -> list[str]:
 
 def second_stages(runs: Sequence[Tree], table: Tree) -> list[str]:
     """A method of two stages trains longer than its row's heading says."""
-    stages = [(label_of(r, table), from_dict(Config, r["identity"]).method.second_epochs) for r in runs]
+    stages = [(method_label(r, table), from_dict(Config, r["identity"]).method.second_epochs) for r in runs]
     return _distinct(
         f"{escape_markdown(label)}: and {_count(n, 'epoch')} of its second stage" for label, n in stages if n
     )
@@ -183,7 +184,7 @@ def second_stages(runs: Sequence[Tree], table: Tree) -> list[str]:
 
 def side_by_side(tree: Tree, epochs: int) -> str:
     """Seconds mean something else where seeds shared the device."""
-    together = {r["metrics"].get("together") or 1 for r in of_length(tree["runs"], epochs)}
+    together = {r["metrics"].get("together") or 1 for r in select_length(tree["runs"], epochs)}
     counts = ", ".join(str(n) for n in sorted(together) if n > 1)
     return f" Seeds that trained side by side ({counts} at a time) share these seconds." if counts else ""
 
@@ -191,15 +192,15 @@ def side_by_side(tree: Tree, epochs: int) -> str:
 def to_rich(tree: Tree, width: int = 150) -> list[Table]:
     """The headline of each length, for a terminal of so many columns."""
     tables = []
-    for epochs in lengths(tree):
-        head, body = headline(tree["table"], of_length(tree["rows"], epochs))
+    for epochs in training_lengths(tree):
+        head, body = headline(tree["table"], select_length(tree["rows"], epochs))
         title = f"{tree['title']}, {length_name(epochs)}"
         words = caption(tree["table"])
         table = Table(title=title, caption=words, title_justify="left", caption_justify="left")
         for i, heading in enumerate(head):
             table.add_column(heading, justify="right" if i else "left", no_wrap=i > 0)
         for row in body:
-            table.add_row(plain(row[0]), *(cell if width >= 100 else cell.replace(" ± ", "±") for cell in row[1:]))
+            table.add_row(plain_cell(row[0]), *(cell if width >= 100 else cell.replace(" ± ", "±") for cell in row[1:]))
         tables.append(table)
     return tables
 

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
 
-from longtail.reporting.plots import COLORS, plt, save
+from longtail.reporting.plots import COLORS, make_figure, save_figure
 from longtail.theory import remarks
 
 EXAMPLE = 0.41  # alpha·K* of full ImageNet, the paper's own
@@ -15,16 +15,16 @@ EXAMPLE = 0.41  # alpha·K* of full ImageNet, the paper's own
 
 def theory(counts: Sequence[int], K: Sequence[float], alphas: Sequence[float], path: Path) -> None:
     """L_extra as the paper's Fig. 4 has it, and each class's optimal pair probability by alpha; K are its positives."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+    figure, (left, right) = make_figure(2, (10, 4.2))
     extra(left, EXAMPLE)
     pairs(right, np.array(counts), np.array(K), alphas)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def extra_alone(path: Path) -> None:
-    figure, axis = plt.subplots(figsize=(5.2, 4.0), layout="constrained")
+    figure, (axis,) = make_figure(1, (5.2, 4.0))
     extra(axis, EXAMPLE)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def extra(axis: Axes, alpha_K: float) -> None:

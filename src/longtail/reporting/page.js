@@ -1,5 +1,5 @@
 "use strict";
-// Headings of tables become buttons: a click sorts by that column, a second one the other way round.
+// Turns the headings of tables into buttons: a click sorts by that column, a second click reverses the order.
 const valueOf = (row, column) => {
   const cell = row.cells[column];
   return "value" in cell.dataset ? Number(cell.dataset.value) : cell.textContent.trim();
@@ -8,13 +8,13 @@ const isEmpty = (value) => value === "" || value === "–";
 const compare = (a, b) =>
   typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), undefined, { numeric: true });
 
-function sort(table, column, falling) {
+function sortTable(table, column, isDescending) {
   const body = table.tBodies[0];
   const rows = [...body.rows].map((row) => [valueOf(row, column), row]);
-  rows.sort(([a], [b]) => isEmpty(a) - isEmpty(b) || (falling ? compare(b, a) : compare(a, b)));
+  rows.sort(([a], [b]) => isEmpty(a) - isEmpty(b) || (isDescending ? compare(b, a) : compare(a, b)));
   body.append(...rows.map(([, row]) => row));
   for (const heading of table.tHead.rows[0].cells) heading.removeAttribute("aria-sort");
-  table.tHead.rows[0].cells[column].setAttribute("aria-sort", falling ? "descending" : "ascending");
+  table.tHead.rows[0].cells[column].setAttribute("aria-sort", isDescending ? "descending" : "ascending");
 }
 
 function makeSortable(root) {
@@ -25,16 +25,16 @@ function makeSortable(root) {
       button.append(...heading.childNodes);
       heading.append(button);
       button.addEventListener("click", () => {
-        const now = heading.getAttribute("aria-sort");
-        const numbers = heading.classList.contains("n");
-        sort(table, column, now ? now === "ascending" : numbers);
+        const order = heading.getAttribute("aria-sort");
+        const isNumeric = heading.classList.contains("n");
+        sortTable(table, column, order ? order === "ascending" : isNumeric);
       });
     });
   }
 }
 makeSortable(document);
 
-// Paper shows what the screen has folded away, but for the table of every class, which may have thousands.
+// Printing opens all collapsed parts except the table of all classes, which can have thousands of rows.
 addEventListener("beforeprint", () => {
-  for (const part of document.querySelectorAll("details:not(.every)")) part.open = true;
+  for (const details of document.querySelectorAll("details:not(.all-classes)")) details.open = true;
 });

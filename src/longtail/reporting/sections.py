@@ -1,125 +1,206 @@
-"""What was trained on what, and what came out."""
+"""Sections of a page on the results, the cost, and the data and settings of a data set's runs."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from longtail.config import Contrast, ViewConfig
-from longtail.reporting import reading
-from longtail.reporting.by_class import NO_COUNTS, shade_groups
-from longtail.reporting.chapter import GROUPS, Classes, DatasetResults, mean
+from longtail.metrics import COST_METRICS, METRICS, REPORT_METRICS, SHOT_GROUPS, mean_std
+from longtail.reporting import run_artifacts
+from longtail.reporting.class_accuracy import NO_COUNTS, shade_by_rank
+from longtail.reporting.components import (
+    TableCell,
+    collapsible,
+    data_link,
+    figure,
+    format_count,
+    grid,
+    missing_note,
+    section,
+    table,
+    user_text,
+)
+from longtail.reporting.dataset_results import ClassList, DatasetResults
 from longtail.reporting.html import Element, el
-from longtail.reporting.parts import TableCell, absent, download, figure, folded, name, plural, section, table
-from longtail.reporting.svg import Plot, Scale, SeriesStyle, swatch
-from longtail.reporting.table import COLUMNS, ResultRow, caption, standing
-from longtail.reporting.ties import explained
+from longtail.reporting.result_rows import ResultRow, format_mean_std
+from longtail.reporting.significance import explain_labels, rank_rows
+from longtail.reporting.svg import Plot, Scale, SeriesStyle, scale_around, swatch
+from longtail.reporting.table import table_caption
 from longtail.run_folder import FinishedRun
 
-SHOTS = ", ".join(f"{group} ({images})" for group, images in GROUPS.items())
-RESULTS = ("top1", "few", "medium", "many", "macro_f1", "ece", "knn_top1")  # few early: a phone shows the first two
+GROUP_RANGES = ", ".join(f"{name} ({group.description})" for name, group in SHOT_GROUPS.items())
+
+# Results
 
 
-def data(chapter: DatasetResults) -> Element:
-    """What was trained on what."""
-    classes = chapter.classes
-    drawn = counts_figure(chapter.data, classes) if classes else absent("drawing of the counts", NO_COUNTS)
-    return section("Data and training", el("div", drawn, facts(chapter), class_="grid"), settings(chapter))
+def results_section(dataset: DatasetResults) -> Element:
+    """Return the table of results, with the best and tied methods marked, over all images and on rare classes."""
+    marks = {m: rank_rows(dataset.rows, m) for m in ("top1", dataset.rare_group) if m}
+    body = []
+    for i, row in enumerate(dataset.rows):
+        name = el("span", swatch(dataset.style(row)), " ", user_text(row.label))
+        cells = [
+            TableCell(row.cell(m), _mean_or_none(row, m), marks[m][i] if m in marks else "") for m in REPORT_METRICS
+        ]
+        body.append([TableCell(name), *cells, TableCell(str(len(row.runs)), len(row.runs))])
+    head = ["method", *(METRICS[m].heading for m in REPORT_METRICS), "seeds"]
+    labels = {label for column in marks.values() for label in column}
+    caption = table_caption(REPORT_METRICS, dataset.comparable) + explain_labels(labels)
+    columns = {"method": [row.label for row in dataset.rows]} | {
+        m: [_mean_or_none(row, m) for row in dataset.rows] for m in REPORT_METRICS
+    }
+    below = el("p", caption, " ", data_link("results", columns), class_="small")
+    return section("Results", table(head, body, "Accuracy in percent, mean ± standard deviation over seeds"), below)
 
 
-def counts_figure(title: str, classes: Classes) -> Element:
+def _mean_or_none(row: ResultRow, metric: str) -> float | None:
+    return row.mean(metric) if row.values(metric) else None
+
+
+# Cost
+
+
+def cost_section(dataset: DatasetResults) -> Element:
+    """Return the costs of each method and plots of accuracy against them; the first plot is like the paper's Fig. 1."""
+    head = ["method", *(METRICS[m].description for m in COST_METRICS)]
+    body = [[TableCell(user_text(row.label)), *(_cost_cell(row, m) for m in COST_METRICS)] for row in dataset.rows]
+    plotted = [m for m in COST_METRICS if m != "parameters"]
+    plots = [plot for m in plotted if (plot := _cost_figure(dataset, m)) is not None]
+    notes = [el("p", text, class_="small") for text in _cost_notes(dataset.rows)]
+    costs = table(head, body, "Cost, mean ± standard deviation over seeds")
+    return section("Cost", costs, *notes, grid(plots) if len(dataset.rows) > 1 else None)
+
+
+def _cost_values(row: ResultRow, metric: str) -> list[float]:
+    return [value / METRICS[metric].cost_unit for value in row.values(metric)]
+
+
+def _cost_cell(row: ResultRow, metric: str) -> TableCell:
+    values = _cost_values(row, metric)
+    shown = values[:1] if metric == "parameters" else values
+    return TableCell(format_mean_std(shown, METRICS[metric].digits), mean_std(values)[0] if values else None)
+
+
+def _cost_notes(rows: Sequence[ResultRow]) -> list[str]:
+    notes = []
+    if len({tuple(row.values("parameters")[:1]) for row in rows}) == 1 < len(rows):
+        notes.append("The deployed networks have the same size: differences in latency are measurement noise.")
+    if any(run.metrics.get("together", 1) > 1 for row in rows for run in row.runs):
+        notes.append("Some seeds were trained in parallel: seconds and memory are those of all seeds on the device.")
+    return notes
+
+
+def _cost_figure(dataset: DatasetResults, metric: str) -> Element | None:
+    rows = [row for row in dataset.rows if _cost_values(row, metric)]
+    if len(rows) < 2:
+        return None
+    label = METRICS[metric].description
+    points = [(mean_std(_cost_values(row, metric))[0], *mean_std(row.values("top1"))) for row in rows]
+    y = scale_around([edge for _, m, std in points for edge in (m - (std or 0), m + (std or 0))])
+    x = Scale(0, 1.08 * max(x for x, _, _ in points))
+    description = f"Test accuracy of {format_count(len(rows), 'method')} against {label}; up and to the left is better."
+    plot = Plot(f"Accuracy against {label}", description, x, y, label, "test accuracy, %")
+    for row, (x_mean, m, std) in zip(rows, points, strict=True):
+        if std:
+            plot.spans([(x_mean, m - std, m + std)], dataset.style(row), "")
+        plot.dots([(x_mean, m)], dataset.style(row), [f"{row.label}: {m:.1f} % at {x_mean:,.1f}"], radius=5)
+    columns: dict[str, list[Any]] = {"method": [row.label for row in rows], label: [x for x, _, _ in points]}
+    columns |= {"accuracy": [m for _, m, _ in points]}
+    legend = [(dataset.style(row), row.label) for row in rows]
+    return figure(plot, f"accuracy_against_{metric}", columns, "Up and to the left is better.", legend)
+
+
+# Data and settings
+
+
+def data_section(dataset: DatasetResults) -> Element:
+    """Return the class counts, facts about the runs, and the settings of each method."""
+    classes = dataset.classes
+    counts = counts_figure(dataset.data, classes) if classes else missing_note("plot of the class counts", NO_COUNTS)
+    facts = el("div", counts, run_facts(dataset), class_="grid")
+    return section("Data and training", facts, settings_table(dataset))
+
+
+def counts_figure(title: str, classes: ClassList) -> Element:
+    """Return a bar plot of the training images of each class."""
     n = classes.counts[classes.order]
-    top = Scale(0.7, 1.6 * max(int(n.max()), 1), log=True)
-    shows = f"{plural(len(classes.counts), 'class')}, from {n.max():,} training images down to {n.min():,}."
+    y = Scale(0.7, 1.6 * max(int(n.max()), 1), log=True)
+    number = format_count(len(classes.counts), "class")
+    description = f"{number}, with {n.max():,} to {n.min():,} training images."
     x, labels = Scale(0, len(n)), ("classes, from frequent to rare", "training images")
-    plot = Plot("Training images of each class", shows, x, top, *labels, x_ticks=False)
-    shade_groups(plot, n)
+    plot = Plot("Training images of each class", description, x, y, *labels, x_ticks=False)
+    shade_by_rank(plot, n)
     names = [f"{classes.names[c]}: {classes.counts[c]:,} images" for c in classes.order]
     plot.bars([(i, i + 0.9, max(float(v), 0.7)) for i, v in enumerate(n)], SeriesStyle(0), names, base=0.7)
     columns = {"class": [classes.names[c] for c in classes.order], "training images": n.tolist()}
-    return figure(plot, "counts", columns, f"{title}; shaded by group: {SHOTS} training images.{classes.some}")
+    caption = f"{title}; shaded by group: {GROUP_RANGES} training images.{classes.subset_note}"
+    return figure(plot, "counts", columns, caption)
 
 
-def facts(chapter: DatasetResults) -> Element:
-    first, classes = chapter.peers[0].runs[0], chapter.classes
-    config, environment, images_C = first.config, first.environment, reading.tested(first)
-    shares = {row.held_out for row in chapter.peers}
-    known = {
-        "data": chapter.data,
-        "training images": images_of(chapter.peers),
+def run_facts(dataset: DatasetResults) -> Element:
+    """Return a list of facts about the data, the network and the runs."""
+    first, classes = dataset.comparable[0].runs[0], dataset.classes
+    config, environment, images_C = first.config, first.environment, run_artifacts.test_counts(first)
+    fractions = {row.held_out for row in dataset.comparable}
+    folders = sorted({str(run.folder.parent) for row in dataset.rows for run in row.runs})
+    facts = {
+        "data": dataset.data,
+        "training images": format_image_counts(dataset.comparable),
         "classes": f"{len(classes.counts):,}" if classes else None,
         "test images": f"{int(images_C.sum()):,}" if images_C is not None else None,
-        "held out for validation": ", or ".join(f"{100 * s:g} %" if s else "nothing" for s in sorted(shares)),
+        "held out for validation": ", or ".join(f"{100 * f:g} %" if f else "nothing" for f in sorted(fractions)),
         "network": config.model.name + (", pretrained" if config.model.pretrained else ""),
-        "training": f"{plural(config.train.epochs, 'epoch')} of {config.train.batch_size} images a step",
+        "training": f"{format_count(config.train.epochs, 'epoch')}, batch size {config.train.batch_size}",
         "device": f"{environment.get('device', '–')}, {environment['precision']}",
         "started": environment["started"],
         "checksum of the images": environment["data"]["checksum"],
         "commit": environment.get("commit"),
-        "run folders": ", ".join(sorted({str(run.folder.parent) for row in chapter.rows for run in row.runs})),
+        "run folders": ", ".join(folders),
     }
     pairs = [
-        el("div", el("dt", key), el("dd", name(str(value), most=1000)))
-        for key, value in known.items()
+        el("div", el("dt", key), el("dd", user_text(str(value), max_length=1000)))
+        for key, value in facts.items()
         if value is not None
     ]
     return el("dl", *pairs, class_="facts")
 
 
-def images_of(rows: Sequence[ResultRow]) -> str | None:
-    """As many as were learned from; methods that held some out had fewer."""
+def format_image_counts(rows: Sequence[ResultRow]) -> str | None:
+    """Return the number of training images, or its range: methods that held some out were trained on fewer."""
     seen = {row.runs[0].environment["data"].get("images") for row in rows} - {None}
     return " to ".join(f"{n:,}" for n in sorted({min(seen), max(seen)})) if seen else None
 
 
-def settings(chapter: DatasetResults) -> Element:
-    """What each method was trained with, folded away."""
-    body = [[TableCell(name(row.label)), *map(TableCell, _settings(row.runs[0]))] for row in chapter.rows]
-    head = ["method", "its own settings", "augmentation", "optimizer"]
-    return folded("Settings of each method", table(head, body, "As stored in config.json of the first seed"))
+def settings_table(dataset: DatasetResults) -> Element:
+    """Return a collapsible table of the settings of each method."""
+    body = [[TableCell(user_text(row.label)), *map(TableCell, _settings_cells(row.runs[0]))] for row in dataset.rows]
+    head = ["method", "method settings", "augmentation", "optimizer"]
+    return collapsible("Settings of each method", table(head, body, "From config.json of the first seed"))
 
 
-def _settings(run: FinishedRun) -> Iterator[str]:
+def _settings_cells(run: FinishedRun) -> Iterator[str]:
     config, chosen = run.config, run.environment.get("chosen") or {}
-    own = {key: value for key, value in config.identity()["method"].items() if key != "name"}
-    if own.get("alpha") == "auto" and "alpha" in chosen:
-        own["alpha"] = f"auto ({chosen['alpha']:.3g})"
-    yield ", ".join(f"{key} {_plain(value)}" for key, value in own.items()) or "–"
-    query, key = (_view(view) for view in (config.views.query, config.views.key))
+    settings = {key: value for key, value in config.identity()["method"].items() if key != "name"}
+    if settings.get("alpha") == "auto" and "alpha" in chosen:
+        settings["alpha"] = f"auto ({chosen['alpha']:.3g})"
+    yield ", ".join(f"{key} {_format_setting(value)}" for key, value in settings.items()) or "–"
+    query, key = (_format_view(view) for view in (config.views.query, config.views.key))
     yield f"{query}; second view: {key}" if isinstance(config.method, Contrast) and key != query else query
     optim = config.optim
-    how = f"{optim.name.upper()}, rate {optim.lr:g}, {optim.schedule}, weight decay {optim.weight_decay:g}"
-    more = config.method.second_epochs
-    yield how + (f"; then {plural(more, 'epoch')} of a second stage" if more else "")
+    name = optim.name.upper()
+    text = f"{name}, learning rate {optim.lr:g}, {optim.schedule}, weight decay {optim.weight_decay:g}"
+    second_epochs = config.method.second_epochs
+    yield text + (f"; then {format_count(second_epochs, 'epoch')} of a second stage" if second_epochs else "")
 
 
-def _view(view: ViewConfig) -> str:
+def _format_view(view: ViewConfig) -> str:
     crop = f"{view.crop} crop" if view.crop != "none" else ""
     extras = {"flip": view.flip, f"{view.policy} policy": view.policy != "none", f"cutout {view.cutout}": view.cutout}
-    return ", ".join(filter(None, [crop, *(word for word, has in extras.items() if has)])) or "none"
+    return ", ".join(filter(None, [crop, *(name for name, is_used in extras.items() if is_used)])) or "none"
 
 
-def _plain(value: object) -> str:
+def _format_setting(value: object) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no"}.get(value, "–")  # type: ignore[arg-type]
     if isinstance(value, list | tuple):
-        return " ".join(map(_plain, value)) or "–"
+        return " ".join(map(_format_setting, value)) or "–"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def results(chapter: DatasetResults) -> Element:
-    """The table, with who is best and who is tied, over all images and on rare classes."""
-    marks = {m: standing(chapter.rows, m) for m in ("top1", chapter.rare) if m}
-    body = []
-    for i, row in enumerate(chapter.rows):
-        named = el("span", swatch(chapter.look(row)), " ", name(row.label))
-        cells = [TableCell(row.cell(m), _sorted_by(row, m), marks[m][i] if m in marks else "") for m in RESULTS]
-        body.append([TableCell(named), *cells, TableCell(str(len(row.runs)), len(row.runs))])
-    head = ["method", *(COLUMNS[m][0] for m in RESULTS), "seeds"]
-    said = caption(RESULTS, chapter.peers) + explained({word for words in marks.values() for word in words})
-    columns = {"method": [row.label for row in chapter.rows]} | {
-        m: [_sorted_by(row, m) for row in chapter.rows] for m in RESULTS
-    }
-    below = el("p", said, " ", download("results", columns), class_="small")
-    return section("Results", table(head, body, "Accuracy in percent, mean ± standard deviation over seeds"), below)
-
-
-def _sorted_by(row: ResultRow, metric: str) -> float | None:
-    return mean(row, metric) if row.values(metric) else None

@@ -1,7 +1,7 @@
-"""`longtail watch`: the report page of runs that are still being trained, for browsers on this machine.
+"""`longtail watch`: a local server for the page of runs that are still being trained.
 
-It is no web server: it knows two paths, serves no file, listens on the loopback interface alone, and answers only who asked
-for it by that name: another site may give its own name this machine's address, and would then read the page.
+The server knows two paths, serves no files and listens on the loopback interface only. It answers only requests that name this
+machine in their Host header; otherwise another site could point its own name to the loopback address and read the page.
 """
 
 import contextlib
@@ -17,13 +17,13 @@ from typing import Any
 
 from longtail import __version__
 from longtail.errors import UserError
-from longtail.reporting.document import policy
-from longtail.reporting.live import Board
+from longtail.reporting.live import LivePage
+from longtail.reporting.page import content_security_policy
 
-HERE = "127.0.0.1"
-OWN_NAME = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)  # a tunnel may have another port
+HOST = "127.0.0.1"
+LOCAL_HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)  # a tunnel may use another port
 HEADERS = {
-    "Content-Security-Policy": f"{policy(live=True)}; frame-ancestors 'none'",
+    "Content-Security-Policy": f"{content_security_policy(live=True)}; frame-ancestors 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
@@ -32,85 +32,92 @@ HEADERS = {
 
 
 def watch(paths: Iterable[Path | str] | Path | str, port: int = 8700) -> None:
-    """Show the runs at or below `paths` to browsers on this machine until Ctrl-C. The twin of `longtail watch`.
+    """Serve the page of the runs at or below `paths` to browsers on this machine until Ctrl-C; same as `longtail watch`.
 
-    The paths need not exist yet; port 0 is any free one.
+    Args:
+        paths: Run folders, or folders that contain runs; they need not exist yet.
+        port: Port to listen on; 0 selects a free one.
     """
     folders = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
-    with serve(folders, port) as server, contextlib.suppress(KeyboardInterrupt):
-        where = ", ".join(map(str, folders))
-        print(f"http://{HERE}:{server.port}/ shows {where}; Ctrl-C ends it", flush=True)
+    with open_server(folders, port) as server, contextlib.suppress(KeyboardInterrupt):
+        names = ", ".join(map(str, folders))
+        print(f"http://{HOST}:{server.port}/ shows {names}; press Ctrl-C to stop", flush=True)
         server.serve_forever()
-    print("no longer watching; whatever trains goes on", flush=True)
+    print("Stopped watching; training continues.", flush=True)
 
 
-def serve(folders: list[Path], port: int) -> "Server":
-    """Listens already; `serve_forever` answers."""
+def open_server(folders: list[Path], port: int) -> "Server":
+    """Return a server that is bound to a port; call its `serve_forever` to answer requests."""
     for folder in folders:
         if os.path.exists(folder) and not os.path.isdir(folder):
-            raise UserError(f"{folder} is no folder: name a run folder or a folder that holds runs")
+            raise UserError(f"{folder} is not a folder: name a run folder or a folder that contains runs")
     if not 0 <= port < 65536:
-        raise UserError(f"--port {port}: it must be between 0 (any free one) and 65535")
+        raise UserError(f"--port {port}: it must be between 0 (any free port) and 65535")
     try:
-        return Server(Board(folders), port)
+        return Server(LivePage(folders), port)
     except OSError as error:
         raise UserError(
-            f"--port {port}: {error.strerror}; choose another, or --port 0 for any free one", kind="not-writable"
+            f"--port {port}: {error.strerror}; choose another, or --port 0 for any free port", kind="not-writable"
         ) from error
 
 
 class Server(socketserver.ThreadingTCPServer):
-    allow_reuse_address = True  # at once after an earlier one has ended
+    """Serves one live page."""
+
+    allow_reuse_address = True  # so that it can be restarted immediately
     daemon_threads = True
 
-    def __init__(self, board: Board, port: int) -> None:
-        self.board = board
-        super().__init__((HERE, port), Answer)
+    def __init__(self, live_page: LivePage, port: int) -> None:
+        self.live_page = live_page
+        super().__init__((HOST, port), RequestHandler)
 
     @property
     def port(self) -> int:
+        """Port that the server listens on."""
         return int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """That a browser has gone away is no error."""
+        """Ignore closed connections."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
 
-class Answer(BaseHTTPRequestHandler):
-    """To one request."""
+class RequestHandler(BaseHTTPRequestHandler):
+    """Answers one request."""
 
     server: Server
     server_version, sys_version = f"longtail/{__version__}", ""
-    error_content_type = "text/plain; charset=utf-8"  # where there was no request that could be understood
+    error_content_type = "text/plain; charset=utf-8"  # for requests that cannot be parsed
     error_message_format = "%(message)s"
-    timeout = 20  # seconds that a client may keep silent
+    timeout = 20  # seconds that a client may be silent
 
     def do_GET(self) -> None:
-        self._answer(*self._found())
+        """Answer GET and HEAD."""
+        self._send(*self._find_content())
 
     do_HEAD = do_GET
 
     def refuse(self) -> None:
-        self._answer(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and HEAD", Allow="GET, HEAD")
+        """Refuse a method that would send data."""
+        self._send(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and HEAD", Allow="GET, HEAD")
 
     do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = refuse
 
-    def _found(self) -> tuple[HTTPStatus, bytes, str]:
+    def _find_content(self) -> tuple[HTTPStatus, bytes, str]:
         plain = "text/plain"
-        if not self._asked_for_by_name():
-            return HTTPStatus.MISDIRECTED_REQUEST, f"ask for it as http://{HERE}:{self.server.port}/".encode(), plain
+        if not self._names_this_machine():
+            return HTTPStatus.MISDIRECTED_REQUEST, f"use http://{HOST}:{self.server.port}/".encode(), plain
         if self.path == "/":
-            return HTTPStatus.OK, self.server.board.page(), "text/html"
+            return HTTPStatus.OK, self.server.live_page.page(), "text/html"
         if self.path == "/version":
-            return HTTPStatus.OK, self.server.board.version().encode(), plain
-        return HTTPStatus.NOT_FOUND, b"there is / and nothing else", plain
+            return HTTPStatus.OK, self.server.live_page.version().encode(), plain
+        return HTTPStatus.NOT_FOUND, b"not found: the page is at /", plain
 
-    def _asked_for_by_name(self) -> bool:
+    def _names_this_machine(self) -> bool:
         hosts = self.headers.get_all("Host", [])
-        return len(hosts) == 1 and OWN_NAME.fullmatch(hosts[0]) is not None
+        return len(hosts) == 1 and LOCAL_HOST.fullmatch(hosts[0]) is not None
 
-    def _answer(self, status: HTTPStatus, content: bytes, kind: str = "text/plain", **more: str) -> None:
+    def _send(self, status: HTTPStatus, content: bytes, kind: str = "text/plain", **more: str) -> None:
         self.send_response(status)
         size = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content))}
         for key, value in (HEADERS | size | more).items():
@@ -120,4 +127,4 @@ class Answer(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Who asked for what is nobody's concern."""
+        """Log nothing; requests are private."""

@@ -1,95 +1,95 @@
 "use strict";
-// A live page asks for its version now and then. When it is another, the new content takes the place of the old one, and the
-// reader finds it as they left it: at the same place, sorted, unfolded and focused as before.
-const LIVE = document.querySelector(".live");
-const EVERY = 2000; // milliseconds
-const LIVES = LIVE.textContent;
-let version = LIVE.dataset.version;
+// A live page polls its version. When the version changes, the new content replaces the old one, and the scroll position, the
+// order of tables, open details and the focus are restored.
+const STATUS = document.querySelector(".live");
+const INTERVAL = 2000; // milliseconds
+const LIVE_TEXT = STATUS.textContent;
+let version = STATUS.dataset.version;
 
-// An element of the new content is that of the old one which has the same words, the second of these the second, and so on.
-const wordsOf = (part) => part.querySelector("caption, summary, figcaption strong")?.textContent ?? part.textContent;
-function named(root, selector) {
+// Elements of the old and new content correspond if they have the same tag and text; duplicates correspond in their order.
+const labelOf = (element) => element.querySelector("caption, summary, figcaption strong")?.textContent ?? element.textContent;
+function elementsByKey(root, selector) {
   const found = new Map();
-  for (const part of root.querySelectorAll(selector)) {
-    let name = `${part.tagName} ${wordsOf(part)}`;
-    while (found.has(name)) name += " again";
-    found.set(name, part);
+  for (const element of root.querySelectorAll(selector)) {
+    let key = `${element.tagName} ${labelOf(element)}`;
+    while (found.has(key)) key += " (next)";
+    found.set(key, element);
   }
   return found;
 }
 
-function inBoth(before, after, selector, bring) {
-  const fresh = named(after, selector);
-  for (const [name, old] of named(before, selector)) if (fresh.has(name)) bring(old, fresh.get(name));
+function forEachPair(before, after, selector, restore) {
+  const current = elementsByKey(after, selector);
+  for (const [key, old] of elementsByKey(before, selector)) if (current.has(key)) restore(old, current.get(key));
 }
 
-function bringOrder(before, after) {
-  inBoth(before, after, "table.sortable", (old, fresh) => {
+function restoreTablesAndDetails(before, after) {
+  forEachPair(before, after, "table.sortable", (old, current) => {
     const column = [...old.tHead.rows[0].cells].findIndex((heading) => heading.ariaSort);
-    if (column >= 0) sort(fresh, column, old.tHead.rows[0].cells[column].ariaSort === "descending");
+    if (column >= 0) sortTable(current, column, old.tHead.rows[0].cells[column].ariaSort === "descending");
   });
-  inBoth(before, after, "details", (old, fresh) => (fresh.open = old.open));
+  forEachPair(before, after, "details", (old, current) => (current.open = old.open));
 }
 
-function bringPlace(before, after, put) {
-  const PARTS = "h1, h2, h3, h4, figure, .scroll";
-  const CONTROLS = "button, .scroll, summary, a";
-  const places = new Map();
-  for (const [name, part] of named(before, PARTS)) {
-    places.set(name, { top: part.getBoundingClientRect().top, within: [part.scrollLeft, part.scrollTop] });
+function replaceAndRestorePosition(before, after) {
+  const SCROLLED = "h1, h2, h3, h4, figure, .scroll";
+  const FOCUSABLE = "button, .scroll, summary, a";
+  const positions = new Map();
+  for (const [key, element] of elementsByKey(before, SCROLLED)) {
+    positions.set(key, { top: element.getBoundingClientRect().top, scroll: [element.scrollLeft, element.scrollTop] });
   }
-  const focused = [...named(before, CONTROLS)].find(([, part]) => part === document.activeElement)?.[0];
-  put();
-  const kept = [...named(after, PARTS)].filter(([name]) => places.has(name));
-  for (const [name, part] of kept) [part.scrollLeft, part.scrollTop] = places.get(name).within;
-  const distance = ([name]) => Math.abs(places.get(name).top);
-  const [name, nearest] = kept.sort((a, b) => distance(a) - distance(b))[0] ?? [];
+  const focused = [...elementsByKey(before, FOCUSABLE)].find(([, element]) => element === document.activeElement)?.[0];
+  before.replaceWith(after);
+  const kept = [...elementsByKey(after, SCROLLED)].filter(([key]) => positions.has(key));
+  for (const [key, element] of kept) [element.scrollLeft, element.scrollTop] = positions.get(key).scroll;
+  const distance = ([key]) => Math.abs(positions.get(key).top);
+  const [key, nearest] = kept.sort((a, b) => distance(a) - distance(b))[0] ?? [];
   if (nearest && scrollY > 0) {
-    scrollBy({ top: nearest.getBoundingClientRect().top - places.get(name).top, behavior: "instant" });
+    scrollBy({ top: nearest.getBoundingClientRect().top - positions.get(key).top, behavior: "instant" });
   }
-  if (focused) named(after, CONTROLS).get(focused)?.focus({ preventScroll: true });
+  if (focused) elementsByKey(after, FOCUSABLE).get(focused)?.focus({ preventScroll: true });
 }
 
-function replace(page) {
+function replaceContent(page) {
   const before = document.querySelector("main");
   const after = document.adoptNode(page.querySelector("main"));
   makeSortable(after);
-  bringOrder(before, after);
-  bringPlace(before, after, () => before.replaceWith(after));
+  restoreTablesAndDetails(before, after);
+  replaceAndRestorePosition(before, after);
   document.title = page.title;
   version = page.querySelector(".live").dataset.version;
 }
 
-function sayWhen() {
-  for (const moment of document.querySelectorAll("time")) {
-    const seconds = Math.max(0, Math.round((Date.now() - Date.parse(moment.dateTime)) / 1000));
+function showAges() {
+  for (const time of document.querySelectorAll("time")) {
+    const seconds = Math.max(0, Math.round((Date.now() - Date.parse(time.dateTime)) / 1000));
     const [count, unit] = seconds < 120 ? [seconds, "s"] : seconds < 7200 ? [seconds / 60, "min"] : [seconds / 3600, "h"];
-    moment.textContent = `${Math.floor(count)} ${unit} ago`;
+    time.textContent = `${Math.floor(count)} ${unit} ago`;
   }
 }
 
-const ask = async (path) => {
-  const answer = await fetch(path, { cache: "no-store" });
-  if (!answer.ok) throw new Error(answer.status);
-  return answer.text();
+const request = async (path) => {
+  const response = await fetch(path, { cache: "no-store" });
+  if (!response.ok) throw new Error(response.status);
+  return response.text();
 };
-const say = (words) => {
-  if (LIVE.textContent !== words) LIVE.textContent = words; // a screen reader speaks of what changes
+const setStatus = (text) => {
+  if (STATUS.textContent !== text) STATUS.textContent = text; // a screen reader announces every change
 };
 
-async function look() {
-  const began = performance.now();
+async function update() {
+  const start = performance.now();
   try {
-    const isReading = !getSelection().isCollapsed; // words that are selected would be lost
-    if (!document.hidden && !isReading && (await ask("/version")) !== version) {
-      replace(new DOMParser().parseFromString(await ask("/"), "text/html"));
+    const hasSelection = !getSelection().isCollapsed; // replacing the content would lose the selection
+    if (!document.hidden && !hasSelection && (await request("/version")) !== version) {
+      replaceContent(new DOMParser().parseFromString(await request("/"), "text/html"));
     }
-    say(LIVES);
+    setStatus(LIVE_TEXT);
   } catch {
-    say("No longer live: longtail watch has ended, or cannot be reached.");
+    setStatus("No longer live: longtail watch has stopped or cannot be reached.");
   }
-  sayWhen();
-  setTimeout(look, Math.max(EVERY, 5 * (performance.now() - began))); // a large page is looked after less often
+  showAges();
+  setTimeout(update, Math.max(INTERVAL, 5 * (performance.now() - start))); // large pages are updated less often
 }
-sayWhen();
-setTimeout(look, EVERY);
+showAges();
+setTimeout(update, INTERVAL);
