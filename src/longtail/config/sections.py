@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from longtail import files
 from longtail.config.section import Section, require
 
 Sampler = Literal["uniform", "balanced", "sqrt", "reversed", "progressive"]
@@ -64,6 +65,7 @@ class DataConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        files.check_working_directory((self.train_list, self.test_list))
         for name in ("train_list", "test_list"):  # a run folder is read from elsewhere
             path: Path | None = getattr(self, name)
             object.__setattr__(self, name, path.absolute() if path else None)
