@@ -9,7 +9,7 @@ import torch
 
 from longtail import UserError
 from longtail.cli import main
-from longtail.data.decode import cores, memory
+from longtail.data.decode import available_cores, available_memory
 from longtail.engine import distributed
 from longtail.engine.train import train
 from longtail.progress import is_main_process
@@ -89,8 +89,8 @@ def test_a_command_names_the_variable(verb, name, monkeypatch, capsys):
 
 
 READERS = {
-    "cores": cores,
-    "memory": memory,
+    "cores": available_cores,
+    "memory": available_memory,
     "speaks": is_main_process,
     "start": lambda: distributed.start(torch.device("cpu")),
 }

@@ -11,8 +11,8 @@ from PIL import Image
 from longtail import recipes
 from longtail.config import DataConfig
 from longtail.data import lists, load
-from longtail.data.folder import file_pool
-from longtail.data.lazy_images import split_files
+from longtail.data.folder import lazy_image_files
+from longtail.data.lazy_images import split_by_file
 from longtail.data.lists import READERS, read_list
 from longtail.data.long_tail import validation_split
 from longtail.errors import Kind, UserError
@@ -235,9 +235,9 @@ def test_a_file_of_two_classes_is_only_trained_on(images):
 def test_a_split_by_files_is_that_by_labels_where_none_is_named_twice():
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(5), (100, 40, 9, 5, 2)))
     ids = [f"{i}.png" for i in range(len(labels))]
-    pool = file_pool(Path("none"), ids, labels, tuple("abcde"), 6, False)
+    pool = lazy_image_files(Path("none"), ids, labels, tuple("abcde"), 6, False)
     for fraction in (0, 0.1, 0.2):
-        for found, wanted in zip(split_files(pool, fraction), validation_split(labels, fraction), strict=True):
+        for found, wanted in zip(split_by_file(pool, fraction), validation_split(labels, fraction), strict=True):
             assert np.array_equal(found, wanted) and found.dtype == wanted.dtype
 
 

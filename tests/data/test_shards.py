@@ -15,7 +15,7 @@ from longtail.config import DataConfig
 from longtail.data import load
 from longtail.data.decode import BadImage
 from longtail.data.inspection import inspect
-from longtail.data.shards import GROUP_BYTES, OPEN_FILES, Rows, Shard
+from longtail.data.shards import OPEN_FILES, ROW_GROUP_BYTES, RowReader, Shard
 from longtail.data.sources import open_data
 from longtail.data.write_shards import shard
 from longtail.errors import Kind
@@ -51,7 +51,7 @@ def refuses(root, kind: Kind, *values: object) -> None:
 
 
 def test_shards_are_the_folder(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("longtail.data.shards.GROUP_BYTES", 50_000)
+    monkeypatch.setattr("longtail.data.shards.ROW_GROUP_BYTES", 50_000)
     assert shard(of(folder), tmp_path / "out", megabytes=1) == (57, [], ())
     wanted, found = load(of(folder)), load(config(tmp_path / "out"))
     for a, b in ((wanted.train, found.train), (wanted.test, found.test)):
@@ -68,13 +68,13 @@ def test_bytes_are_those_of_the_files_in_any_order_and_from_many_threads(folder,
     pool = open_data(config(tmp_path / "out")).train
     order = np.random.default_rng(0).permutation(len(pool.labels))
     for index in order:
-        assert pool.encoded(int(index)) == (folder / pool.ids[index]).read_bytes()
+        assert pool.read_encoded(int(index)) == (folder / pool.ids[index]).read_bytes()
     assert np.array_equal(pool.read(order).images, open_data(of(folder)).train.read(order).images)
 
 
 def test_files_are_of_the_size_asked_for_and_a_shard_can_be_packed_again(folder, tmp_path):
     shard(of(folder), tmp_path / "one", megabytes=1)
-    assert GROUP_BYTES == 2**20 and len(list((tmp_path / "one").glob("train-*"))) == 1
+    assert ROW_GROUP_BYTES == 2**20 and len(list((tmp_path / "one").glob("train-*"))) == 1
     big = np.random.default_rng(0).integers(0, 256, (900, 900, 3), dtype=np.uint8)  # 2.4 MB
     for i in range(3):
         Image.fromarray(big).save(folder / f"train/dog/big{i}.png")
@@ -153,7 +153,7 @@ def test_damaged_shards(folder, tmp_path):
     refuses(bad, "bad-image", "train-0.parquet:0 (")
     write_rows(bad / "train-0.parquet", [None] * 10, [0] * 5 + [1] * 5)
     with pytest.raises(BadImage):
-        Rows([Shard(bad / "train-0.parquet", "image", "label")])(3)
+        RowReader([Shard(bad / "train-0.parquet", "image", "label")])(3)
 
 
 def test_bytes_that_have_changed_are_noticed(folder, tmp_path):
@@ -331,7 +331,7 @@ def test_numbers_of_other_kinds_have_no_gaps(tmp_path):
 def test_few_files_are_open_at_a_time(tmp_path):
     for i in range(3 * OPEN_FILES):
         with_names(tmp_path / f"train-{i:02}.parquet", [0, 1, 2, 0, 1, 2], ["cat", "dog", "eel"])
-    rows = Rows([Shard(path, "image", "label") for path in sorted(tmp_path.iterdir())])
+    rows = RowReader([Shard(path, "image", "label") for path in sorted(tmp_path.iterdir())])
     order = np.random.default_rng(0).permutation(18 * OPEN_FILES)
     images = [Image.open(io.BytesIO(rows(int(i)))) for i in order]
     assert [image.getpixel((0, 0))[0] for image in images] == (order % 3).tolist()

@@ -514,6 +514,6 @@ def test_memory_limit(folder, monkeypatch):
 
 
 def test_what_the_machine_has_not_is_refused_before_it_is_read(folder, monkeypatch):
-    monkeypatch.setattr("longtail.data.sources.memory", lambda: 12 * 9 * 9 * 3 - 1)
+    monkeypatch.setattr("longtail.data.sources.available_memory", lambda: 12 * 9 * 9 * 3 - 1)
     assert len(load(DataConfig(name="folder", root=folder, image_size=8)).train.labels) == 8
     refuses("out-of-memory", "12 images", "9x9", "--data.load stream", name="folder", root=folder, image_size=9)

@@ -95,7 +95,7 @@ def test_formats_are_known_to_pillow(tmp_path):
 
 def test_image_files_of_gigabytes(tmp_path):
     with open(tmp_path / "huge.jpg", "wb") as file:
-        file.truncate(decode.LARGEST_IMAGE + 1)
+        file.truncate(decode.MAX_IMAGE_BYTES + 1)
     outcome = run_guarded(lambda: read_file(tmp_path / "huge.jpg"), memory=2**26)
     assert outcome.kind == "traceback" and "BadImage: " in outcome.text and "536,870,913 bytes" in outcome.text
 
@@ -118,7 +118,7 @@ def test_few_images_are_held_in_memory(monkeypatch):
     """What is read ahead is bounded, and nothing more is begun where nobody goes on."""
     monkeypatch.setattr(decode, "cores", lambda: 2)
     begun: list[int] = []
-    every = decode.in_threads(lambda index: begun.append(index) or index, np.arange(100))
+    every = decode.map_in_threads(lambda index: begun.append(index) or index, np.arange(100))
     for place, found in enumerate(every):
         assert found == place and len(begun) <= place + 1 + 2 * decode.AT_ONCE
         if place == 50:
@@ -201,7 +201,7 @@ def test_one_path_that_is_far_longer_than_the_others(tmp_path, monkeypatch):
     (tmp_path / "list.txt").write_text(f"{'x/' * 50_000}a.png 0\n" + f"{file} 1\n" * 100_000)
     outcome = run_guarded(lambda: inspect(DataConfig(name="list", train_list=tmp_path / "list.txt"), quick=True))
     assert outcome.kind == "UserError" and "100,005 characters" in outcome.text
-    assert lazy_images.name_array(["a", "bc" * 100], "path").tolist() == ["a", "bc" * 100]
+    assert lazy_images.to_name_array(["a", "bc" * 100], "path").tolist() == ["a", "bc" * 100]
 
 
 # Folders
@@ -459,7 +459,7 @@ def test_dictionaries_that_expand_to_gigabytes(tmp_path, monkeypatch, column):
     if column == "image":  # each is reported as unreadable
         assert outcome.kind == "done"
     else:
-        assert outcome.kind == "UserError" and f"{shards.LARGEST_TEXT:,}" in outcome.text
+        assert outcome.kind == "UserError" and f"{shards.MAX_TEXT_BYTES:,}" in outcome.text
 
 
 def varint(number: int, length: int = 1) -> bytes:
@@ -504,7 +504,7 @@ def test_labels_that_are_not_one_value_in_a_row(tmp_path, kind):
 )
 def test_damaged_page_headers_are_refused(content):
     with pytest.raises(ValueError):
-        parquet_pages.Compact(content).struct()
+        parquet_pages.CompactReader(content).struct()
 
 
 def test_sizes_of_pages_are_those_of_pyarrow(tmp_path):

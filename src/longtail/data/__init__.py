@@ -1,4 +1,4 @@
-"""Where images come from: `load(DataConfig)` gives a DataSet of Sources; nothing here imports torch until it must."""
+"""Data sets: `load(DataConfig)` returns a DataSet whose splits have images and labels. torch is imported only when needed."""
 
 from longtail.data.sources import DataSet, Split, load
 

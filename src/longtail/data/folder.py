@@ -8,17 +8,16 @@ from pathlib import Path
 import numpy as np
 
 from longtail import files
-from longtail.data.decode import encoded_pool, read_file
+from longtail.data.decode import lazy_encoded_images, read_file
 from longtail.data.lazy_images import (
     IntArray,
     LazyImages,
     RawDataset,
     check_classes,
-    name_array,
-    no_image_notes,
-    split_files,
+    empty_class_notes,
+    split_by_file,
+    to_name_array,
 )
-from longtail.data.paths import is_directory, list_directory
 from longtail.errors import UserError
 from longtail.metrics import TOO_FEW, shot_groups
 from longtail.text import did_you_mean, pluralize, preview
@@ -26,7 +25,7 @@ from longtail.text import did_you_mean, pluralize, preview
 EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"}
 )
-EVALUATION = ("val", "valid", "validation", "test", "testing")
+EVALUATION_NAMES = ("val", "valid", "validation", "test", "testing")
 """Names of the evaluation set, in order of preference: the test/ folder of ImageNet and similar data sets has no labels."""
 MAC_METADATA = "__MACOSX"  # a folder that macOS adds to archives
 EVALUATION_FRACTION = 0.2  # share of each class that is used for evaluation if there is no evaluation set
@@ -42,7 +41,7 @@ def open_folder(root: Path | None, image_size: int, skip: bool = False) -> RawDa
     """
     if root is None:
         raise UserError("--data.root is required for an image folder")
-    if not is_directory(root):
+    if not files.is_directory(root):
         raise UserError(
             f"--data.root {root} is not a folder: give one that contains train/CLASS/*.jpg or CLASS/*.jpg",
             kind="missing-file",
@@ -51,22 +50,22 @@ def open_folder(root: Path | None, image_size: int, skip: bool = False) -> RawDa
     names = _training_classes(train_root)
     ignored: list[str] = []
     train = _read_classes(root, train_root, names, image_size, skip, ignored)
-    splits = [root / s for s in EVALUATION if train_root != root and is_directory(root / s)]
+    splits = [root / s for s in EVALUATION_NAMES if train_root != root and files.is_directory(root / s)]
     if not splits:
-        opened = own_split(root.resolve().name, train, "no val/ folder")
+        opened = split_off_evaluation(root.resolve().name, train, "no val/ folder")
         hints = _level_hints(root, train_root, names)
         return replace(opened, notes=(*opened.notes, *_ignored_notes(ignored), *hints))
     notes = [f"{splits[0].name}/ is the evaluation set; {s.name}/ is ignored" for s in splits[1:]]
     test = _read_evaluation(root, splits[0], names, image_size, skip, ignored)
     notes += _ignored_notes(ignored)
-    notes += no_image_notes(names, train.counts, test.counts, "evaluation", is_separate=True)
+    notes += empty_class_notes(names, train.counts, test.counts, "evaluation", is_separate=True)
     return RawDataset(root.resolve().name, train, test, int(train.counts.max()), tuple(notes))
 
 
 def _level_hints(root: Path, train_root: Path, names: tuple[str, ...]) -> list[str]:
     """Return a hint if the user may have meant the folder above, or the folders below."""
     here, above = root.resolve(), root.resolve().parent
-    partners = EVALUATION if here.name == "train" else ("train",) if here.name in EVALUATION else ()
+    partners = EVALUATION_NAMES if here.name == "train" else ("train",) if here.name in EVALUATION_NAMES else ()
     partner = next((name for name in partners if _is_split(above / name)), None)
     if partner:
         return [
@@ -88,15 +87,17 @@ def _level_hints(root: Path, train_root: Path, names: tuple[str, ...]) -> list[s
 
 def _is_split(folder: Path) -> bool:
     """Return whether train/ contains class folders; a folder with images only is a class that is called "train" (a vehicle)."""
-    return is_directory(folder) and (bool(_subfolders(folder)) or not any(_is_image(f.name) for f in _entries(folder)))
+    return files.is_directory(folder) and (
+        bool(_subfolders(folder)) or not any(_is_image(f.name) for f in _entries(folder))
+    )
 
 
 def _entries(folder: Path) -> list[Path]:
-    return [f for f in list_directory(folder) if f.name != MAC_METADATA]
+    return [f for f in files.list_directory(folder) if f.name != MAC_METADATA]
 
 
 def _subfolders(folder: Path) -> list[str]:
-    return [f.name for f in _entries(folder) if is_directory(f)]
+    return [f.name for f in _entries(folder) if files.is_directory(f)]
 
 
 def _is_image(name: str) -> bool:
@@ -117,7 +118,7 @@ def _training_classes(folder: Path) -> tuple[str, ...]:
     return names
 
 
-def image_files(folder: Path, above: tuple[Path, ...], ignored: list[str]) -> Iterator[Path]:
+def walk_images(folder: Path, above: tuple[Path, ...], ignored: list[str]) -> Iterator[Path]:
     """Yield the images in a folder and all its subfolders, sorted by name within each. Symbolic links are followed.
 
     Args:
@@ -174,7 +175,7 @@ def _read_classes(
     labels: list[int] = []
     empty: list[str] = []
     for label, name in enumerate(names):
-        found = list(image_files(folder / name, (root, folder), ignored))
+        found = list(walk_images(folder / name, (root, folder), ignored))
         empty += [] if found else [str(folder / name)]
         paths += found
         labels += [label] * len(found)
@@ -186,10 +187,10 @@ def _read_classes(
             f"no images in the class {which}: add some ({kinds}), or remove the folder", kind="too-few-data"
         )
     ids = [f.relative_to(root).as_posix() for f in paths]
-    return file_pool(root, ids, np.array(labels, np.int64), names, size, skip)
+    return lazy_image_files(root, ids, np.array(labels, np.int64), names, size, skip)
 
 
-def file_pool(
+def lazy_image_files(
     root: Path, ids: list[str], labels: IntArray, names: tuple[str, ...], size: int, skip: bool
 ) -> LazyImages:
     """Return lazy images of files.
@@ -203,15 +204,15 @@ def file_pool(
         skip: Leave out images that cannot be read.
     """
     sizes = np.array([_file_size(root / i) for i in ids], np.int64)
-    return encoded_pool(
+    return lazy_encoded_images(
         labels,
         names,
-        name_array(ids, "path"),
+        to_name_array(ids, "path"),
         lambda index: read_file(os.path.join(root, ids[index])),
         sizes,
         size,
         skip,
-        place=lambda index: root / ids[index],
+        describe=lambda index: root / ids[index],
     )
 
 
@@ -252,7 +253,7 @@ def _read_evaluation(
     return pool
 
 
-def own_split(name: str, pool: LazyImages, reason: str) -> RawDataset:
+def split_off_evaluation(name: str, pool: LazyImages, reason: str) -> RawDataset:
     """Split off a fifth of each class for evaluation.
 
     Args:
@@ -261,7 +262,7 @@ def own_split(name: str, pool: LazyImages, reason: str) -> RawDataset:
         reason: Why this is necessary, for the note.
     """
     check_classes(name, pool)
-    kept, held = split_files(pool, EVALUATION_FRACTION)
+    kept, held = split_by_file(pool, EVALUATION_FRACTION)
     if not len(held):
         raise UserError(
             f"{name} has no class with five images or more (not counting images in several classes) to evaluate on: add "
@@ -269,7 +270,7 @@ def own_split(name: str, pool: LazyImages, reason: str) -> RawDataset:
             kind="too-few-data",
         )
     train, test = pool.subset(kept), pool.subset(held)
-    empty = no_image_notes(pool.class_names, pool.counts, test.counts, "evaluation")
+    empty = empty_class_notes(pool.class_names, pool.counts, test.counts, "evaluation")
     note = f"{reason}: {len(held):,} of {len(pool.labels):,} images (a fifth of each class) are used for evaluation"
     notes = (note, *_few_image_notes(train.counts, test.counts), *empty)
     return RawDataset(name, train, test, int(train.counts.max()), notes)

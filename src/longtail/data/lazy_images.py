@@ -29,7 +29,7 @@ MAX_UNUSED_LABELS = 1_000_000  # label numbers below the largest one that no ima
 UNUSABLE_TEXT = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
 
 
-class Skipped(NamedTuple):
+class SkippedImage(NamedTuple):
     """An image that cannot be read and is left out."""
 
     id: str
@@ -40,9 +40,9 @@ class Skipped(NamedTuple):
 class StreamedImages:
     """Images that are read from disk whenever they are used."""
 
-    encoded: Callable[[int], bytes]
+    read_encoded: Callable[[int], bytes]
     """Returns the content of the image file with this index."""
-    place: Callable[[int], object]
+    describe: Callable[[int], object]
     """Returns what error messages call the image with this index, usually its path."""
     side: int
     """The side of the square, in pixels, that images are shrunk to fit into."""
@@ -60,7 +60,7 @@ class Split:
     labels: IntArray  # (N,)
     class_names: tuple[str, ...]
     ids: npt.NDArray[Any]  # (N,): index in the official file, path relative to the root, or shard and row
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedImage, ...] = ()
 
     @property
     def counts(self) -> IntArray:
@@ -68,11 +68,11 @@ class Split:
         return class_counts(self.labels, self.class_names)
 
 
-class Read(NamedTuple):
+class DecodedImages(NamedTuple):
     """Decoded images, and those that could not be read."""
 
     images: ImageArray  # (n, H, W, 3)
-    bad: dict[int, str]  # position -> reason; empty unless unreadable images are skipped
+    unreadable: dict[int, str]  # position -> reason; empty unless unreadable images are skipped
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,13 +82,13 @@ class LazyImages:
     labels: IntArray
     class_names: tuple[str, ...]
     ids: npt.NDArray[Any]
-    read: Callable[[IntArray], Read]
+    read: Callable[[IntArray], DecodedImages]
     """Decodes the images with these indices."""
-    encoded: Callable[[int], bytes]
+    read_encoded: Callable[[int], bytes]
     """Returns the content of the image file with this index."""
     sizes: IntArray | None = None
     """(N,) the bytes of each file, or of a shard's row group, which detect changed data; None if there are no files."""
-    place: Callable[[int], object] | None = None
+    describe: Callable[[int], object] | None = None
     """Returns what error messages call the image with this index; the default is its id."""
 
     @property
@@ -99,7 +99,7 @@ class LazyImages:
     def take(self, indices: IntArray) -> Split:
         """Return the images with these indices, decoded into memory."""
         images, bad = self.read(indices)
-        skipped = tuple(Skipped(str(self.ids[indices[i]]), reason) for i, reason in bad.items())
+        skipped = tuple(SkippedImage(str(self.ids[indices[i]]), reason) for i, reason in bad.items())
         if bad:
             good = np.setdiff1d(np.arange(len(indices)), list(bad))
             images, indices = images[good], indices[good]
@@ -115,27 +115,27 @@ class LazyImages:
             decode: The device that decodes training images.
             unreadable: Images to leave out: index -> reason.
         """
-        skipped = tuple(Skipped(str(self.ids[i]), unreadable[i]) for i in indices.tolist() if i in unreadable)
+        skipped = tuple(SkippedImage(str(self.ids[i]), unreadable[i]) for i in indices.tolist() if i in unreadable)
         kept = np.array([i for i in indices.tolist() if i not in unreadable], np.int64) if skipped else indices
         part = self.subset(kept)
-        images = StreamedImages(part.encoded, part.place or part.ids.__getitem__, side, workers, decode)
+        images = StreamedImages(part.read_encoded, part.describe or part.ids.__getitem__, side, workers, decode)
         return Split(images, part.labels, part.class_names, part.ids, skipped)
 
     def subset(self, indices: IntArray) -> "LazyImages":
         """Return the images with these indices, still unread."""
-        sizes, place = None if self.sizes is None else self.sizes[indices], self.place
+        sizes, describe = None if self.sizes is None else self.sizes[indices], self.describe
         return LazyImages(
             self.labels[indices],
             self.class_names,
             self.ids[indices],
             lambda chosen: self.read(indices[chosen]),
-            lambda index: self.encoded(int(indices[index])),
+            lambda index: self.read_encoded(int(indices[index])),
             sizes,
-            None if place is None else lambda index: place(int(indices[index])),
+            None if describe is None else lambda index: describe(int(indices[index])),
         )
 
 
-def array_pool(
+def lazy_array_images(
     labels: IntArray, class_names: tuple[str, ...], ids: npt.NDArray[Any], read: Callable[[IntArray], ImageArray]
 ) -> LazyImages:
     """Return lazy images of arrays; the file of each is a PNG.
@@ -154,7 +154,7 @@ def array_pool(
         Image.fromarray(read(np.array([index]))[0]).save(file, "PNG")
         return file.getvalue()
 
-    return LazyImages(labels, class_names, ids, lambda indices: Read(read(indices), {}), encoded)
+    return LazyImages(labels, class_names, ids, lambda indices: DecodedImages(read(indices), {}), encoded)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,11 +164,11 @@ class RawDataset:
     name: str
     train: LazyImages
     test: LazyImages
-    largest: int  # images of the largest class of a long-tailed subset
+    largest_class: int  # images of the largest class of a long-tailed subset
     notes: tuple[str, ...] = ()
 
 
-def name_array(names: Sequence[str], kind: str) -> npt.NDArray[np.str_]:
+def to_name_array(names: Sequence[str], kind: str) -> npt.NDArray[np.str_]:
     """Return names as an array, whose items are all as large as the longest name.
 
     A few long names among many short ones, which would need far more memory than there are characters, raise UserError.
@@ -229,7 +229,7 @@ def check_classes(name: str, train: LazyImages) -> None:
         raise UserError(f"{name} has no training image of {which}: {fix}", kind="too-few-data")
 
 
-def no_image_notes(
+def empty_class_notes(
     class_names: tuple[str, ...], counts: IntArray, split_counts: IntArray, split: str, is_separate: bool = False
 ) -> list[str]:
     """Return a note for each class that has no image in a split, or one note for all if there are more than five.
@@ -251,7 +251,7 @@ def no_image_notes(
     return [f"class {c!r} has {pluralize(n, noun)}{comma} {end}" for c, n in empty]
 
 
-def split_files(pool: LazyImages, fraction: float) -> tuple[IntArray, IntArray]:
+def split_by_file(pool: LazyImages, fraction: float) -> tuple[IntArray, IntArray]:
     """Return sorted indices (train, validation) such that no file is in both; see `validation_split`.
 
     A list may name a file several times; if it does so in several classes, the file is used for training.
@@ -259,7 +259,7 @@ def split_files(pool: LazyImages, fraction: float) -> tuple[IntArray, IntArray]:
     if not fraction:  # listing the files of a million images takes seconds
         return np.arange(len(pool.labels)), np.array([], np.int64)
     indices_of, labels = dict[str, list[int]](), pool.labels.tolist()
-    for i, file in enumerate(files_of(pool)):
+    for i, file in enumerate(file_paths(pool)):
         indices_of.setdefault(file, []).append(i)
     unambiguous = [indices for indices in indices_of.values() if len({labels[i] for i in indices}) == 1]
     _, chosen = validation_split(pool.labels[[indices[0] for indices in unambiguous]], fraction)
@@ -267,14 +267,14 @@ def split_files(pool: LazyImages, fraction: float) -> tuple[IntArray, IntArray]:
     return np.setdiff1d(np.arange(len(labels)), held), held
 
 
-def files_of(pool: LazyImages) -> list[str]:
+def file_paths(pool: LazyImages) -> list[str]:
     """Return the path of each image, or its id if it is not a file. Different spellings of a path give the same result."""
-    if pool.place is None:
+    if pool.describe is None:
         return [str(i) for i in pool.ids]
-    return [os.path.abspath(str(pool.place(i))) for i in range(len(pool.labels))]
+    return [os.path.abspath(str(pool.describe(i))) for i in range(len(pool.labels))]
 
 
-def fit_in_memory(images: int, size: int) -> bool:
+def fits_in_memory(images: int, size: int) -> bool:
     """Return whether so many images of `size` pixels are within MEMORY_LIMIT."""
     return images * size * size * 3 <= MEMORY_LIMIT
 
@@ -288,7 +288,7 @@ def check_memory(images: int, size: int, available: int) -> None:
         available: The memory of the machine in bytes.
     """
     needed = images * size * size * 3
-    if not fit_in_memory(images, size) or needed > available:
+    if not fits_in_memory(images, size) or needed > available:
         limit = "allowed" if available >= MEMORY_LIMIT else "available"
         raise UserError(
             f"{images:,} images of {size}x{size} pixels need {needed / 2**30:.1f} GiB of memory, but only "
@@ -297,7 +297,7 @@ def check_memory(images: int, size: int, available: int) -> None:
         )
 
 
-def resized(images: ImageArray, size: int) -> ImageArray:
+def resize_images(images: ImageArray, size: int) -> ImageArray:
     """Return square images resized to `size` pixels (bilinear)."""
     from PIL import Image
 

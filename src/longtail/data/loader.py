@@ -107,7 +107,8 @@ class ResidentLoader(Loader):
     ) -> None:
         super().__init__(split, batch_size, seed, device, purpose)
         if share_with is not None:
-            self.images_N, self.y_N = share_with.images_N, share_with.y_N
+            self.images_N: Tensor = share_with.images_N
+            self.y_N: Tensor = share_with.y_N
         else:
             assert isinstance(split.images, np.ndarray)
             self.images_N = torch.from_numpy(split.images).permute(0, 3, 1, 2).contiguous().to(device)

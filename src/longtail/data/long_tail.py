@@ -7,7 +7,15 @@ import numpy.typing as npt
 
 from longtail.metrics import shot_groups
 
-__all__ = ["PROFILES", "checksum", "draw", "exponential_counts", "shot_groups", "step_counts", "validation_split"]
+__all__ = [
+    "PROFILES",
+    "checksum",
+    "draw_subset",
+    "exponential_counts",
+    "shot_groups",
+    "step_counts",
+    "validation_split",
+]
 
 IntArray = npt.NDArray[np.int64]
 
@@ -41,7 +49,7 @@ def step_counts(largest: int, classes: int, factor: float) -> IntArray:
 PROFILES = {"exponential": exponential_counts, "step": step_counts}
 
 
-def draw(labels: npt.ArrayLike, counts: npt.ArrayLike, seed: int = 0) -> IntArray:
+def draw_subset(labels: npt.ArrayLike, counts: npt.ArrayLike, seed: int = 0) -> IntArray:
     """Return the indices of `counts[c]` random images of each class c, class by class.
 
     NumPy's legacy generator and the order of its calls are part of the definition: with seed 0 the indices are those of the

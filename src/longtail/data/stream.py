@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.data.decode import cores, decode_whole, memory, naming
+from longtail.data.decode import available_cores, available_memory, decode_to_fit, name_bad_image
 from longtail.data.jpeg import Decoder, is_plain
 from longtail.data.lazy_images import ImageArray, IntArray, StreamedImages
 from longtail.errors import UserError
@@ -59,7 +59,7 @@ class DeviceBatch(NamedTuple):
 
 def check_buffer_memory(n: int, side: int) -> None:
     """Raise UserError if the buffers for reading `n` images of `side` pixels at a time do not fit into the memory."""
-    needed, available = BUFFERED_BATCHES * n * 3 * side**2, memory()
+    needed, available = BUFFERED_BATCHES * n * 3 * side**2, available_memory()
     if needed > available:
         buffers = f"{BUFFERED_BATCHES} buffers of {n:,} images of {side}x{side} pixels need {needed / 2**30:.1f} GiB of memory"
         fix = "lower --data.resolution, --train.batch_size or --train.accumulate"
@@ -97,7 +97,7 @@ class BatchReader:
         self.images, self.device, self.decoder = images, device, decoder
         self.stream = copy_stream(device) if device.type == "cuda" else None
         self.free_buffers: list[PinnedBatch] = []
-        self.workers = images.workers or cores()
+        self.workers = images.workers or available_cores()
         self.reading = threading.Semaphore(images.workers or CONCURRENT_READS) if decoder else contextlib.nullcontext()
         if decoder:
             prepare(device)
@@ -145,12 +145,12 @@ class BatchReader:
         return copier.submit(self._copy_to_device, buffer, encoded, indices, tasks)
 
     def _read_file(self, index: int) -> bytes:
-        with naming(self.images, index):
-            return self.images.encoded(index)
+        with name_bad_image(self.images, index):
+            return self.images.read_encoded(index)
 
     def _decode_on_cpu(self, file: bytes, index: int) -> ImageArray:
-        with naming(self.images, index):
-            return decode_whole(file, self.images.side)
+        with name_bad_image(self.images, index):
+            return decode_to_fit(file, self.images.side)
 
     def _get_buffer(self, n: int) -> PinnedBatch:
         """Return a buffer of an earlier batch that has been copied, or a new one.

@@ -8,7 +8,7 @@ import torch
 from longtail import run_folder
 from longtail.config import TrainConfig
 from longtail.data.lazy_images import Split, StreamedImages
-from longtail.data.samplers import place
+from longtail.data.samplers import rank_and_world_size
 from longtail.engine.meter import NonFinite
 from longtail.engine.run import Run
 from longtail.errors import RankError, RunError, UnreadableImageError
@@ -89,7 +89,7 @@ def advise_smaller(train: TrainConfig, source: Split, device: torch.device) -> s
 def advise_several(train: TrainConfig) -> str:
     """As `advise_batch`, of one process among several, which cannot try a step without the others."""
     half = f"--train.batch_size {max(train.batch_size // 2, 1)} --train.accumulate {2 * train.accumulate}"
-    return f"process {place()[0]}: out of memory at batch size {train.batch_size}: try {half}"
+    return f"process {rank_and_world_size()[0]}: out of memory at batch size {train.batch_size}: try {half}"
 
 
 def _fits(run: Run, advance: Callable[[Run], None], size: int) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from longtail.data.loader import Loader, StreamLoader
-from longtail.data.samplers import derive_seed, place
+from longtail.data.samplers import derive_seed, rank_and_world_size
 from longtail.engine.capture import VIEWS, Captured, stream
 from longtail.methods import Batch, Mixed, Stage
 from longtail.views import Views
@@ -49,19 +49,19 @@ class Batches:
         return -(-self.steps_per_epoch // parts)
 
     def _in_parts(self, loader: Loader) -> None:
-        loader.in_parts(self.ahead * self.accumulate, self.steps_per_epoch * self.accumulate)
+        loader.set_chunks(self.ahead * self.accumulate, self.steps_per_epoch * self.accumulate)
 
     def enter(self, index: int, stage: Stage, first_epoch: int, captured: bool) -> None:
         """Make room for the views of a stage, whose first epoch is the run's `first_epoch`."""
         self.stage, self.first = index, -1  # first: of the steps whose views are there
-        self.loader.enter(stage.sampler, first_epoch, stage.epochs)
+        self.loader.set_stage(stage.sampler, first_epoch, stage.epochs)
         self.close()
         self.partner = None
         kinds = [stage]
         if stage.partner:
-            self.partner = self.loader.beside("partner")
+            self.partner = self.loader.clone("partner")
             self._in_parts(self.partner)
-            self.partner.enter(stage.partner, first_epoch, stage.epochs)
+            self.partner.set_stage(stage.partner, first_epoch, stage.epochs)
             kinds.append(Stage("partner", stage.epochs, stage.optim))
         self.rooms = [self._room(kind) for kind in kinds]
         self.made = [self._room(kind) for kind in kinds] if self.side else self.rooms
@@ -95,7 +95,7 @@ class Batches:
             with self._beside_the_step():
                 for loader in self._loaders():
                     loader.seek(epoch, (index - index % self.ahead) * self.accumulate)
-                rank = place()[0]  # each process draws its own
+                rank = rank_and_world_size()[0]  # each process draws its own
                 draws = derive_seed("views", self.loader.seed, self.stage, first, *([rank] if rank else []))
                 self.rng.manual_seed(draws)
                 self.make()

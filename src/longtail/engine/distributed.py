@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from longtail.config import Config, differences, to_dict
-from longtail.data.samplers import derive_seed, place
+from longtail.data.samplers import derive_seed, rank_and_world_size
 from longtail.errors import RunError, UserError
 from longtail.methods import Method
 from longtail.models.collective import gather, total
@@ -82,7 +82,7 @@ def meet(device: torch.device) -> None:
 
 def counted(config: Config) -> Config:
     """With the number of processes, by which runs differ."""
-    world, asked = place()[1], config.train.processes
+    world, asked = rank_and_world_size()[1], config.train.processes
     if asked not in (1, world):
         raise UserError(
             f"--train.processes {asked}: start them with torchrun --nproc-per-node {asked} -m longtail train",
@@ -97,11 +97,11 @@ def leave() -> None:
 
 
 def is_first() -> bool:
-    return place()[0] == 0
+    return rank_and_world_size()[0] == 0
 
 
 def several() -> bool:
-    return place()[1] > 1
+    return rank_and_world_size()[1] > 1
 
 
 def largest(value: int) -> int:
@@ -149,7 +149,7 @@ def gather_objects(value: T) -> list[T]:
     """Return the values of all ranks, in the order of the ranks."""
     if not several():
         return [value]
-    found: list[Any] = [None] * place()[1]
+    found: list[Any] = [None] * rank_and_world_size()[1]
     dist.all_gather_object(found, value)
     return found
 
@@ -206,7 +206,7 @@ def of_each(x: Tensor) -> Tensor:
 
 def own(x_W: Tensor) -> Tensor:
     """This process's part of what `of_each` made."""
-    return x_W[place()[0]].clone() if several() else x_W  # torch's generators fail on a part of a tensor
+    return x_W[rank_and_world_size()[0]].clone() if several() else x_W  # torch's generators fail on a part of a tensor
 
 
 def smallest(x: Tensor) -> Tensor:
@@ -218,7 +218,7 @@ def smallest(x: Tensor) -> Tensor:
 
 
 def mean(x: Tensor) -> Tensor:
-    return total(x) / place()[1] if several() else x
+    return total(x) / rank_and_world_size()[1] if several() else x
 
 
 @torch.no_grad()
@@ -253,7 +253,7 @@ def part(method: Method, seed: int) -> None:
     """From here on the processes have the same weights and draw apart (dropout); the first as it would alone."""
     make_alike(method)
     if not is_first():
-        torch.manual_seed(derive_seed("process", seed, place()[0]))
+        torch.manual_seed(derive_seed("process", seed, rank_and_world_size()[0]))
 
 
 def is_lost(error: Exception) -> bool:

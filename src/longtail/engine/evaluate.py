@@ -20,7 +20,7 @@ from longtail import files, methods, run_folder
 from longtail.config import Config
 from longtail.data import samplers
 from longtail.data.lazy_images import class_counts
-from longtail.data.loader import frames_of
+from longtail.data.loader import iterate_frames
 from longtail.data.sources import DataSet, Split, load
 from longtail.engine import checkpoint
 from longtail.engine.calibrate import Calibration, calibrate
@@ -65,9 +65,9 @@ def features_of(
 ) -> Tensor:
     """Trunk features of every image, or of the chosen ones, without augmentation. Several processes have a stretch each."""
     every = np.arange(len(source.labels)) if chosen is None else chosen
-    mine = every[stretch(len(every), *samplers.place())]
+    mine = every[stretch(len(every), *samplers.rank_and_world_size())]
     with in_test_mode(method):
-        parts = [method.features(views.plain(*frames)) for frames in frames_of(source, mine, batch, device)]
+        parts = [method.features(views.plain(*frames)) for frames in iterate_frames(source, mine, batch, device)]
     return gather(torch.cat(parts))[: len(every)]
 
 
@@ -107,7 +107,7 @@ def latency(method: methods.Method, source: Split, views: Views, device: torch.d
     method was trained.
     """
     some = np.linspace(0, len(source.labels) - 1, LATENCY_BATCH).round().astype(int)  # fewer images come more than once
-    x = views.plain(*next(frames_of(source, some, LATENCY_BATCH, device)))
+    x = views.plain(*next(iterate_frames(source, some, LATENCY_BATCH, device)))
     if any(p.is_contiguous(memory_format=torch.channels_last) for p in method.parameters() if p.dim() == 4):
         x = x.to(memory_format=torch.channels_last)
     times: list[float] = []

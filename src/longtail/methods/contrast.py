@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtail import config as cfg
-from longtail.data.samplers import place
+from longtail.data.samplers import rank_and_world_size
 from longtail.methods.base import Batch, Method, compiled
 from longtail.models.collective import gather, gather_with_gradient
 from longtail.models.heads import Classifier, projection
@@ -46,7 +46,7 @@ def meet(q_BD: Tensor, k_BD: Tensor, y_B: Tensor, queue: LabeledQueue, contrast:
     alone meet."""
     samples, labels, first = [q_BD, k_BD], [y_B, y_B[: len(k_BD)]], 0
     if contrast == "global":
-        first = place()[0] * (len(q_BD) + len(k_BD))
+        first = rank_and_world_size()[0] * (len(q_BD) + len(k_BD))
         samples, labels = [gather_with_gradient(torch.cat(samples))], [gather(torch.cat(labels))]
     return Met(torch.cat([*samples, queue.keys_KD]), torch.cat([*labels, queue.labels_K]), first)
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from longtail.data.samplers import place
+from longtail.data.samplers import rank_and_world_size
 
 
 def among_several(work: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -20,7 +20,7 @@ def among_several(work: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor
 
     @functools.wraps(work)
     def where_needed(x: Tensor) -> Tensor:
-        return x if place()[1] == 1 else apart(x)
+        return x if rank_and_world_size()[1] == 1 else apart(x)
 
     return where_needed
 
@@ -55,5 +55,5 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        rank, world = place()
+        rank, world = rank_and_world_size()
         return total(grad).chunk(world)[rank]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from longtail.config.section import require
-from longtail.data.samplers import place
+from longtail.data.samplers import rank_and_world_size
 from longtail.kernels.sgd import Pieces, follow
 from longtail.models.collective import gather
 
@@ -96,7 +96,7 @@ class Shuffle(nn.Module):
         self.register_buffer("turn", torch.randint(2**62, ()))
 
     def forward(self, network: Callable[[Tensor], Tensor], images_B: Tensor) -> Tensor:
-        images_N, first, B = gather(images_B), place()[0] * len(images_B), len(images_B)
+        images_N, first, B = gather(images_B), rank_and_world_size()[0] * len(images_B), len(images_B)
         order_N = permutation(len(images_N), self.turn)
         self.turn.add_(1)
         keys_ND = gather(network(images_N[order_N[first : first + B]]))
