@@ -306,11 +306,11 @@ def test_files_of_a_folder_are_regular_and_not_too_large(tmp_path, monkeypatch):
     (folder / "train").rename(elsewhere)
     (folder / "train").symlink_to(elsewhere)
     assert len(cifar.open_cifar("cifar100", root, False, 32).train.labels) == 600
-    monkeypatch.setattr(cifar, "LARGEST", 100_000)
+    monkeypatch.setattr(cifar, "MAX_FILE_BYTES", 100_000)
     with raises("unsafe-file", "100,000"):
         cifar.open_cifar("cifar100", root, False, 32)
     monkeypatch.undo()
-    monkeypatch.setattr(archive, "TOTAL", 1_900_000)  # each of them would do, but not all
+    monkeypatch.setattr(archive, "MAX_TOTAL_BYTES", 1_900_000)  # each of them would do, but not all
     with raises("unsafe-file", "test"):
         cifar.open_cifar("cifar100", root, False, 32)
     monkeypatch.undo()

@@ -186,12 +186,12 @@ def test_loaders_of_several_processes_share_an_epoch_out(sampler, monkeypatch):
 SCRIPT = """
 import sys, numpy as np, torch, torch.distributed as dist
 from longtail.data.loader import ResidentLoader
-from longtail.data.sources import Source
+from longtail.data.sources import Split
 rank, path = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{path}/rendezvous", rank=rank, world_size=2)
 labels = np.arange(40) % 4
-source = Source(np.zeros((40, 2, 2, 3), np.uint8), labels, tuple("abcd"), np.arange(40))
-made = ResidentLoader(source, 8, 0, torch.device("cpu"))
+split = Split(np.zeros((40, 2, 2, 3), np.uint8), labels, tuple("abcd"), np.arange(40))
+made = ResidentLoader(split, 8, 0, torch.device("cpu"))
 made.seek(1, 0)
 torch.save(made.order_N, f"{path}/{rank}.pt")
 dist.destroy_process_group()

@@ -78,7 +78,7 @@ def test_headers_of_other_kinds():
 
 
 def test_a_plain_jpeg_is_what_pil_makes_of_it(monkeypatch):
-    monkeypatch.setattr(decode, "opened", None)  # by torchvision alone
+    monkeypatch.setattr(decode, "open_image", None)  # by torchvision alone
     for options in ({}, {"progressive": True}, {"subsampling": 0}, {"quality": 30}):
         encoded = as_file(PHOTO, **options)
         wanted = np.asarray(Image.open(io.BytesIO(encoded))).transpose(2, 0, 1)
@@ -298,7 +298,7 @@ def test_too_little_memory_is_no_reason_to_ask_the_cpu():
 
 @pytest.mark.parametrize("workers, most", [(0, stream.CONCURRENT_READS), (6, 6)])
 def test_few_threads_read_at_a_time_where_the_device_decodes(workers, most, monkeypatch):
-    monkeypatch.setattr(stream, "cores", lambda: 16)
+    monkeypatch.setattr(stream, "available_cores", lambda: 16)
     files, busy, seen, lock = photos(), 0, [], threading.Lock()
 
     def slowly(index):
@@ -460,7 +460,7 @@ def test_before_anything_is_read_there_are_images_that_views_can_be_made_of():
 
 def test_so_many_batches_are_in_memory_at_a_time(monkeypatch):
     """As are counted before they are made."""
-    made, room, alive = [], BatchReader._room, []
+    made, room, alive = [], BatchReader._get_buffer, []
 
     def remembered(reader, n):
         given = room(reader, n)
@@ -468,7 +468,7 @@ def test_so_many_batches_are_in_memory_at_a_time(monkeypatch):
         alive.append(sum(one() is not None for one in made))
         return given
 
-    monkeypatch.setattr(BatchReader, "_room", remembered)
+    monkeypatch.setattr(BatchReader, "_get_buffer", remembered)
     loader = StreamLoader(source(), 5, 0, CPU)
     loader.set_stage("uniform", 0, 3)
     for batch in range(8):
@@ -480,9 +480,9 @@ def test_so_many_batches_are_in_memory_at_a_time(monkeypatch):
 def test_canvases_that_memory_would_not_hold_are_refused_beforehand(monkeypatch):
     need = stream.BUFFERED_BATCHES * 2 * 5 * 3 * 12 * 12
     loader = StreamLoader(source(), 5, 0, CPU)
-    monkeypatch.setattr(stream, "memory", lambda: need)
+    monkeypatch.setattr(stream, "available_memory", lambda: need)
     loader.set_chunks(2, 8)
-    monkeypatch.setattr(stream, "memory", lambda: need - 1)
+    monkeypatch.setattr(stream, "available_memory", lambda: need - 1)
     flags = ("--data.resolution", "--train.batch_size", "--train.accumulate")
     with raises("out-of-memory", "10 images", "12x12", "GiB", *flags):
         loader.set_chunks(2, 8)
@@ -500,7 +500,7 @@ def test_a_loader_beside_another_draws_on_its_own():
 def test_processes_read_every_image_once_in_an_epoch(monkeypatch):
     seen = []
     for rank in range(3):
-        monkeypatch.setattr(longtail.data.loader, "place", lambda rank=rank: (rank, 3))
+        monkeypatch.setattr(longtail.data.loader, "rank_and_world_size", lambda rank=rank: (rank, 3))
         loader = StreamLoader(source(42), 7, 0, CPU)
         for batch in range(loader.batches):
             loader.seek(0, batch)
@@ -600,8 +600,8 @@ def test_streamed_digits_are_the_resident_ones():
 
 def test_what_is_said_of_a_stream(folder):
     lines = load(config(folder, image_size=224).data).describe()
-    assert "512 pixels" in lines[0]
-    assert "300 pixels" in load(config(folder, resolution=300).data).describe()[0]
+    assert "512 px" in lines[0]
+    assert "300 px" in load(config(folder, resolution=300).data).describe()[0]
     with raises("invalid-value", "data.resolution"):
         config(folder, resolution=31)
 
@@ -622,7 +622,7 @@ def test_canvases_are_no_larger_than_asked_for(folder):
     assert frames.images.shape == (38, 3, 64, 64) and frames.size_N2.max() <= 64 and stream.PREFETCHED_BATCHES < 10
 
 
-@pytest.mark.parametrize("owner, work", [(StreamLoader, "in_parts"), (StreamLoader, "seek"), (Views, "query")])
+@pytest.mark.parametrize("owner, work", [(StreamLoader, "set_chunks"), (StreamLoader, "seek"), (Views, "query")])
 def test_a_lack_of_memory_names_the_resolution(owner, work, folder, tmp_path, monkeypatch):
     """At whatever moment it shows: a smaller batch does not make the canvases smaller that were made already."""
 

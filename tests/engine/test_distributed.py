@@ -252,7 +252,7 @@ def looked(config: Config, out: Path) -> dict[str, Any]:
     """How often this process looked for bad images, and what it trains on."""
     calls: list[int] = []
     with pytest.MonkeyPatch.context() as patch, watched() as found:
-        patch.setattr(sources, "unreadable", lambda *args: calls.append(1) or decode.find_unreadable(*args))
+        patch.setattr(sources, "find_unreadable", lambda *args: calls.append(1) or decode.find_unreadable(*args))
         train(config, out)
     data = found[0].data
     return {"calls": len(calls), "ids": data.train.ids.tolist(), "note": data.notes[-1], "checksum": data.checksum}

@@ -144,7 +144,7 @@ def test_an_archive_writes_nowhere(tmp_path):
 
 
 def test_an_archive_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(cifar, "LARGEST", 1000)
+    monkeypatch.setattr(cifar, "MAX_FILE_BYTES", 1000)
     archive(tmp_path, large=member("cifar-100-python/train", size=2000))
     with raises("damaged-file", "2,000 bytes"):
         cifar.open_cifar("cifar100", tmp_path, False, 32)
@@ -156,11 +156,11 @@ def test_an_archive_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch)
 )
 def test_a_list_leads_nowhere_else(tmp_path_factory, path):
     """With a root, whatever a list names lies below it; or the list is refused."""
-    from longtail.data.lists import ListEntry, _below
+    from longtail.data.lists import ListEntry, _relative_path
 
     base = tmp_path_factory.getbasetemp()
     try:
-        found = _below(base, ListEntry("line 1", path, "0"), given=True)
+        found = _relative_path(base, ListEntry("line 1", path, "0"), is_root_given=True)
     except UserError as error:
         assert "outside" in str(error)
     else:

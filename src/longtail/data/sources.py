@@ -245,8 +245,10 @@ def draw_long_tail(opened: RawDataset, config: DataConfig) -> tuple[IntArray, li
     drawn = draw_subset(pool.labels, wanted)
     short = int((pool.counts < wanted).sum())
     actual = np.minimum(pool.counts, wanted)
-    note = f"classes with fewer images than --data.imbalance requires: {short}; the actual imbalance is "
-    return drawn, [f"{note}{actual.max() / actual.min():.3g}"] if short else []
+    if not short:
+        return drawn, []
+    have = f"{pluralize(short, 'class')} {'has' if short == 1 else 'have'} fewer images than --data.imbalance requires"
+    return drawn, [f"{have}; the actual imbalance is {actual.max() / actual.min():.3g}"]
 
 
 def _checksum(pool: LazyImages, drawn: IntArray, test: LazyImages) -> str:
