@@ -111,6 +111,7 @@ class Machine:
         self.allowance = len(content)  # bytes that strings may still be encoded to
 
     def run(self) -> Any:
+        """Execute the instructions and return the value that the last one leaves on the stack."""
         for _ in range(MAX_INSTRUCTIONS):
             opcode = self.take(1)[0]
             if opcode == ord("."):
@@ -123,12 +124,14 @@ class Machine:
     # Reading
 
     def take(self, size: int) -> memoryview:
+        """Return the next bytes."""
         if not 0 <= size <= len(self.content) - self.position:
             raise ValueError("the pickle ends too early")
         self.position += size
         return self.view[self.position - size : self.position]
 
     def read_line(self, longest: int | None = None) -> bytes:
+        """Return the next line, without its end."""
         end = self.content.find(b"\n", self.position)
         if end < 0:
             raise ValueError("the pickle ends too early")
@@ -139,6 +142,7 @@ class Machine:
         return line
 
     def read_number(self, size: int, signed: bool = False) -> int:
+        """Return a little-endian integer of `size` bytes."""
         return int.from_bytes(self.take(size), "little", signed=signed)
 
     # The stack
@@ -149,6 +153,7 @@ class Machine:
         return self.stack.pop()
 
     def top(self) -> Any:
+        """Return the top of the stack without removing it."""
         self.stack.append(value := self.pop())
         return value
 
@@ -156,6 +161,7 @@ class Machine:
         self.stack.append(value)
 
     def pop_to_mark(self) -> list[Any]:
+        """Remove the last mark and return the values above it."""
         if not self.marks:
             raise ValueError("there is no mark")
         mark = self.marks.pop()
@@ -164,39 +170,47 @@ class Machine:
         return items
 
     def pop_many(self, count: int) -> tuple[Any, ...]:
+        """Remove the last `count` values and return them in order."""
         return tuple(reversed([self.pop() for _ in range(count)]))
 
     # Values
 
     def push_integer(self, size: int) -> None:
+        """Push an integer of `size` bytes."""
         if size > MAX_INTEGER_BYTES:
             raise ValueError(f"an integer has {size:,} bytes")
         self.push(self.read_number(size, signed=True))
 
     def push_text_integer(self) -> None:
+        """Push an integer that is written in digits, or a boolean."""
         line = self.read_line(MAX_NUMBER_LENGTH)
         self.push({b"00": False, b"01": True}[line] if line in (b"00", b"01") else int(line.rstrip(b"L")))
 
     def push_quoted(self) -> None:
+        """Push a string that is written in quotes."""
         line = self.read_line().strip()
         if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
             raise ValueError("a string has no quotes")
         self.push(codecs.escape_decode(line[1:-1])[0].decode("latin-1"))
 
     def extend(self, items: list[Any]) -> None:
+        """Append items to the list on top of the stack."""
         if type(target := self.top()) is not list:
             raise ValueError("items are appended to a value that is not a list")
         target.extend(items)
 
     def update(self, items: list[Any]) -> None:
+        """Set items of the dictionary on top of the stack."""
         if type(target := self.top()) is not dict:
             raise ValueError("items are set in a value that is not a dictionary")
         target.update(_pairs(items))
 
     def remember(self, index: int) -> None:
+        """Store the top of the stack in the memo."""
         self.memo[index] = self.top()
 
     def recall(self, index: int) -> None:
+        """Push a value from the memo."""
         if index not in self.memo:
             raise ValueError("a value is not in the memo")
         self.push(self.memo[index])
@@ -204,6 +218,7 @@ class Machine:
     # Names, calls and states
 
     def push_name(self, module: Any, name: Any) -> None:
+        """Push the placeholder of a function or class."""
         if type(module) is not str or type(name) is not str:
             raise ValueError("the name of a function is not a string")
         if (module, name) not in ALLOWED_NAMES:
@@ -211,6 +226,7 @@ class Machine:
         self.push(ALLOWED_NAMES[module, name])
 
     def call(self) -> None:
+        """Replace a function and its arguments by the result."""
         function, arguments = self.pop_many(2)
         if not isinstance(function, Name) or type(arguments) is not tuple:
             raise ValueError("a value that is not a function is called")
@@ -227,6 +243,7 @@ class Machine:
                 raise ValueError(f"a call of {function.name.lower()} with unexpected arguments")
 
     def build(self) -> None:
+        """Set the state of the value below it on the stack."""
         state, target = self.pop(), self.top()
         if type(target) is PickledDtype:
             target.check_state(state)
@@ -237,6 +254,7 @@ class Machine:
             raise ValueError("a state is set for a value that has none")
 
     def encode_bytes(self, text: str) -> bytes:
+        """Return the bytes that a string encodes, within the allowance."""
         self.allowance -= len(text)
         if self.allowance < 0:
             raise ValueError("the same string is used for several arrays")

@@ -244,34 +244,34 @@ def _read_evaluation(
             advice = "rename it, remove it, or add some of its images to train/"
             suggestion = " ".join(filter(None, (did_you_mean(name, names), advice)))
             raise UserError(f"{folder} has a class {name!r} that train/ does not have: {suggestion}", kind="bad-labels")
-    pool = _read_classes(root, folder, names, size, skip, ignored, may_be_empty=True)
-    if not len(pool.labels):
+    images = _read_classes(root, folder, names, size, skip, ignored, may_be_empty=True)
+    if not len(images.labels):
         raise UserError(
             f"{folder} has no images: fill its class folders, or remove it to evaluate on a part of train/",
             kind="missing-file",
         )
-    return pool
+    return images
 
 
-def split_off_evaluation(name: str, pool: LazyImages, reason: str) -> RawDataset:
+def split_off_evaluation(name: str, images: LazyImages, reason: str) -> RawDataset:
     """Split off a fifth of each class for evaluation.
 
     Args:
         name: The name of the data set.
-        pool: All images.
+        images: All images.
         reason: Why this is necessary, for the note.
     """
-    check_classes(name, pool)
-    kept, held = split_by_file(pool, EVALUATION_FRACTION)
+    check_classes(name, images)
+    kept, held = split_by_file(images, EVALUATION_FRACTION)
     if not len(held):
         raise UserError(
             f"{name} has no class with five images or more (not counting images in several classes) to evaluate on: add "
             "images, or an evaluation set",
             kind="too-few-data",
         )
-    train, test = pool.subset(kept), pool.subset(held)
-    empty = empty_class_notes(pool.class_names, pool.counts, test.counts, "evaluation")
-    note = f"{reason}: {len(held):,} of {len(pool.labels):,} images (a fifth of each class) are used for evaluation"
+    train, test = images.subset(kept), images.subset(held)
+    empty = empty_class_notes(images.class_names, images.counts, test.counts, "evaluation")
+    note = f"{reason}: {len(held):,} of {len(images.labels):,} images (a fifth of each class) are used for evaluation"
     notes = (note, *_few_image_notes(train.counts, test.counts), *empty)
     return RawDataset(name, train, test, int(train.counts.max()), notes)
 

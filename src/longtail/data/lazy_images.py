@@ -251,27 +251,27 @@ def empty_class_notes(
     return [f"class {c!r} has {pluralize(n, noun)}{comma} {end}" for c, n in empty]
 
 
-def split_by_file(pool: LazyImages, fraction: float) -> tuple[IntArray, IntArray]:
+def split_by_file(images: LazyImages, fraction: float) -> tuple[IntArray, IntArray]:
     """Return sorted indices (train, validation) such that no file is in both; see `validation_split`.
 
     A list may name a file several times; if it does so in several classes, the file is used for training.
     """
     if not fraction:  # listing the files of a million images takes seconds
-        return np.arange(len(pool.labels)), np.array([], np.int64)
-    indices_of, labels = dict[str, list[int]](), pool.labels.tolist()
-    for i, file in enumerate(file_paths(pool)):
+        return np.arange(len(images.labels)), np.array([], np.int64)
+    indices_of, labels = dict[str, list[int]](), images.labels.tolist()
+    for i, file in enumerate(file_paths(images)):
         indices_of.setdefault(file, []).append(i)
     unambiguous = [indices for indices in indices_of.values() if len({labels[i] for i in indices}) == 1]
-    _, chosen = validation_split(pool.labels[[indices[0] for indices in unambiguous]], fraction)
+    _, chosen = validation_split(images.labels[[indices[0] for indices in unambiguous]], fraction)
     held = np.sort(np.array([i for c in chosen for i in unambiguous[c]], np.int64))
     return np.setdiff1d(np.arange(len(labels)), held), held
 
 
-def file_paths(pool: LazyImages) -> list[str]:
+def file_paths(images: LazyImages) -> list[str]:
     """Return the path of each image, or its id if it is not a file. Different spellings of a path give the same result."""
-    if pool.describe is None:
-        return [str(i) for i in pool.ids]
-    return [os.path.abspath(str(pool.describe(i))) for i in range(len(pool.labels))]
+    if images.describe is None:
+        return [str(i) for i in images.ids]
+    return [os.path.abspath(str(images.describe(i))) for i in range(len(images.labels))]
 
 
 def fits_in_memory(images: int, size: int) -> bool:

@@ -80,6 +80,7 @@ class CompactReader:
             raise ValueError("the header of a page is damaged")
 
     def read_varint(self) -> int:
+        """Return an unsigned integer of variable length."""
         value = 0
         for shift in range(0, 70, 7):
             byte = self.read_byte()
@@ -89,10 +90,12 @@ class CompactReader:
         raise ValueError("the header of a page is damaged")
 
     def read_integer(self) -> int:
+        """Return a signed integer of variable length."""
         value = self.read_varint()
         return (value >> 1) ^ -(value & 1)  # zigzag
 
     def read_struct(self, depth: int = 0) -> dict[int, Any]:
+        """Return the fields of a struct by their numbers."""
         fields: dict[int, Any] = {}
         number = 0
         while head := self.read_byte():

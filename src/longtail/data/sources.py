@@ -96,24 +96,24 @@ def load(config: DataConfig, run_once: RunOnce = lambda work, *args: work(*args)
         run_once: Calls a function in one of several processes and returns its result in all of them.
 
     Raises:
-        UserError: The data or the settings have a fault that the user can fix.
+        UserError: The data or the settings are invalid.
     """
     opened = open_data(config)
-    pool, names = opened.train, opened.train.class_names
+    images, names = opened.train, opened.train.class_names
     drawn, notes = draw_long_tail(opened, config)
-    every = np.arange(len(opened.test.labels))
-    take = _choose_reader(config, opened, len(drawn) + len(every), run_once)
-    kept, held = split_by_file(pool.subset(drawn), config.val_fraction)
+    all_test = np.arange(len(opened.test.labels))
+    take = _choose_reader(config, opened, len(drawn) + len(all_test), run_once)
+    kept, held = split_by_file(images.subset(drawn), config.val_fraction)
     if config.val_fraction > 0:
-        drawn_counts, held_counts = (class_counts(pool.labels[indices], names) for indices in (drawn, drawn[held]))
+        drawn_counts, held_counts = (class_counts(images.labels[indices], names) for indices in (drawn, drawn[held]))
         notes += empty_class_notes(names, drawn_counts, held_counts, "validation")
-    train, val = take(pool, drawn[kept]), take(pool, drawn[held]) if len(held) else None
+    train, val = take(images, drawn[kept]), take(images, drawn[held]) if len(held) else None
     data = DataSet(
         name=opened.name,
         train=train,
         val=val,
-        test=take(opened.test, every),
-        checksum=_checksum(pool, drawn, opened.test),
+        test=take(opened.test, all_test),
+        checksum=_checksum(images, drawn, opened.test),
         notes=(*opened.notes, *notes),
         drawn_counts=train.counts + val.counts if val else train.counts,
     )
@@ -121,31 +121,31 @@ def load(config: DataConfig, run_once: RunOnce = lambda work, *args: work(*args)
 
 
 def _choose_reader(
-    config: DataConfig, opened: RawDataset, images: int, run_once: RunOnce
+    config: DataConfig, opened: RawDataset, count: int, run_once: RunOnce
 ) -> Callable[[LazyImages, IntArray], Split]:
     """Return the function that selects images: into memory, or to be streamed from disk.
 
     Args:
         config: The settings of the data set.
         opened: The data set.
-        images: The number of images that will be selected.
+        count: The number of images that will be selected.
         run_once: See `load`.
     """
     are_files, are_small = opened.train.sizes is not None, config.image_size <= MAX_RESIDENT_SIDE
-    should_stream = are_files and not (are_small and fits_in_memory(images, config.image_size))
+    should_stream = are_files and not (are_small and fits_in_memory(count, config.image_size))
     if config.load == "stream" or (config.load == "auto" and should_stream):
-        return lambda pool, indices: _stream(pool, indices, config, run_once)
-    check_memory(images, config.image_size, available_memory())
+        return lambda images, indices: _stream(images, indices, config, run_once)
+    check_memory(count, config.image_size, available_memory())
     return LazyImages.take
 
 
-def _stream(pool: LazyImages, indices: IntArray, config: DataConfig, run_once: RunOnce) -> Split:
+def _stream(images: LazyImages, indices: IntArray, config: DataConfig, run_once: RunOnce) -> Split:
     """Return images that are streamed from disk.
 
     Unreadable images that are to be skipped are searched for now, since class counts and the order of images depend on them.
     """
-    unreadable = run_once(find_unreadable, pool.read_encoded, indices) if config.on_error == "skip" else {}
-    return pool.stream(indices, max_stream_side(config), config.workers, config.decode, unreadable)
+    unreadable = run_once(find_unreadable, images.read_encoded, indices) if config.on_error == "skip" else {}
+    return images.stream(indices, max_stream_side(config), config.workers, config.decode, unreadable)
 
 
 def max_stream_side(config: DataConfig) -> int:
@@ -238,28 +238,28 @@ def _open_digits(size: int) -> RawDataset:
 
 def draw_long_tail(opened: RawDataset, config: DataConfig) -> tuple[IntArray, list[str]]:
     """Return the indices of the long-tailed subset of the training images, and a note if classes have too few images for it."""
-    pool = opened.train
+    images = opened.train
     if config.imbalance == 1:
-        return np.arange(len(pool.labels)), []
-    wanted = PROFILES[config.profile](opened.largest_class, len(pool.class_names), config.imbalance)
-    drawn = draw_subset(pool.labels, wanted)
-    short = int((pool.counts < wanted).sum())
-    actual = np.minimum(pool.counts, wanted)
+        return np.arange(len(images.labels)), []
+    wanted = PROFILES[config.profile](opened.largest_class, len(images.class_names), config.imbalance)
+    drawn = draw_subset(images.labels, wanted)
+    short = int((images.counts < wanted).sum())
+    actual = np.minimum(images.counts, wanted)
     if not short:
         return drawn, []
     have = f"{pluralize(short, 'class')} {'has' if short == 1 else 'have'} fewer images than --data.imbalance requires"
     return drawn, [f"{have}; the actual imbalance is {actual.max() / actual.min():.3g}"]
 
 
-def _checksum(pool: LazyImages, drawn: IntArray, test: LazyImages) -> str:
+def _checksum(images: LazyImages, drawn: IntArray, test: LazyImages) -> str:
     """Return a checksum of the selected images.
 
     It covers the indices in the official file in the order drawn, or, for files, the sorted paths with labels and sizes of the
     training and the test images.
     """
-    if pool.sizes is None or test.sizes is None:
-        return checksum(pool.ids[drawn])
-    parts = (pool.ids[drawn], pool.labels[drawn], pool.sizes[drawn]), (test.ids, test.labels, test.sizes)
+    if images.sizes is None or test.sizes is None:
+        return checksum(images.ids[drawn])
+    parts = (images.ids[drawn], images.labels[drawn], images.sizes[drawn]), (test.ids, test.labels, test.sizes)
     lines = ["\n".join(sorted("\t".join(map(str, item)) for item in zip(*part, strict=True))) for part in parts]
     return _digest("\n\n".join(lines))
 
