@@ -178,7 +178,7 @@ def test_loaders_of_several_processes_share_an_epoch_out(sampler, monkeypatch):
         made.append(loader())
         made[-1].set_stage(sampler, 0, 5)
         made[-1].seek(2, 0)
-    assert {one.batches for one in made} == {N // 3 // 32} and {len(one.order_N) for one in made} == {N // 3}
+    assert {one.num_batches for one in made} == {N // 3 // 32} and {len(one.order_N) for one in made} == {N // 3}
     together = torch.stack([one.order_N for one in made], 1).flatten()
     assert torch.equal(together, epoch_order(sampler, LABELS, 0, 2, 0.5)[: N // 3 * 3])
 

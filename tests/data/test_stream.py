@@ -154,7 +154,7 @@ def numbered(n: int, side: int = 12) -> StreamedImages:
 def test_batches_come_in_order_and_images_in_their_places():
     rng = np.random.default_rng(0)
     plan = [rng.integers(0, 200, n) for n in (17, 1, 17, 40, 3, 17, 17, 17)]
-    found = list(BatchReader(numbered(200), CPU).batches(plan))
+    found = list(BatchReader(numbered(200), CPU).read_batches(plan))
     assert len(found) == len(plan)
     for indices, (images, size_N2) in zip(plan, found, strict=True):
         assert images.shape == (len(indices), 3, 12, 12) and images.dtype == torch.uint8
@@ -166,7 +166,7 @@ def test_batches_come_in_order_and_images_in_their_places():
 def test_only_some_batches_are_read_ahead():
     asked = []
     plan = (asked.append(i) or np.array([i]) for i in range(100))
-    reading = BatchReader(numbered(100), CPU).batches(plan)
+    reading = BatchReader(numbered(100), CPU).read_batches(plan)
     assert not asked
     for done in range(1, 5):
         next(reading)
@@ -180,7 +180,7 @@ def test_processes_of_a_machine_share_its_cores(monkeypatch):
     for processes, each in (("1", 12), ("5", 2), ("64", 1)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
         assert decode.available_cores() == each
-    reading = BatchReader(replace(numbered(99), workers=0), CPU).batches(np.arange(99).reshape(9, 11))
+    reading = BatchReader(replace(numbered(99), workers=0), CPU).read_batches(np.arange(99).reshape(9, 11))
     next(reading)
     assert sum("longtail-read" in t.name for t in threading.enumerate()) == 1
     reading.close()
@@ -206,15 +206,15 @@ def test_readers_share_a_stream(monkeypatch):
 
 
 def test_a_plan_of_few_batches_or_none():
-    assert list(BatchReader(numbered(9), CPU).batches([])) == []
-    (only,) = BatchReader(numbered(9), CPU).batches([np.array([3, 4])])
+    assert list(BatchReader(numbered(9), CPU).read_batches([])) == []
+    (only,) = BatchReader(numbered(9), CPU).read_batches([np.array([3, 4])])
     assert only.images[:, 0, 0, 0].tolist() == [3, 4]
 
 
 def test_the_first_bad_image_is_named_and_ends_it():
     good = numbered(50)
     bad = replace(good, read_encoded=lambda i: b"none" if i == 37 else good.read_encoded(i))
-    reading = BatchReader(bad, CPU).batches(np.arange(50).reshape(5, 10))
+    reading = BatchReader(bad, CPU).read_batches(np.arange(50).reshape(5, 10))
     for _ in range(2):
         next(reading)
     with raises("bad-image", "number 37", error=RankError):
@@ -225,7 +225,7 @@ def test_what_was_under_way_is_given_up_at_the_first_bad_image():
     asked = []
     bad = replace(numbered(50), read_encoded=lambda i: asked.append(i) or time.sleep(0.02) or b"none", workers=1)
     with raises("bad-image", "number 0"):
-        next(BatchReader(bad, CPU).batches([np.arange(1000)] * 9))
+        next(BatchReader(bad, CPU).read_batches([np.arange(1000)] * 9))
     assert len(asked) < 50
 
 
@@ -274,7 +274,7 @@ def same(ours, theirs):
 @pytest.mark.parametrize("refused", [(), (1,), (0, 1, 2)])
 def test_a_decoder_of_the_device_has_the_plain_ones_and_the_cpu_the_rest(refused, device):
     plan, decoder = np.arange(24).reshape(3, 8), Decoded(*refused)
-    same(BatchReader(photos(), torch.device(device), decoder).batches(plan), BatchReader(photos(), CPU).batches(plan))
+    same(BatchReader(photos(), torch.device(device), decoder).read_batches(plan), BatchReader(photos(), CPU).read_batches(plan))
     assert decoder.calls == [4, 8, 8]
 
 
@@ -282,7 +282,7 @@ def test_an_image_that_the_device_refuses_is_named_by_the_cpu():
     good = photos()
     spoilt = good.read_encoded(9)[:-200] + b"\xff\xd9"  # its end is there, what comes before is not
     bad = replace(good, read_encoded=lambda i: spoilt if i == 9 else good.read_encoded(i))
-    reading = BatchReader(bad, CPU, Decoded(1)).batches(np.arange(24).reshape(3, 8))
+    reading = BatchReader(bad, CPU, Decoded(1)).read_batches(np.arange(24).reshape(3, 8))
     next(reading)
     with raises("bad-image", "photo 9", error=RankError):
         next(reading)
@@ -293,7 +293,7 @@ def test_too_little_memory_is_no_reason_to_ask_the_cpu():
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(torch.OutOfMemoryError):
-        next(BatchReader(photos(), CPU, decoder).batches([np.arange(24)]))
+        next(BatchReader(photos(), CPU, decoder).read_batches([np.arange(24)]))
 
 
 @pytest.mark.parametrize("workers, most", [(0, stream.CONCURRENT_READS), (6, 6)])
@@ -312,7 +312,7 @@ def test_few_threads_read_at_a_time_where_the_device_decodes(workers, most, monk
         return files.read_encoded(index % 24)
 
     many = replace(files, read_encoded=slowly, workers=workers)
-    assert len(list(BatchReader(many, CPU, Decoded()).batches(np.arange(240).reshape(2, 120)))) == 2
+    assert len(list(BatchReader(many, CPU, Decoded()).read_batches(np.arange(240).reshape(2, 120)))) == 2
     assert max(seen) == most
 
 
@@ -365,7 +365,7 @@ def test_decoded_on_cuda_they_are_nearly_those_of_the_cpu():
     decoder = jpeg.make_decoder(device, "gpu")
     plan = np.arange(24).reshape(3, 8)
     for ours, theirs in zip(
-        BatchReader(photos(), device, decoder).batches(plan), BatchReader(photos(), CPU).batches(plan), strict=True
+        BatchReader(photos(), device, decoder).read_batches(plan), BatchReader(photos(), CPU).read_batches(plan), strict=True
     ):
         assert torch.equal(ours.size_N2.cpu(), theirs.size_N2)
         for a, b, (height, width) in zip(ours.images.cpu(), theirs.images, theirs.size_N2.tolist(), strict=True):
@@ -380,7 +380,7 @@ def test_batches_decoded_on_cuda_are_not_overwritten_by_later_ones():
     decoder = jpeg.make_decoder(device, "gpu")
     plan, busy = [np.arange(24)] * 40, torch.randn(4096, 4096, device=device)
     sums = []
-    for frames in BatchReader(photos(), device, decoder).batches(plan):
+    for frames in BatchReader(photos(), device, decoder).read_batches(plan):
         for _ in range(20):
             busy = (busy @ busy).clamp(-1, 1)
         sums.append(torch.stack([image[:, :8, :8].long().sum() for image in frames.images]))
@@ -392,7 +392,7 @@ def test_images_are_decoded_on_cuda_while_a_step_is_at_work():
     device = torch.device("cuda")
 
     def corners() -> list[int]:
-        frames = BatchReader(photos(), device, jpeg.make_decoder(device, "gpu")).batches(np.arange(24).reshape(3, 8))
+        frames = BatchReader(photos(), device, jpeg.make_decoder(device, "gpu")).read_batches(np.arange(24).reshape(3, 8))
         return [each.images[:, :, :8, :8].long().sum().item() for each in frames]
 
     wanted = corners()
@@ -441,7 +441,7 @@ def test_a_stream_reads_on_instead_of_beginning_anew(monkeypatch):
     plain = loader.plan
     monkeypatch.setattr(loader, "plan", lambda *place: begun.append(place) or plain(*place))
     loader.set_stage("uniform", 0, 3)
-    for epoch, batch in itertools.product(range(3), range(loader.batches)):
+    for epoch, batch in itertools.product(range(3), range(loader.num_batches)):
         loader.seek(epoch, batch)
     assert begun == [(0, 0)]
     loader.set_stage("balanced", 3, 1)
@@ -502,7 +502,7 @@ def test_processes_read_every_image_once_in_an_epoch(monkeypatch):
     for rank in range(3):
         monkeypatch.setattr(longtail.data.loader, "rank_and_world_size", lambda rank=rank: (rank, 3))
         loader = StreamLoader(source(42), 7, 0, CPU)
-        for batch in range(loader.batches):
+        for batch in range(loader.num_batches):
             loader.seek(0, batch)
             seen += loader.take(1)[0].images[:, 0, 0, 0].tolist()
         loader.close()

@@ -36,16 +36,16 @@ class Loader:
     def __init__(self, split: Split, batch_size: int, seed: int, device: torch.device, purpose: str = "order") -> None:
         self.split, self.seed, self.device, self.purpose = split, seed, device, purpose
         self.rank, self.world_size = rank_and_world_size()
-        self.images = len(split.labels) // self.world_size  # images of this process per epoch
-        if not self.images:
+        self.num_images = len(split.labels) // self.world_size  # images of this process per epoch
+        if not self.num_images:
             n = len(split.labels)
             raise UserError(
                 f"{self.world_size} processes are too many for {n} training images: use --nproc-per-node {n} at most",
                 kind="too-few-data",
             )
         # A smaller last batch is dropped, so that every step has the same shape.
-        self.batch_size = min(batch_size, self.images)
-        self.batches = self.images // self.batch_size
+        self.batch_size = min(batch_size, self.num_images)
+        self.num_batches = self.num_images // self.batch_size
         self.set_stage("uniform", 0, 1)
 
     def set_stage(self, sampler: Sampler, first_epoch: int, epochs: int) -> None:
@@ -114,7 +114,7 @@ class ResidentLoader(Loader):
             self.images_N = torch.from_numpy(split.images).permute(0, 3, 1, 2).contiguous().to(device)
             self.y_N = torch.from_numpy(split.labels).to(device)
         # Order and position are on the device, so that a captured graph finds the next images without the host.
-        self.order_N = torch.zeros_like(self.y_N[: self.images])
+        self.order_N = torch.zeros_like(self.y_N[: self.num_images])
         self.cursor = torch.zeros((), dtype=torch.int64, device=device)
 
     def clone(self, purpose: str) -> "ResidentLoader":
@@ -145,7 +145,7 @@ class StreamLoader(Loader):
         self.reader, self.y_N = BatchReader(split.images, device, decoder), torch.from_numpy(split.labels)
         self.reading: Generator[Frames] | None = None
         self.pending_rows: deque[Tensor] = deque()  # the indices of the images of each chunk that is being read
-        self.set_chunks(1, self.batches)
+        self.set_chunks(1, self.num_batches)
 
     def clone(self, purpose: str) -> "StreamLoader":
         return StreamLoader(self.split, self.batch_size, self.seed, self.device, purpose)
@@ -166,7 +166,7 @@ class StreamLoader(Loader):
     def seek(self, epoch: int, batch: int) -> None:
         if (epoch, batch) != self.next_position or self.reading is None:
             self.close()
-            self.reading = self.reader.batches(self.plan(epoch, batch))
+            self.reading = self.reader.read_batches(self.plan(epoch, batch))
         frames, rows = next(self.reading), self.pending_rows.popleft()
         assert frames.size_N2 is not None
         self.images_n.copy_(frames.images)
@@ -226,7 +226,7 @@ def iterate_frames(split: Split, indices: IntArray, batch_size: int, device: tor
     """
     batches = (indices[first : first + batch_size] for first in range(0, len(indices), batch_size))
     if isinstance(split.images, StreamedImages):
-        yield from BatchReader(split.images, device).batches(batches)
+        yield from BatchReader(split.images, device).read_batches(batches)
         return
     for batch in batches:
         yield Frames(torch.from_numpy(split.images[batch]).permute(0, 3, 1, 2).to(device))

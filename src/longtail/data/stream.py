@@ -103,7 +103,7 @@ class BatchReader:
             prepare(device)
         _suppress_read_only_warning()
 
-    def batches(self, plan: Iterable[IntArray]) -> Generator[Frames]:
+    def read_batches(self, plan: Iterable[IntArray]) -> Generator[Frames]:
         """Yield a batch for each array of indices, in order. An image that cannot be read raises an error that names it.
 
         `plan` is consumed some batches ahead. Threads read and decode the images, and one more thread copies them to the

@@ -30,7 +30,7 @@ class Batches:
     ) -> None:
         self.loader, self.views, self.accumulate = loader, views, accumulate
         self.layout, self.dtype, self.device = layout, dtype, loader.device
-        self.steps_per_epoch = loader.batches // accumulate
+        self.steps_per_epoch = loader.num_batches // accumulate
         self.ahead = self._ahead()
         self._in_parts(loader)
         self.rng = torch.Generator(self.device)
