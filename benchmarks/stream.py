@@ -153,7 +153,7 @@ def decoding_on_cpu(run: Trainer) -> Loader:
     assert isinstance(source.images, StreamedImages)
     images = replace(source.images, decode="cpu")
     loader = make_loader(replace(source, images=images), run.loader.batch_size, run.seed, run.device)
-    loader.enter("uniform", 0, run.config.train.epochs)
+    loader.set_stage("uniform", 0, run.config.train.epochs)
     return loader
 
 

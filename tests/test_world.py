@@ -9,7 +9,7 @@ import torch
 
 from longtail import UserError
 from longtail.cli import main
-from longtail.data.decode import cores, memory
+from longtail.data.decode import available_cores, available_memory
 from longtail.engine import distributed
 from longtail.engine.train import train
 from longtail.progress import is_main_process
@@ -88,8 +88,12 @@ def test_a_command_names_the_variable(verb, name, monkeypatch, capsys):
     assert said.count("\n") == 1 and f"{name} is 'many'" in said
 
 
-READERS = {"cores": cores, "memory": memory, "speaks": is_main_process}
-READERS |= {"start": lambda: distributed.start_processes(torch.device("cpu"))}
+READERS = {
+    "cores": available_cores,
+    "memory": available_memory,
+    "speaks": is_main_process,
+    "start": lambda: distributed.start_processes(torch.device("cpu")),
+}
 
 
 @pytest.mark.parametrize("reader", READERS)

@@ -9,7 +9,7 @@ from pathlib import Path
 from longtail import files, recipes, run_folder
 from longtail.autoconfig import choose, inspect_data
 from longtail.config import Config, DataConfig
-from longtail.data.sources import DataSet, load_once
+from longtail.data.sources import DataSet, load_cached
 from longtail.engine.folder import check_folder, check_images
 from longtail.engine.train import check_seeds, train
 from longtail.errors import Interrupted, UserError
@@ -82,7 +82,7 @@ def train_one(name: str, config: Config, folder: Path, images: dict[DataConfig, 
         print(f"{folder} has finished already", flush=True)
         return None
     try:
-        train(config, folder, resume=True, data=load_once(config.data, images))
+        train(config, folder, resume=True, data=load_cached(config.data, images))
     except Interrupted as stop:
         raise stop.in_a_verb_that_resumes(f"{name}, and saved") from stop
     except UserError as error:
@@ -152,7 +152,7 @@ def check(configs: dict[str, Config], where: Path, images: dict[DataConfig, Data
     """
     found = {}
     for name, config in configs.items():
-        data = load_once(config.data, images)
+        data = load_cached(config.data, images)
         for seed in config.train.seeds:
             check_images(where / name / f"seed{seed}", data)
         check_seeds({seed: where / name / f"seed{seed}" for seed in config.train.seeds})

@@ -28,6 +28,11 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def rank_and_world_size() -> tuple[int, int]:
+    """Return the rank of this process and the number of processes."""
+    return rank(), world_size()
+
+
 def is_main_process() -> bool:
     """Return whether this process has rank 0, which alone writes files and prints."""
     return rank() == 0

@@ -252,6 +252,30 @@ def check_working_directory(paths: Iterable[Path | None]) -> None:
         raise UserError(f"the working directory no longer exists: {fix}", kind="missing-file") from error
 
 
+def is_directory(path: Path) -> bool:
+    """Return whether `path` is a directory; raise UserError if that is unknown, for example for lack of permission."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False
+        raise UserError(
+            f"cannot access {path} ({error.strerror}): check the permissions of its folder", kind="unreadable-file"
+        ) from error
+
+
+def list_directory(folder: Path) -> list[Path]:
+    """Return the entries of a directory that are not hidden, sorted by name."""
+    try:
+        return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    except OSError as error:
+        raise UserError(
+            f"cannot list {folder} ({error.strerror}): check its permissions", kind="unreadable-file"
+        ) from error
+
+
 def walk(
     top: Path | str,
     on_error: Callable[[OSError], None] = lambda error: None,

@@ -71,12 +71,12 @@ def bad_files(folder):
     (folder / "dead.png").symlink_to(folder / "gone.png")
     return {
         "empty.jpg": "the file is empty",
-        "text.jpg": "no image of a known format",
+        "text.jpg": "supported format",
         "cut.png": "",
         "short.jpg": "",
         "huge.png": "decompression bomb",
-        "float.tif": "32-bit",
-        "deep.tif": "32-bit, mode I",
-        "float.pgm": "32-bit, mode F",
+        "float.tif": "32 bits",
+        "deep.tif": "mode I",
+        "float.pgm": "mode F",
         "dead.png": "it is not a file",
     }

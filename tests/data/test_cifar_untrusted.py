@@ -144,7 +144,7 @@ NESTED = b")" + b"".join(b"q\x00h\x00\x86" for _ in range(60))  # a tuple that h
         pytest.param(b"F" + b"9" * 100_000 + b"\n.", id="float of many digits"),
         pytest.param(b"\x80\x09}.", id="unknown protocol"),
         pytest.param(b"X\x03\0\0\0\xed\xa0\x80.", id="half of a surrogate pair"),
-        pytest.param(b"]" * (array_pickle.MOST_INSTRUCTIONS + 1), id="too many instructions"),
+        pytest.param(b"]" * (array_pickle.MAX_INSTRUCTIONS + 1), id="too many instructions"),
     ],
 )
 def test_hostile_pickles_are_refused(content):
@@ -257,11 +257,15 @@ def test_header_of_gigabytes(tmp_path, kind):
 
 
 def test_member_of_gigabytes_that_is_skipped(tmp_path):
-    assert f"{archive.TOTAL:,}" in outcome_of(compressed(tmp_path, header("other", tarfile.REGTYPE, 2**32), 3 * 2**30))
+    assert f"{archive.MAX_TOTAL_BYTES:,}" in outcome_of(
+        compressed(tmp_path, header("other", tarfile.REGTYPE, 2**32), 3 * 2**30)
+    )
 
 
 def test_many_members(tmp_path):
-    assert f"{archive.HEADERS:,}" in outcome_of(compressed(tmp_path, header("empty", tarfile.REGTYPE, 0) * 400_000))
+    assert f"{archive.MAX_HEADER_BYTES:,}" in outcome_of(
+        compressed(tmp_path, header("empty", tarfile.REGTYPE, 0) * 400_000)
+    )
 
 
 def test_chain_of_long_names(tmp_path):
@@ -302,11 +306,11 @@ def test_files_of_a_folder_are_regular_and_not_too_large(tmp_path, monkeypatch):
     (folder / "train").rename(elsewhere)
     (folder / "train").symlink_to(elsewhere)
     assert len(cifar.open_cifar("cifar100", root, False, 32).train.labels) == 600
-    monkeypatch.setattr(cifar, "LARGEST", 100_000)
+    monkeypatch.setattr(cifar, "MAX_FILE_BYTES", 100_000)
     with raises("unsafe-file", "100,000"):
         cifar.open_cifar("cifar100", root, False, 32)
     monkeypatch.undo()
-    monkeypatch.setattr(archive, "TOTAL", 1_900_000)  # each of them would do, but not all
+    monkeypatch.setattr(archive, "MAX_TOTAL_BYTES", 1_900_000)  # each of them would do, but not all
     with raises("unsafe-file", "test"):
         cifar.open_cifar("cifar100", root, False, 32)
     monkeypatch.undo()

@@ -11,8 +11,8 @@ from PIL import Image
 from longtail import recipes
 from longtail.config import DataConfig
 from longtail.data import lists, load
-from longtail.data.folder import file_pool
-from longtail.data.lazy_images import split_files
+from longtail.data.folder import lazy_image_files
+from longtail.data.lazy_images import split_by_file
 from longtail.data.lists import READERS, read_list
 from longtail.data.long_tail import validation_split
 from longtail.errors import Kind, UserError
@@ -187,7 +187,7 @@ def test_a_file_is_one_however_a_list_spells_it(images):
     rows = lines("train")
     twice = write_text(images / "twice.txt", [*rows, *((str(images / file), label) for file, label in rows)])
     data = load(DataConfig(name="list", train_list=twice, image_size=6))
-    assert data.notes[0].startswith("warning") and "9 lines" in data.notes[0]
+    assert data.notes[0].startswith("warning") and "9 duplicate" in data.notes[0]
     found = [{os.path.abspath(images / i) for i in part.ids} for part in (data.train, data.test)]
     assert not found[0] & found[1] and len(data.train.ids) + len(data.test.ids) == len(rows)  # none on both sides
     (images / "elsewhere").mkdir()
@@ -235,9 +235,9 @@ def test_a_file_of_two_classes_is_only_trained_on(images):
 def test_a_split_by_files_is_that_by_labels_where_none_is_named_twice():
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(5), (100, 40, 9, 5, 2)))
     ids = [f"{i}.png" for i in range(len(labels))]
-    pool = file_pool(Path("none"), ids, labels, tuple("abcde"), 6, False)
+    pool = lazy_image_files(Path("none"), ids, labels, tuple("abcde"), 6, False)
     for fraction in (0, 0.1, 0.2):
-        for found, wanted in zip(split_files(pool, fraction), validation_split(labels, fraction), strict=True):
+        for found, wanted in zip(split_by_file(pool, fraction), validation_split(labels, fraction), strict=True):
             assert np.array_equal(found, wanted) and found.dtype == wanted.dtype
 
 
@@ -321,7 +321,7 @@ def test_json_that_does_not_fit_together(images):
     refuses("bad-list", "annotation 0", "id 100", lists=(changed(images=good["images"][1:]), val))
     refuses("bad-list", "b.json", lists=(changed(images=good["images"] + good["images"][:1]), val))
     data = load(config(changed(annotations=good["annotations"][1:]), val))
-    assert len(data.notes) == 1 and data.notes[0].startswith("warning: 1") and "b.json" in data.notes[0]
+    assert len(data.notes) == 1 and data.notes[0].startswith("warning: ignored 1 ") and "b.json" in data.notes[0]
     nameless = [{"id": 11, "name": None}, {"id": 7}]
     assert load(config(changed(categories=nameless))).train.class_names == ("7", "11")
     part = json.loads(val.read_text())
@@ -375,12 +375,12 @@ def test_a_csv_of_very_many_columns_and_rows(tmp_path):
     names = ",".join(f"column {i}" for i in range(40_000))
     (tmp_path / "a.csv").write_text(f"path,label,{names}\n" + "a.png,0\n" * 40_000)
     with within(10):
-        assert len(read_list(tmp_path / "a.csv").lines) == 40_000
+        assert len(read_list(tmp_path / "a.csv").entries) == 40_000
 
 
 def test_columns_of_a_csv_in_any_order_and_rows_that_are_short(tmp_path):
     (tmp_path / "a.csv").write_text("label,more,path\n\n1,,a.png\n2,x, b.png \n")
-    assert [line[1:] for line in read_list(tmp_path / "a.csv").lines] == [("a.png", "1"), ("b.png", "2")]
+    assert [entry[1:] for entry in read_list(tmp_path / "a.csv").entries] == [("a.png", "1"), ("b.png", "2")]
     for row in ("3", "3,x", "3,x,,y", ",,a.png"):
         (tmp_path / "a.csv").write_text(f"label,more,path\n{row}\n")
         with pytest.raises(UserError):
@@ -388,8 +388,8 @@ def test_columns_of_a_csv_in_any_order_and_rows_that_are_short(tmp_path):
 
 
 def test_lists_of_too_many_lines_or_values_are_refused_before_they_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(lists, "MOST_LINES", 10)
-    monkeypatch.setattr(lists, "MOST_VALUES", 10)
+    monkeypatch.setattr(lists, "MAX_LINES", 10)
+    monkeypatch.setattr(lists, "MAX_JSON_VALUES", 10)
     for name, text in {
         "a.txt": "a 0\n" * 11,
         "b.txt": "a 0\x85" * 11,

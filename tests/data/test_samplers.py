@@ -101,7 +101,7 @@ def test_an_order_is_a_function_of_seed_epoch_and_purpose(sampler):
 def test_processes_share_one_order_out(sampler, world):
     labels = LABELS[: N - 1]  # 343 is no multiple of 2 or 3
     whole = epoch_order(sampler, labels, 0, 5)
-    parts = [epoch_order(sampler, labels, 0, 5, rank=rank, world=world) for rank in range(world)]
+    parts = [epoch_order(sampler, labels, 0, 5, rank=rank, world_size=world) for rank in range(world)]
     each = len(whole) // world
     assert [len(part) for part in parts] == [each] * world
     assert torch.equal(torch.stack(parts, 1).flatten(), whole[: each * world])
@@ -127,7 +127,7 @@ def numbers(images: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_the_loader_takes_the_stages_draw_in_its_order(sampler):
     ours = loader()
-    ours.enter(sampler, 2, 5)
+    ours.set_stage(sampler, 2, 5)
     order = epoch_order(sampler, LABELS, 0, 4, 0.5)  # the third of five epochs
     ours.seek(4, 3)
     (images, _), y = ours.take(2)
@@ -141,7 +141,7 @@ def test_a_stage_that_begins_draws_anew():
     ours = loader()
     ours.seek(0, 0)
     before = ours.take(10)[1]
-    ours.enter("balanced", 0, 3)
+    ours.set_stage("balanced", 0, 3)
     ours.seek(0, 0)
     after = ours.take(10)[1]
     assert torch.equal(after, LABELS[epoch_order("balanced", LABELS, 0, 0)][:320])
@@ -151,20 +151,20 @@ def test_a_stage_that_begins_draws_anew():
 def test_progressive_goes_by_the_epochs_of_its_stage():
     ours = loader()
     for first, epochs in ((0, 5), (7, 5), (7, 2)):
-        ours.enter("progressive", first, epochs)
+        ours.set_stage("progressive", first, epochs)
         for i in range(epochs):
             wanted = epoch_order("progressive", LABELS, 0, first + i, i / (epochs - 1))
             assert torch.equal(ours.order(first + i), wanted)
-    ours.enter("progressive", 7, 1)
+    ours.set_stage("progressive", 7, 1)
     assert torch.equal(ours.order(7), epoch_order("progressive", LABELS, 0, 7, 0.0))
 
 
 def test_a_loader_beside_shares_the_images_and_draws_on_its_own():
     ours = loader()
-    other = ours.beside("partner")
+    other = ours.clone("partner")
     assert other.images_N.data_ptr() == ours.images_N.data_ptr() and other.batch_size == ours.batch_size
     assert torch.equal(other.order(1), epoch_order("uniform", LABELS, 0, 1, purpose="partner"))
-    other.enter("reversed", 0, 5)
+    other.set_stage("reversed", 0, 5)
     ours.seek(1, 0), other.seek(1, 0)
     assert torch.equal(ours.take(1)[1], LABELS[epoch_order("uniform", LABELS, 0, 1)[:32]])
     assert torch.equal(other.take(1)[1], LABELS[epoch_order("reversed", LABELS, 0, 1, purpose="partner")[:32]])
@@ -174,11 +174,11 @@ def test_a_loader_beside_shares_the_images_and_draws_on_its_own():
 def test_loaders_of_several_processes_share_an_epoch_out(sampler, monkeypatch):
     made = []
     for rank in range(3):
-        monkeypatch.setattr("longtail.data.loader.place", lambda rank=rank: (rank, 3))
+        monkeypatch.setattr("longtail.data.loader.rank_and_world_size", lambda rank=rank: (rank, 3))
         made.append(loader())
-        made[-1].enter(sampler, 0, 5)
+        made[-1].set_stage(sampler, 0, 5)
         made[-1].seek(2, 0)
-    assert {one.batches for one in made} == {N // 3 // 32} and {len(one.order_N) for one in made} == {N // 3}
+    assert {one.num_batches for one in made} == {N // 3 // 32} and {len(one.order_N) for one in made} == {N // 3}
     together = torch.stack([one.order_N for one in made], 1).flatten()
     assert torch.equal(together, epoch_order(sampler, LABELS, 0, 2, 0.5)[: N // 3 * 3])
 
@@ -186,12 +186,12 @@ def test_loaders_of_several_processes_share_an_epoch_out(sampler, monkeypatch):
 SCRIPT = """
 import sys, numpy as np, torch, torch.distributed as dist
 from longtail.data.loader import ResidentLoader
-from longtail.data.sources import Source
+from longtail.data.sources import Split
 rank, path = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{path}/rendezvous", rank=rank, world_size=2)
 labels = np.arange(40) % 4
-source = Source(np.zeros((40, 2, 2, 3), np.uint8), labels, tuple("abcd"), np.arange(40))
-made = ResidentLoader(source, 8, 0, torch.device("cpu"))
+split = Split(np.zeros((40, 2, 2, 3), np.uint8), labels, tuple("abcd"), np.arange(40))
+made = ResidentLoader(split, 8, 0, torch.device("cpu"))
 made.seek(1, 0)
 torch.save(made.order_N, f"{path}/{rank}.pt")
 dist.destroy_process_group()

@@ -20,13 +20,13 @@ from sklearn.datasets import load_sample_images
 import longtail
 from longtail import recipes
 from longtail.config import Config, DataConfig
-from longtail.data import decode, nvjpeg, stream
-from longtail.data.decode import BadImage, decode_whole, read_file
+from longtail.data import decode, jpeg, stream
+from longtail.data.decode import BadImage, decode_to_fit, read_file
 from longtail.data.jpeg import Header, read_header
 from longtail.data.lazy_images import Split, StreamedImages
-from longtail.data.loader import ResidentLoader, StreamLoader, frames_of, make_loader
+from longtail.data.loader import ResidentLoader, StreamLoader, iterate_frames, make_loader
 from longtail.data.sources import load
-from longtail.data.stream import AHEAD, Reader
+from longtail.data.stream import PREFETCHED_BATCHES, BatchReader
 from longtail.engine import examples
 from longtail.engine.capture import own_stream
 from longtail.errors import RankError, RunError
@@ -78,20 +78,20 @@ def test_headers_of_other_kinds():
 
 
 def test_a_plain_jpeg_is_what_pil_makes_of_it(monkeypatch):
-    monkeypatch.setattr(decode, "opened", None)  # by torchvision alone
+    monkeypatch.setattr(decode, "open_image", None)  # by torchvision alone
     for options in ({}, {"progressive": True}, {"subsampling": 0}, {"quality": 30}):
         encoded = as_file(PHOTO, **options)
         wanted = np.asarray(Image.open(io.BytesIO(encoded))).transpose(2, 0, 1)
-        assert np.abs(decode_whole(encoded, 640).astype(int) - wanted).max() <= 2
+        assert np.abs(decode_to_fit(encoded, 640).astype(int) - wanted).max() <= 2
     gray = as_file(PHOTO.convert("L"))
-    assert (decode_whole(gray, 640) == np.asarray(Image.open(io.BytesIO(gray)))).all()
+    assert (decode_to_fit(gray, 640) == np.asarray(Image.open(io.BytesIO(gray)))).all()
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_images_are_upright(orientation):
     encoded = turned(orientation)
     wanted = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(encoded)))).transpose(2, 0, 1)
-    assert np.abs(decode_whole(encoded, 640).astype(int) - wanted).max() <= 2
+    assert np.abs(decode_to_fit(encoded, 640).astype(int) - wanted).max() <= 2
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
@@ -99,7 +99,7 @@ def test_images_are_upright(orientation):
 def test_a_large_image_is_made_to_fit(kind, orientation):
     exif = PHOTO.getexif()
     exif[0x0112] = orientation
-    found = decode_whole(as_file(PHOTO, kind, exif=exif), 100)
+    found = decode_to_fit(as_file(PHOTO, kind, exif=exif), 100)
     size = (100, 67) if orientation == 1 else (67, 100)
     assert found.shape == (3, size[1], size[0])
     upright = PHOTO if orientation == 1 else PHOTO.rotate(-90, expand=True)
@@ -116,19 +116,19 @@ LONG = b"Exif\0\0MM\0*\0\0\0\x08\0\x01" + bytes.fromhex("0112 0004 00000001 0000
 )
 def test_images_are_upright_however_it_is_said(said):
     encoded = as_file(PHOTO, **said)
-    assert decode.probe_image(encoded).exif_rotated and decode_whole(encoded, 640).shape == (3, 640, 427)
+    assert decode.probe_image(encoded).exif_rotated and decode_to_fit(encoded, 640).shape == (3, 640, 427)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 @pytest.mark.parametrize("size", [(5000, 10), (3, 4000), (600, 1), (1, 1)])
 def test_an_image_much_longer_than_wide_keeps_a_pixel(kind, size):
     width, height = (max(1, min(n, round(n * 73 / max(size)))) for n in size)
-    assert decode_whole(as_file(PHOTO.resize(size), kind), 73).shape == (3, height, width)
+    assert decode_to_fit(as_file(PHOTO.resize(size), kind), 73).shape == (3, height, width)
 
 
 def test_other_formats_go_through_pil():
-    assert (decode_whole(as_file(PHOTO, "PNG"), 640) == np.asarray(PHOTO).transpose(2, 0, 1)).all()
-    cmyk = decode_whole(as_file(PHOTO.convert("CMYK")), 640).astype(int)
+    assert (decode_to_fit(as_file(PHOTO, "PNG"), 640) == np.asarray(PHOTO).transpose(2, 0, 1)).all()
+    cmyk = decode_to_fit(as_file(PHOTO.convert("CMYK")), 640).astype(int)
     assert np.abs(cmyk - np.asarray(PHOTO).transpose(2, 0, 1)).mean() < 10
 
 
@@ -136,7 +136,7 @@ def test_a_jpeg_cut_short_is_a_bad_image():
     whole = as_file(PHOTO)
     for share in (0.999, 0.9, 0.5, 0.1):
         with pytest.raises(BadImage):  # the words are those of the decoder
-            decode_whole(whole[: int(share * len(whole))], 640)
+            decode_to_fit(whole[: int(share * len(whole))], 640)
 
 
 # Many images
@@ -154,7 +154,7 @@ def numbered(n: int, side: int = 12) -> StreamedImages:
 def test_batches_come_in_order_and_images_in_their_places():
     rng = np.random.default_rng(0)
     plan = [rng.integers(0, 200, n) for n in (17, 1, 17, 40, 3, 17, 17, 17)]
-    found = list(Reader(numbered(200), CPU).batches(plan))
+    found = list(BatchReader(numbered(200), CPU).read_batches(plan))
     assert len(found) == len(plan)
     for indices, (images, size_N2) in zip(plan, found, strict=True):
         assert images.shape == (len(indices), 3, 12, 12) and images.dtype == torch.uint8
@@ -166,21 +166,21 @@ def test_batches_come_in_order_and_images_in_their_places():
 def test_only_some_batches_are_read_ahead():
     asked = []
     plan = (asked.append(i) or np.array([i]) for i in range(100))
-    reading = Reader(numbered(100), CPU).batches(plan)
+    reading = BatchReader(numbered(100), CPU).read_batches(plan)
     assert not asked
     for done in range(1, 5):
         next(reading)
-        assert len(asked) <= done + AHEAD + 1
+        assert len(asked) <= done + PREFETCHED_BATCHES + 1
     reading.close()
-    assert len(asked) <= 4 + AHEAD + 1 and threading.active_count() < 20
+    assert len(asked) <= 4 + PREFETCHED_BATCHES + 1 and threading.active_count() < 20
 
 
 def test_processes_of_a_machine_share_its_cores(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(12)), raising=False)
     for processes, each in (("1", 12), ("5", 2), ("64", 1)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
-        assert decode.cores() == each
-    reading = Reader(replace(numbered(99), workers=0), CPU).batches(np.arange(99).reshape(9, 11))
+        assert decode.available_cores() == each
+    reading = BatchReader(replace(numbered(99), workers=0), CPU).read_batches(np.arange(99).reshape(9, 11))
     next(reading)
     assert sum("longtail-read" in t.name for t in threading.enumerate()) == 1
     reading.close()
@@ -192,29 +192,29 @@ def test_processes_of_a_machine_share_its_memory(monkeypatch):
     for limit, processes, each in (("max\n", "1", 4_096_000), ("900000\n", "1", 900_000), ("900000\n", "3", 300_000)):
         monkeypatch.setattr(Path, "read_text", lambda path, limit=limit: limit)
         monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
-        assert decode.memory() == each
+        assert decode.available_memory() == each
 
 
 def test_readers_share_a_stream(monkeypatch):
     """Each evaluation has a reader: with a stream for each, those of captured branches would soon be handed out twice."""
     asked = []
     monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: asked.append(device) or object())
-    stream.way_to.cache_clear()
-    one, other = (Reader(numbered(9), torch.device("cuda", 0)) for _ in range(2))
-    stream.way_to.cache_clear()
+    stream.copy_stream.cache_clear()
+    one, other = (BatchReader(numbered(9), torch.device("cuda", 0)) for _ in range(2))
+    stream.copy_stream.cache_clear()
     assert one.stream is other.stream and len(asked) == 1
 
 
 def test_a_plan_of_few_batches_or_none():
-    assert list(Reader(numbered(9), CPU).batches([])) == []
-    (only,) = Reader(numbered(9), CPU).batches([np.array([3, 4])])
+    assert list(BatchReader(numbered(9), CPU).read_batches([])) == []
+    (only,) = BatchReader(numbered(9), CPU).read_batches([np.array([3, 4])])
     assert only.images[:, 0, 0, 0].tolist() == [3, 4]
 
 
 def test_the_first_bad_image_is_named_and_ends_it():
     good = numbered(50)
-    bad = replace(good, encoded=lambda i: b"none" if i == 37 else good.encoded(i))
-    reading = Reader(bad, CPU).batches(np.arange(50).reshape(5, 10))
+    bad = replace(good, read_encoded=lambda i: b"none" if i == 37 else good.read_encoded(i))
+    reading = BatchReader(bad, CPU).read_batches(np.arange(50).reshape(5, 10))
     for _ in range(2):
         next(reading)
     with raises("bad-image", "number 37", error=RankError):
@@ -223,14 +223,14 @@ def test_the_first_bad_image_is_named_and_ends_it():
 
 def test_what_was_under_way_is_given_up_at_the_first_bad_image():
     asked = []
-    bad = replace(numbered(50), encoded=lambda i: asked.append(i) or time.sleep(0.02) or b"none", workers=1)
+    bad = replace(numbered(50), read_encoded=lambda i: asked.append(i) or time.sleep(0.02) or b"none", workers=1)
     with raises("bad-image", "number 0"):
-        next(Reader(bad, CPU).batches([np.arange(1000)] * 9))
+        next(BatchReader(bad, CPU).read_batches([np.arange(1000)] * 9))
     assert len(asked) < 50
 
 
 def test_a_test_image_that_is_gone_when_pictures_are_made_is_named():
-    gone = replace(source(), images=replace(numbered(43), encoded=lambda i: b""))
+    gone = replace(source(), images=replace(numbered(43), read_encoded=lambda i: b""))
     with raises("bad-image", "number 3 ("):
         examples.picture(gone, 3)
 
@@ -260,7 +260,7 @@ class Decoded:
         self.calls.append(len(files))
         if len(self.calls) - 1 in self.refused:
             raise RuntimeError("nvjpegDecode failed: 5")
-        return [torch.tensor(decode_whole(bytes(f.numpy()), 64)) for f in files]
+        return [torch.tensor(decode_to_fit(bytes(f.numpy()), 64)) for f in files]
 
 
 def same(ours, theirs):
@@ -274,15 +274,18 @@ def same(ours, theirs):
 @pytest.mark.parametrize("refused", [(), (1,), (0, 1, 2)])
 def test_a_decoder_of_the_device_has_the_plain_ones_and_the_cpu_the_rest(refused, device):
     plan, decoder = np.arange(24).reshape(3, 8), Decoded(*refused)
-    same(Reader(photos(), torch.device(device), decoder).batches(plan), Reader(photos(), CPU).batches(plan))
+    same(
+        BatchReader(photos(), torch.device(device), decoder).read_batches(plan),
+        BatchReader(photos(), CPU).read_batches(plan),
+    )
     assert decoder.calls == [4, 8, 8]
 
 
 def test_an_image_that_the_device_refuses_is_named_by_the_cpu():
     good = photos()
-    spoilt = good.encoded(9)[:-200] + b"\xff\xd9"  # its end is there, what comes before is not
-    bad = replace(good, encoded=lambda i: spoilt if i == 9 else good.encoded(i))
-    reading = Reader(bad, CPU, Decoded(1)).batches(np.arange(24).reshape(3, 8))
+    spoilt = good.read_encoded(9)[:-200] + b"\xff\xd9"  # its end is there, what comes before is not
+    bad = replace(good, read_encoded=lambda i: spoilt if i == 9 else good.read_encoded(i))
+    reading = BatchReader(bad, CPU, Decoded(1)).read_batches(np.arange(24).reshape(3, 8))
     next(reading)
     with raises("bad-image", "photo 9", error=RankError):
         next(reading)
@@ -293,12 +296,12 @@ def test_too_little_memory_is_no_reason_to_ask_the_cpu():
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(torch.OutOfMemoryError):
-        next(Reader(photos(), CPU, decoder).batches([np.arange(24)]))
+        next(BatchReader(photos(), CPU, decoder).read_batches([np.arange(24)]))
 
 
-@pytest.mark.parametrize("workers, most", [(0, stream.READING), (6, 6)])
+@pytest.mark.parametrize("workers, most", [(0, stream.CONCURRENT_READS), (6, 6)])
 def test_few_threads_read_at_a_time_where_the_device_decodes(workers, most, monkeypatch):
-    monkeypatch.setattr(stream, "cores", lambda: 16)
+    monkeypatch.setattr(stream, "available_cores", lambda: 16)
     files, busy, seen, lock = photos(), 0, [], threading.Lock()
 
     def slowly(index):
@@ -309,10 +312,10 @@ def test_few_threads_read_at_a_time_where_the_device_decodes(workers, most, monk
         time.sleep(0.002)
         with lock:
             busy -= 1
-        return files.encoded(index % 24)
+        return files.read_encoded(index % 24)
 
-    many = replace(files, encoded=slowly, workers=workers)
-    assert len(list(Reader(many, CPU, Decoded()).batches(np.arange(240).reshape(2, 120)))) == 2
+    many = replace(files, read_encoded=slowly, workers=workers)
+    assert len(list(BatchReader(many, CPU, Decoded()).read_batches(np.arange(240).reshape(2, 120)))) == 2
     assert max(seen) == most
 
 
@@ -354,18 +357,20 @@ def test_the_kernel_compiles(tmp_path, monkeypatch):
 
 
 def test_where_images_are_decoded():
-    assert nvjpeg.decoder_for(CPU, "auto") is None and nvjpeg.decoder_for(CPU, "cpu") is None
+    assert jpeg.make_decoder(CPU, "auto") is None and jpeg.make_decoder(CPU, "cpu") is None
     with raises("conflict", "--data.decode gpu"):
-        nvjpeg.decoder_for(CPU, "gpu")
+        jpeg.make_decoder(CPU, "gpu")
 
 
 @cuda
 def test_decoded_on_cuda_they_are_nearly_those_of_the_cpu():
     device = torch.device("cuda")
-    decoder = nvjpeg.decoder_for(device, "gpu")
+    decoder = jpeg.make_decoder(device, "gpu")
     plan = np.arange(24).reshape(3, 8)
     for ours, theirs in zip(
-        Reader(photos(), device, decoder).batches(plan), Reader(photos(), CPU).batches(plan), strict=True
+        BatchReader(photos(), device, decoder).read_batches(plan),
+        BatchReader(photos(), CPU).read_batches(plan),
+        strict=True,
     ):
         assert torch.equal(ours.size_N2.cpu(), theirs.size_N2)
         for a, b, (height, width) in zip(ours.images.cpu(), theirs.images, theirs.size_N2.tolist(), strict=True):
@@ -377,10 +382,10 @@ def test_decoded_on_cuda_they_are_nearly_those_of_the_cpu():
 def test_batches_decoded_on_cuda_are_not_overwritten_by_later_ones():
     """While the device is busy with other work, which is when a decoder may be given memory that is still to be read."""
     device = torch.device("cuda")
-    decoder = nvjpeg.decoder_for(device, "gpu")
+    decoder = jpeg.make_decoder(device, "gpu")
     plan, busy = [np.arange(24)] * 40, torch.randn(4096, 4096, device=device)
     sums = []
-    for frames in Reader(photos(), device, decoder).batches(plan):
+    for frames in BatchReader(photos(), device, decoder).read_batches(plan):
         for _ in range(20):
             busy = (busy @ busy).clamp(-1, 1)
         sums.append(torch.stack([image[:, :8, :8].long().sum() for image in frames.images]))
@@ -392,7 +397,9 @@ def test_images_are_decoded_on_cuda_while_a_step_is_at_work():
     device = torch.device("cuda")
 
     def corners() -> list[int]:
-        frames = Reader(photos(), device, nvjpeg.decoder_for(device, "gpu")).batches(np.arange(24).reshape(3, 8))
+        frames = BatchReader(photos(), device, jpeg.make_decoder(device, "gpu")).read_batches(
+            np.arange(24).reshape(3, 8)
+        )
         return [each.images[:, :, :8, :8].long().sum().item() for each in frames]
 
     wanted = corners()
@@ -400,7 +407,7 @@ def test_images_are_decoded_on_cuda_while_a_step_is_at_work():
         torch.cuda._sleep(8 * 10**9)  # cycles: seconds
         done = torch.cuda.Event()
         done.record()
-        with torch.cuda.stream(stream.way_to(device)):
+        with torch.cuda.stream(stream.copy_stream(device)):
             assert corners() == wanted and not done.query()
 
 
@@ -421,8 +428,8 @@ def resident(n: int = 43) -> Split:
 def test_a_stream_has_the_order_of_the_resident_loader(sampler, part, used):
     ours, theirs = StreamLoader(source(), 5, 7, CPU), ResidentLoader(resident(), 5, 7, CPU)
     for loader in (ours, theirs):
-        loader.enter(sampler, 2, 4)
-        loader.in_parts(part, used)
+        loader.set_stage(sampler, 2, 4)
+        loader.set_chunks(part, used)
     places = list(itertools.product(range(2, 6), range(0, used, part)))
     starts = [(), places[5:], places[3:4] + places[9:], places]  # from the start, and as after a resume
     for chosen in starts:
@@ -440,11 +447,11 @@ def test_a_stream_reads_on_instead_of_beginning_anew(monkeypatch):
     loader, begun = StreamLoader(source(), 5, 0, CPU), []
     plain = loader.plan
     monkeypatch.setattr(loader, "plan", lambda *place: begun.append(place) or plain(*place))
-    loader.enter("uniform", 0, 3)
-    for epoch, batch in itertools.product(range(3), range(loader.batches)):
+    loader.set_stage("uniform", 0, 3)
+    for epoch, batch in itertools.product(range(3), range(loader.num_batches)):
         loader.seek(epoch, batch)
     assert begun == [(0, 0)]
-    loader.enter("balanced", 3, 1)
+    loader.set_stage("balanced", 3, 1)
     loader.seek(3, 0)
     assert begun == [(0, 0), (3, 0)] and loader.y_n.tolist() == LABELS[loader.order(3)[:5].numpy()].tolist()
     loader.close()
@@ -453,14 +460,14 @@ def test_a_stream_reads_on_instead_of_beginning_anew(monkeypatch):
 def test_before_anything_is_read_there_are_images_that_views_can_be_made_of():
     """As captured views are tried out on them: sizes beyond the canvas would lead kernels out of their memory."""
     loader = StreamLoader(source(), 5, 0, CPU)
-    loader.in_parts(2, 8)
+    loader.set_chunks(2, 8)
     (images, size_N2), y = loader.take(2)
     assert not images.any() and size_N2.dtype == y.dtype == torch.int64 and (size_N2 == 12).all() and not y.any()
 
 
 def test_so_many_batches_are_in_memory_at_a_time(monkeypatch):
     """As are counted before they are made."""
-    made, room, alive = [], Reader._room, []
+    made, room, alive = [], BatchReader._get_buffer, []
 
     def remembered(reader, n):
         given = room(reader, n)
@@ -468,29 +475,29 @@ def test_so_many_batches_are_in_memory_at_a_time(monkeypatch):
         alive.append(sum(one() is not None for one in made))
         return given
 
-    monkeypatch.setattr(Reader, "_room", remembered)
+    monkeypatch.setattr(BatchReader, "_get_buffer", remembered)
     loader = StreamLoader(source(), 5, 0, CPU)
-    loader.enter("uniform", 0, 3)
+    loader.set_stage("uniform", 0, 3)
     for batch in range(8):
         loader.seek(0, batch)
     loader.close()
-    assert AHEAD + 1 < max(alive) + 1 <= stream.HELD  # one more lies where steps look for it
+    assert PREFETCHED_BATCHES + 1 < max(alive) + 1 <= stream.BUFFERED_BATCHES  # one more lies where steps look for it
 
 
 def test_canvases_that_memory_would_not_hold_are_refused_beforehand(monkeypatch):
-    need = stream.HELD * 2 * 5 * 3 * 12 * 12
+    need = stream.BUFFERED_BATCHES * 2 * 5 * 3 * 12 * 12
     loader = StreamLoader(source(), 5, 0, CPU)
-    monkeypatch.setattr(stream, "memory", lambda: need)
-    loader.in_parts(2, 8)
-    monkeypatch.setattr(stream, "memory", lambda: need - 1)
+    monkeypatch.setattr(stream, "available_memory", lambda: need)
+    loader.set_chunks(2, 8)
+    monkeypatch.setattr(stream, "available_memory", lambda: need - 1)
     flags = ("--data.resolution", "--train.batch_size", "--train.accumulate")
     with raises("out-of-memory", "10 images", "12x12", "GiB", *flags):
-        loader.in_parts(2, 8)
+        loader.set_chunks(2, 8)
 
 
 def test_a_loader_beside_another_draws_on_its_own():
     loader = make_loader(source(), 5, 0, CPU)
-    other = loader.beside("partner")
+    other = loader.clone("partner")
     assert isinstance(other, StreamLoader)
     loader.seek(0, 0), other.seek(0, 0)
     assert loader.take(1)[0].images[:, 0, 0, 0].tolist() != other.take(1)[0].images[:, 0, 0, 0].tolist()
@@ -500,9 +507,9 @@ def test_a_loader_beside_another_draws_on_its_own():
 def test_processes_read_every_image_once_in_an_epoch(monkeypatch):
     seen = []
     for rank in range(3):
-        monkeypatch.setattr(longtail.data.loader, "place", lambda rank=rank: (rank, 3))
+        monkeypatch.setattr(longtail.data.loader, "rank_and_world_size", lambda rank=rank: (rank, 3))
         loader = StreamLoader(source(42), 7, 0, CPU)
-        for batch in range(loader.batches):
+        for batch in range(loader.num_batches):
             loader.seek(0, batch)
             seen += loader.take(1)[0].images[:, 0, 0, 0].tolist()
         loader.close()
@@ -511,9 +518,9 @@ def test_processes_read_every_image_once_in_an_epoch(monkeypatch):
 
 def test_chosen_images_come_in_their_order():
     for s in (source(), resident()):
-        found = [frames.images[:, 0, 0, 0] for frames in frames_of(s, np.arange(43), 10, CPU)]
+        found = [frames.images[:, 0, 0, 0] for frames in iterate_frames(s, np.arange(43), 10, CPU)]
         assert [len(part) for part in found] == [10, 10, 10, 10, 3] and torch.cat(found).tolist() == list(range(43))
-        assert next(frames_of(s, np.array([4, 2, 9]), 3, CPU)).images[:, 0, 0, 0].tolist() == [4, 2, 9]
+        assert next(iterate_frames(s, np.array([4, 2, 9]), 3, CPU)).images[:, 0, 0, 0].tolist() == [4, 2, 9]
 
 
 # A training
@@ -593,15 +600,15 @@ def test_streamed_digits_are_the_resident_ones():
     files, memory = (load(DataConfig(name="digits", image_size=8, load=how)) for how in ("stream", "resident"))
     assert files.checksum == memory.checksum and files.train.labels.tolist() == memory.train.labels.tolist()
     every = np.arange(len(files.test.labels))
-    parts = (frames_of(data.test, every, 100, CPU) for data in (files, memory))
+    parts = (iterate_frames(data.test, every, 100, CPU) for data in (files, memory))
     for streamed, kept in zip(*parts, strict=True):
         assert torch.equal(streamed.images[:, :, :8, :8], kept.images) and (streamed.size_N2 == 8).all()
 
 
 def test_what_is_said_of_a_stream(folder):
     lines = load(config(folder, image_size=224).data).describe()
-    assert "512 pixels" in lines[0]
-    assert "300 pixels" in load(config(folder, resolution=300).data).describe()[0]
+    assert "512 px" in lines[0]
+    assert "300 px" in load(config(folder, resolution=300).data).describe()[0]
     with raises("invalid-value", "data.resolution"):
         config(folder, resolution=31)
 
@@ -618,11 +625,11 @@ def test_bad_images_stop_a_streamed_training_or_are_left_out(folder, tmp_path):
 
 def test_canvases_are_no_larger_than_asked_for(folder):
     data = load(config(folder, resolution=64).data)
-    frames = next(frames_of(data.train, np.arange(38), 38, CPU))
-    assert frames.images.shape == (38, 3, 64, 64) and frames.size_N2.max() <= 64 and stream.AHEAD < 10
+    frames = next(iterate_frames(data.train, np.arange(38), 38, CPU))
+    assert frames.images.shape == (38, 3, 64, 64) and frames.size_N2.max() <= 64 and stream.PREFETCHED_BATCHES < 10
 
 
-@pytest.mark.parametrize("owner, work", [(StreamLoader, "in_parts"), (StreamLoader, "seek"), (Views, "query")])
+@pytest.mark.parametrize("owner, work", [(StreamLoader, "set_chunks"), (StreamLoader, "seek"), (Views, "query")])
 def test_a_lack_of_memory_names_the_resolution(owner, work, folder, tmp_path, monkeypatch):
     """At whatever moment it shows: a smaller batch does not make the canvases smaller that were made already."""
 

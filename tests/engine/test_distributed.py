@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from longtail import recipes, run_folder
 from longtail.config import Config
 from longtail.data import decode, sources
-from longtail.data.samplers import place
+from longtail.distributed import rank_and_world_size
 from longtail.engine import distributed
 from longtail.engine.evaluate import evaluate, rank_slice
 from longtail.engine.log import Log
@@ -56,7 +56,7 @@ def drop_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run_until(config: Config, folder: Path, step: int | None = None) -> dict[str, torch.Tensor]:
     """The state of this process once the run has come so far; the wish to stop reaches the last process alone."""
-    rank, world = place()
+    rank, world = rank_and_world_size()
     folder.mkdir(parents=True, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         drop_out(patch)
@@ -159,7 +159,7 @@ def test_stretches_have_every_row_once(n, world):
 
 def logged(out: Path) -> dict[str, Any]:
     """A run whose loss is the rank: what the log has of it; and the validation accuracy of this process by itself."""
-    rank, _ = place()
+    rank, _ = rank_and_world_size()
     config = small("ce", epochs=1, validate_every=1)
     config = replace(config, data=replace(config.data, val_fraction=0.2))
     loss = Method.loss
@@ -185,7 +185,7 @@ def test_the_log_is_of_all_processes(tmp_path):
 
 def spoilt(out: Path) -> dict[str, Any]:
     """The second process has an infinite loss, once."""
-    rank, _ = place()
+    rank, _ = rank_and_world_size()
     loss, steps = Method.loss, []
 
     def bad(self, batch):
@@ -215,7 +215,7 @@ def refused(out: Path) -> None:
         train(config, out, data=data)
     train(config, out, resume=True, data=data)  # has finished
     with pytest.MonkeyPatch.context() as patch:
-        if place()[0] == 0:
+        if rank_and_world_size()[0] == 0:
             patch.setattr("torch.save", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with raises("disk-full", error=RunError):
             train(config, out / "full", data=data)
@@ -254,7 +254,7 @@ def looked(config: Config, out: Path) -> dict[str, Any]:
     """How often this process looked for bad images, and what it trains on."""
     calls: list[int] = []
     with pytest.MonkeyPatch.context() as patch, watched() as found:
-        patch.setattr(sources, "unreadable", lambda *args: calls.append(1) or decode.unreadable(*args))
+        patch.setattr(sources, "find_unreadable", lambda *args: calls.append(1) or decode.find_unreadable(*args))
         train(config, out)
     data = found[0].data
     return {"calls": len(calls), "ids": data.train.ids.tolist(), "note": data.notes[-1], "checksum": data.checksum}
@@ -312,7 +312,7 @@ DIFFERENT = {
 def started_differently(field: str, out: Path) -> str:
     """The error of this rank; the last rank has another value of one setting."""
     config, resume = small("ce"), False
-    if place()[0] == place()[1] - 1:
+    if rank_and_world_size()[0] == rank_and_world_size()[1] - 1:
         config, out, resume = DIFFERENT[field](config, out)
     with pytest.raises(UserError) as caught:
         train(config, out, resume=resume)
@@ -330,7 +330,7 @@ def test_ranks_with_other_settings_all_stop(field, tmp_path):
 def differ_in_display(out: Path) -> None:
     """What may differ from machine to machine."""
     config = small("ce", epochs=1)
-    if place()[0]:
+    if rank_and_world_size()[0]:
         config = replace(config, data=replace(config.data, workers=1), log=replace(config.log, progress="plain"))
     train(config, out, data=load_once(config.data))
 
@@ -344,7 +344,7 @@ def have_other_images(out: Path) -> str:
     config = small("ce", epochs=1)
     data = load_once(config.data)
     with raises("mismatch", "rank 1", error=RunError) as caught:
-        train(config, out, data=replace(data, checksum="other") if place()[0] else data)
+        train(config, out, data=replace(data, checksum="other") if rank_and_world_size()[0] else data)
     return str(caught.value)
 
 
@@ -357,14 +357,14 @@ def lose_a_peer(out: Path) -> list[str]:
     """The second rank ends while the first waits for it."""
     config = small("ce", epochs=1)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(RunError) as caught:
-        if place()[0]:
+        if rank_and_world_size()[0]:
             patch.setattr(
                 "longtail.engine.train.load", lambda *_: (_ for _ in ()).throw(RunError("gone", kind="bad-list"))
             )
         try:
             train(config, out)
         finally:
-            if place()[0]:
+            if rank_and_world_size()[0]:
                 distributed.leave()
     return [caught.value.kind, str(caught.value)]
 

@@ -332,7 +332,7 @@ def test_accumulation_averages_gradients(tmp_path):
         train_step(run)
     for a, b in zip(one.method.parameters(), two.method.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
-    assert two.steps_per_epoch == two.loader.batches // 2
+    assert two.steps_per_epoch == two.loader.num_batches // 2
 
 
 def test_an_epoch_shows_no_image_twice_and_leaves_out_only_the_remainder():
@@ -342,8 +342,8 @@ def test_an_epoch_shows_no_image_twice_and_leaves_out_only_the_remainder():
     seen = []
     for epoch in (0, 1, 0):
         loader.seek(epoch, 0)
-        seen.append(loader.take(loader.batches)[0].images.tolist())
-    assert loader.batches == 7 and len(set(seen[0])) == 350 and seen[0] == seen[2] and seen[0] != seen[1]
+        seen.append(loader.take(loader.num_batches)[0].images.tolist())
+    assert loader.num_batches == 7 and len(set(seen[0])) == 350 and seen[0] == seen[2] and seen[0] != seen[1]
     loader.seek(0, 3)
     assert loader.take(1)[0].images.tolist() == seen[0][150:200]
 

@@ -25,7 +25,7 @@ def finished_run(folder: Path, config: Config, seed: int = 0) -> Path:
     method = methods.make(config, data.train.counts)
     method.set_stage(method.stages[-1])
     method.train()
-    batch = next(evaluate.frames_of(data.train, np.arange(len(data.train.labels)), 64, CPU))
+    batch = next(evaluate.iterate_frames(data.train, np.arange(len(data.train.labels)), 64, CPU))
     for _ in range(20):
         method.features(views.plain(*batch))
     folder.mkdir(parents=True)

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from longtail import methods
-from longtail.data.samplers import place
-from longtail.distributed import all_sum
+from longtail.distributed import all_sum, rank_and_world_size, world_size
 from longtail.engine.distributed import average_gradients
 from longtail.methods import Batch, Method
 from longtail.models.momentum import permutation
@@ -58,14 +57,14 @@ def trained(method: Method, loss) -> State:
         method.after_backward(SideStream(torch.device("cpu")))
         average_gradients(method)
         grads = {f"grad {n}": p.grad.clone() for n, p in method.named_parameters() if p.grad is not None}
-        losses.append(all_sum(value) / place()[1])
+        losses.append(all_sum(value) / world_size())
         optimizer.step()
         method.after_step()
     return {**method.state_dict(), **grads, "losses": torch.stack(losses).detach()}
 
 
 def one_of_several(name: str, norm: str, changes: dict[str, Any]) -> State:
-    rank, world = place()
+    rank, world = rank_and_world_size()
     method = make(name, norm, **changes)
     return trained(method, lambda step: method.loss(batch(step, rank, world))["loss"])
 
@@ -151,7 +150,7 @@ def test_permutations_are_permutations_and_all_places_are_as_likely():
 
 def shuffled_keys() -> dict[str, Any]:
     """Of two batches, in one of several processes; and what it has then averaged."""
-    rank, world = place()
+    rank, world = rank_and_world_size()
     method = make("paco", key_norm="shuffled")
     keys = [method.key(batch(step, rank, world).key, method.shuffle) for step in (0, 1)]
     return {"keys": keys, "mean": method.get_buffer("key.net.0.body.bn1.running_mean")}

@@ -9,7 +9,7 @@ import torch
 from timm.layers import BatchNormAct2d
 from torch import nn
 
-from longtail.data.samplers import place
+from longtail.distributed import rank_and_world_size
 from longtail.models.backbones import make_body
 from longtail.models.norms import CustomStatsBatchNorm, Ghost, convert, groups
 from tests.processes import together
@@ -150,7 +150,7 @@ def test_every_batch_norm_of_a_network_is_converted(name):
 
 def parts_of_sync() -> list[dict[str, torch.Tensor]]:
     """In one of several processes: its part of the images through synchronized norms."""
-    rank, world = place()
+    rank, world = rank_and_world_size()
     found = []
     for layer, shape in layers():
         convert(layer, "sync", 8)

@@ -145,7 +145,7 @@ def test_an_archive_writes_nowhere(tmp_path):
 
 
 def test_an_archive_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(cifar, "LARGEST", 1000)
+    monkeypatch.setattr(cifar, "MAX_FILE_BYTES", 1000)
     archive(tmp_path, large=member("cifar-100-python/train", size=2000))
     with raises("damaged-file", "2,000 bytes"):
         cifar.open_cifar("cifar100", tmp_path, False, 32)
@@ -157,11 +157,11 @@ def test_an_archive_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch)
 )
 def test_a_list_leads_nowhere_else(tmp_path_factory, path):
     """With a root, whatever a list names lies below it; or the list is refused."""
-    from longtail.data.lists import Line, _below
+    from longtail.data.lists import ListEntry, _relative_path
 
     base = tmp_path_factory.getbasetemp()
     try:
-        found = _below(base, Line("line 1", path, "0"), given=True)
+        found = _relative_path(base, ListEntry("line 1", path, "0"), is_root_given=True)
     except UserError as error:
         assert "outside" in str(error)
     else:
@@ -171,7 +171,7 @@ def test_a_list_leads_nowhere_else(tmp_path_factory, path):
 def test_lists_that_name_what_is_not_theirs(odd):
     for name in ("climbs", "nul", "long", "labels", "devices"):
         with pytest.raises(UserError):
-            open_lists(odd.root / f"{name}.txt", None, odd.root, (), 8).train.encoded(0)
+            open_lists(odd.root / f"{name}.txt", None, odd.root, (), 8).train.read_encoded(0)
 
 
 # Names

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from longtail.config import DataConfig
-from longtail.data.decode import BadImage, opened
+from longtail.data.decode import BadImage, open_image
 from longtail.data.lazy_images import LazyImages
-from longtail.data.sources import long_tail, open_data
+from longtail.data.sources import draw_long_tail, open_data
 from longtail.engine.device import choose_device
 from longtail.errors import UserError
 from longtail.models.weights import Place, found_in
@@ -45,7 +45,7 @@ class Facts:
 def inspect_data(data: DataConfig, device: str = "auto") -> Facts:
     """At images and machine: at labels and some headers, and no pixel."""
     found = open_data(replace(data, on_error="skip"))  # what cannot be read is told of when it is needed
-    drawn, _ = long_tail(found, data)
+    drawn, _ = draw_long_tail(found, data)
     pool = found.train.subset(drawn)
     side, gray = headers(pool)
     gpu = choose_device(device).type == "cuda"
@@ -65,7 +65,7 @@ def headers(pool: LazyImages) -> tuple[int, bool]:
 
 def header_of(pool: LazyImages, index: int) -> tuple[int, str] | None:
     try:
-        with opened(pool.encoded(index)) as image:
+        with open_image(pool.read_encoded(index)) as image:
             return min(image.size), image.mode
     except BadImage:
         return None

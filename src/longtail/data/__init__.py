@@ -1,4 +1,4 @@
-"""Where images come from: `load(DataConfig)` gives a DataSet of Sources. The names are loaded when they are used."""
+"""Data sets: `load(DataConfig)` returns a DataSet whose splits have images and labels. torch is imported only when needed."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

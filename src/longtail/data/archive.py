@@ -1,8 +1,8 @@
-"""Members of a tar.gz archive that somebody else may have written, read within fixed limits and without unpacking anything.
+"""Reading members of a tar.gz archive from an untrusted source, within fixed limits and without writing any file.
 
-A few bytes of such a file can promise any amount of memory: a compressed stream of zeros, a long file name of gigabytes, or
-millions of empty members. Three limits bound all of these: the decompressed bytes, the bytes of headers and of what belongs to
-them (long names, extended headers, maps of sparse files), and the bytes of a member.
+A few bytes of such a file can expand to any amount of memory: a compressed stream of zeros, a file name of gigabytes, or
+millions of empty members. Three limits prevent this: on the decompressed bytes, on the bytes of headers with their long names,
+extended headers and maps of sparse files, and on the bytes of a member.
 """
 
 import io
@@ -15,38 +15,43 @@ from typing import Any, BinaryIO
 
 from longtail import files
 
-TOTAL = 2**30  # decompressed bytes of an archive
-HEADERS = 2**20  # bytes of all headers of an archive; a member without a long name has 512
-BLOCK = 2**20  # bytes that are read at once
+MAX_TOTAL_BYTES = 2**30  # of a decompressed archive
+MAX_HEADER_BYTES = 2**20  # of all headers of an archive; a member without a long name has 512
+BLOCK_BYTES = 2**20  # read at a time
 
 
 def read_members(path: Path, wanted: Mapping[str, str], largest: int) -> dict[str, bytes]:
-    """Return the contents of regular members by the names that `wanted` has for their paths in the archive.
+    """Return the contents of regular members of an archive.
 
-    Members that are absent from the archive are absent from the result. An archive that is damaged, that exceeds the limits, or
-    that has a wanted member of more than `largest` bytes raises tarfile.TarError, or whatever `tarfile` raises on it.
+    Args:
+        path: The archive.
+        wanted: The members: path in the archive -> name in the result. Members that are not found are left out.
+        largest: The largest size of a wanted member in bytes.
+
+    Raises:
+        tarfile.TarError: The archive is damaged or exceeds the limits. Damaged archives may also raise other exceptions.
     """
     contents: dict[str, bytes] = {}
     with files.open_regular(path) as file:
-        stream = ForwardStream(io.BufferedReader(GzipStream(file), BLOCK))
+        stream = ForwardStream(io.BufferedReader(GzipStream(file), BLOCK_BYTES))
         with tarfile.open(fileobj=stream, mode="r:") as tar:  # type: ignore[call-overload]
             while member := tar.next():
-                tar.members = []  # which would grow with every member
+                tar.members = []  # this list would grow with every member
                 name = wanted.get(posixpath.normpath(member.name))
                 if name and member.size > largest:
-                    raise tarfile.TarError(f"{name} would have {member.size:,} bytes")
+                    raise tarfile.TarError(f"{name} has {member.size:,} bytes, more than the {largest:,} allowed")
                 if name and member.isreg() and not member.issparse():
                     contents[name] = stream.read_data(member.offset_data, member.size)
     return contents
 
 
 class GzipStream(io.RawIOBase):
-    """The decompressed content of a gzip file with one stream. Memory does not depend on how far it expands."""
+    """The decompressed content of a gzip file with one stream, read with a constant amount of memory."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__()
         self.file = file
-        self.decompressor = zlib.decompressobj(wbits=31)  # 31: in gzip format, with a check of its CRC
+        self.decompressor = zlib.decompressobj(wbits=31)  # gzip format, with a check of the CRC
 
     def readable(self) -> bool:
         return True
@@ -64,10 +69,10 @@ class GzipStream(io.RawIOBase):
 
 
 class ForwardStream:
-    """A stream that `tarfile` reads headers from: it only moves forward, and counts what is read.
+    """A stream for `tarfile`, which only moves forward and limits the bytes that are read.
 
-    All that is read by `read` counts as headers, up to HEADERS bytes; the contents of members are skipped by `seek` or read by
-    `read_data`. All together may have TOTAL bytes.
+    Bytes read by `read` count as headers, up to MAX_HEADER_BYTES; the contents of members are skipped by `seek` or read by
+    `read_data`. All of them together may have MAX_TOTAL_BYTES.
     """
 
     def __init__(self, stream: io.BufferedReader) -> None:
@@ -78,30 +83,30 @@ class ForwardStream:
 
     def read(self, size: int) -> bytes:
         self.headers += size
-        if not 0 <= size <= HEADERS or self.headers > HEADERS:
-            raise tarfile.TarError(f"its headers have more than {HEADERS:,} bytes")
+        if not 0 <= size <= MAX_HEADER_BYTES or self.headers > MAX_HEADER_BYTES:
+            raise tarfile.TarError(f"its headers have more than {MAX_HEADER_BYTES:,} bytes")
         return self._take(size)
 
     def seek(self, position: int) -> None:
         if position < self.position:
             raise tarfile.TarError("a member has a negative size")
-        while self.position < position and self._take(min(position - self.position, BLOCK)):
+        while self.position < position and self._take(min(position - self.position, BLOCK_BYTES)):
             pass
 
     def read_data(self, start: int, size: int) -> bytes:
-        """Return `size` bytes from `start` on."""
+        """Return `size` bytes, beginning at position `start`."""
         self.seek(start)
         content = bytearray()
         while len(content) < size:
-            found = self._take(min(size - len(content), BLOCK))
+            found = self._take(min(size - len(content), BLOCK_BYTES))
             if not found:
                 raise tarfile.TarError("the archive ends too early")
             content += found
         return bytes(content)
 
     def _take(self, size: int) -> bytes:
-        if self.position + size > TOTAL:
-            raise tarfile.TarError(f"it has more than {TOTAL:,} bytes when decompressed")
+        if self.position + size > MAX_TOTAL_BYTES:
+            raise tarfile.TarError(f"it has more than {MAX_TOTAL_BYTES:,} bytes when decompressed")
         found = self.stream.read(size)
         self.position += len(found)
         return found

@@ -1,11 +1,11 @@
-"""A reader of pickles that hold plain values and NumPy arrays, for files that somebody else may have written.
+"""A reader of pickles with plain values and NumPy arrays, for files from untrusted sources.
 
-The module `pickle` calls whatever a file names. To admit only classes of NumPy is not enough: a file can change a dtype after
-an array of it has been made, and so read and write outside of the array's memory. This reader implements a subset of the pickle
-machine itself. It builds None, booleans, numbers, strings, bytes, tuples, lists and dictionaries with strings as keys, and has
-stand-ins for the functions by which Python 2, Python 3 and NumPy store bytes and arrays. Any other instruction is an error.
-Time and memory are bounded by the size of the file: each byte of a string or an array comes from the file at most twice, and
-the number of instructions is limited.
+The module `pickle` calls any function that a file names. Allowing only classes of NumPy is not enough: a file can change a
+dtype after an array with it has been created, and so access memory outside of the array. This reader therefore implements a
+subset of the pickle machine itself. It builds None, booleans, numbers, strings, bytes, tuples, lists and dictionaries with
+strings as keys, and has placeholders for the functions by which Python 2, Python 3 and NumPy store bytes and arrays. Any other
+instruction raises an error. Time and memory are bounded by the size of the file: each byte of a string or an array is taken
+from the file at most twice, and the number of instructions is limited.
 
 Strings of Python 2 are decoded as Latin-1.
 """
@@ -21,19 +21,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-MOST_INSTRUCTIONS = 1_000_000  # CIFAR-100's training file has 200,000
-LONGEST_INTEGER = 8  # bytes; labels and dimensions need no more
-LONGEST_NUMBER = 32  # characters, where numbers are written in digits
-MOST_DIMENSIONS = 32
+MAX_INSTRUCTIONS = 1_000_000  # CIFAR-100's training file has 200,000
+MAX_INTEGER_BYTES = 8  # bytes; labels and dimensions need no more
+MAX_NUMBER_LENGTH = 32  # characters, where numbers are written in digits
+MAX_DIMENSIONS = 32
 DTYPES = frozenset({"u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8"})
 
 
 class RefusedName(Exception):
-    """A pickle asks for a function or class that is not admitted."""
+    """Raised for a pickle that names a function or class that is not allowed."""
 
 
 class Name(enum.Enum):
-    """The functions and classes that a pickle may name; none of them is NumPy's own."""
+    """Placeholders for the functions and classes that a pickle may name."""
 
     RECONSTRUCT = enum.auto()
     FROMBUFFER = enum.auto()
@@ -42,21 +42,21 @@ class Name(enum.Enum):
     ENCODE = enum.auto()
 
 
-ADMITTED = {
-    # NumPy 2 has moved its functions; files have the old addresses or the new ones.
+ALLOWED_NAMES = {
+    # NumPy 2 has moved its functions; files contain the old or the new names.
     ("numpy.core.multiarray", "_reconstruct"): Name.RECONSTRUCT,
     ("numpy._core.multiarray", "_reconstruct"): Name.RECONSTRUCT,
     ("numpy.core.numeric", "_frombuffer"): Name.FROMBUFFER,
     ("numpy._core.numeric", "_frombuffer"): Name.FROMBUFFER,
     ("numpy", "ndarray"): Name.NDARRAY,
     ("numpy", "dtype"): Name.DTYPE,
-    ("_codecs", "encode"): Name.ENCODE,  # by which Python 3 stores bytes in old protocols
+    ("_codecs", "encode"): Name.ENCODE,  # Python 3 stores bytes with it in old protocols
 }
 
 
 @dataclass(frozen=True)
 class PickledDtype:
-    """A stand-in for a dtype. It is one of DTYPES in little-endian order, whatever state a pickle gives it."""
+    """A placeholder for a dtype: one of DTYPES in little-endian order, which no state in a pickle can change."""
 
     name: str
 
@@ -68,11 +68,11 @@ class PickledDtype:
         """Raise ValueError for a state other than that of a built-in dtype of this name in little-endian order."""
         plain = type(state) is tuple and all(item is None or type(item) in (int, str) for item in state)
         if not plain or state != (3, self.order, None, None, None, -1, -1, 0):
-            raise ValueError(f"a dtype {self.name} has another state than NumPy gives it")
+            raise ValueError(f"the state of a dtype {self.name} is not the one that NumPy writes")
 
 
 class PickledArray:
-    """A stand-in for an array, which a pickle makes first and fills later."""
+    """A placeholder for an array, which a pickle creates first and fills later."""
 
     __slots__ = ("array",)
 
@@ -81,63 +81,68 @@ class PickledArray:
 
 
 def load(content: bytes) -> Any:
-    """Return the value that a pickle holds, with arrays where it is a dictionary that has arrays for values.
+    """Return the value in a pickle; the values of a dictionary may be arrays.
 
-    Raises RefusedName for a pickle that asks for other functions or classes, and ValueError or another exception for one that
-    is damaged or has instructions that are not needed for such values.
+    Raises:
+        RefusedName: The pickle names a function or class that is not allowed.
+        ValueError: The pickle is damaged or has unsupported instructions. Damaged pickles may also raise other exceptions.
     """
     value = Machine(content).run()
     if type(value) is dict:
-        return {key: _filled(item) if type(item) is PickledArray else item for key, item in value.items()}
+        return {key: _get_array(item) if type(item) is PickledArray else item for key, item in value.items()}
     return value
 
 
-def _filled(item: PickledArray) -> npt.NDArray[Any]:
-    if item.array is None:
+def _get_array(placeholder: PickledArray) -> npt.NDArray[Any]:
+    if placeholder.array is None:
         raise ValueError("an array has no content")
-    return item.array
+    return placeholder.array
 
 
 class Machine:
-    """The pickle machine: a stack, marks on it, and a memo of values that are used again."""
+    """The pickle machine: a stack, marks on the stack, and a memo of values that are used more than once."""
 
     def __init__(self, content: bytes) -> None:
-        self.content, self.at = content, 0
+        self.content, self.position = content, 0
         self.view = memoryview(content)
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
-        self.allowance = len(content)  # bytes that may still be made of strings
+        self.allowance = len(content)  # bytes that strings may still be encoded to
 
     def run(self) -> Any:
-        for _ in range(MOST_INSTRUCTIONS):
+        """Execute the instructions and return the value that the last one leaves on the stack."""
+        for _ in range(MAX_INSTRUCTIONS):
             opcode = self.take(1)[0]
             if opcode == ord("."):
                 return self.pop()
             if opcode not in INSTRUCTIONS:
-                raise ValueError(f"instruction {opcode:#04x} at byte {self.at - 1:,} is not admitted")
+                raise ValueError(f"instruction {opcode:#04x} at byte {self.position - 1:,} is not supported")
             INSTRUCTIONS[opcode](self)
-        raise ValueError(f"it has more than {MOST_INSTRUCTIONS:,} instructions")
+        raise ValueError(f"it has more than {MAX_INSTRUCTIONS:,} instructions")
 
     # Reading
 
     def take(self, size: int) -> memoryview:
-        if not 0 <= size <= len(self.content) - self.at:
+        """Return the next bytes."""
+        if not 0 <= size <= len(self.content) - self.position:
             raise ValueError("the pickle ends too early")
-        self.at += size
-        return self.view[self.at - size : self.at]
+        self.position += size
+        return self.view[self.position - size : self.position]
 
-    def line(self, longest: int | None = None) -> bytes:
-        end = self.content.find(b"\n", self.at)
+    def read_line(self, longest: int | None = None) -> bytes:
+        """Return the next line, without its end."""
+        end = self.content.find(b"\n", self.position)
         if end < 0:
             raise ValueError("the pickle ends too early")
-        if longest is not None and end - self.at > longest:
+        if longest is not None and end - self.position > longest:
             raise ValueError(f"a number has more than {longest} characters")
-        line = bytes(self.take(end - self.at))
-        self.at += 1
+        line = bytes(self.take(end - self.position))
+        self.position += 1
         return line
 
-    def number(self, size: int, signed: bool = False) -> int:
+    def read_number(self, size: int, signed: bool = False) -> int:
+        """Return a little-endian integer of `size` bytes."""
         return int.from_bytes(self.take(size), "little", signed=signed)
 
     # The stack
@@ -148,6 +153,7 @@ class Machine:
         return self.stack.pop()
 
     def top(self) -> Any:
+        """Return the top of the stack without removing it."""
         self.stack.append(value := self.pop())
         return value
 
@@ -155,6 +161,7 @@ class Machine:
         self.stack.append(value)
 
     def pop_to_mark(self) -> list[Any]:
+        """Remove the last mark and return the values above it."""
         if not self.marks:
             raise ValueError("there is no mark")
         mark = self.marks.pop()
@@ -163,102 +170,121 @@ class Machine:
         return items
 
     def pop_many(self, count: int) -> tuple[Any, ...]:
+        """Remove the last `count` values and return them in order."""
         return tuple(reversed([self.pop() for _ in range(count)]))
 
     # Values
 
     def push_integer(self, size: int) -> None:
-        if size > LONGEST_INTEGER:
+        """Push an integer of `size` bytes."""
+        if size > MAX_INTEGER_BYTES:
             raise ValueError(f"an integer has {size:,} bytes")
-        self.push(self.number(size, signed=True))
+        self.push(self.read_number(size, signed=True))
 
     def push_text_integer(self) -> None:
-        line = self.line(LONGEST_NUMBER)
+        """Push an integer that is written in digits, or a boolean."""
+        line = self.read_line(MAX_NUMBER_LENGTH)
         self.push({b"00": False, b"01": True}[line] if line in (b"00", b"01") else int(line.rstrip(b"L")))
 
     def push_quoted(self) -> None:
-        line = self.line().strip()
+        """Push a string that is written in quotes."""
+        line = self.read_line().strip()
         if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
             raise ValueError("a string has no quotes")
         self.push(codecs.escape_decode(line[1:-1])[0].decode("latin-1"))
 
     def extend(self, items: list[Any]) -> None:
+        """Append items to the list on top of the stack."""
         if type(target := self.top()) is not list:
-            raise ValueError("items are appended to what is not a list")
+            raise ValueError("items are appended to a value that is not a list")
         target.extend(items)
 
     def update(self, items: list[Any]) -> None:
+        """Set items of the dictionary on top of the stack."""
         if type(target := self.top()) is not dict:
-            raise ValueError("items are set in what is not a dictionary")
+            raise ValueError("items are set in a value that is not a dictionary")
         target.update(_pairs(items))
 
     def remember(self, index: int) -> None:
+        """Store the top of the stack in the memo."""
         self.memo[index] = self.top()
 
     def recall(self, index: int) -> None:
+        """Push a value from the memo."""
         if index not in self.memo:
-            raise ValueError("the memo lacks a value")
+            raise ValueError("a value is not in the memo")
         self.push(self.memo[index])
 
     # Names, calls and states
 
     def push_name(self, module: Any, name: Any) -> None:
+        """Push the placeholder of a function or class."""
         if type(module) is not str or type(name) is not str:
             raise ValueError("the name of a function is not a string")
-        if (module, name) not in ADMITTED:
+        if (module, name) not in ALLOWED_NAMES:
             raise RefusedName(" ".join(f"{module[:80]}.{name[:80]}".split()))
-        self.push(ADMITTED[module, name])
+        self.push(ALLOWED_NAMES[module, name])
 
     def call(self) -> None:
+        """Replace a function and its arguments by the result."""
         function, arguments = self.pop_many(2)
         if not isinstance(function, Name) or type(arguments) is not tuple:
-            raise ValueError("a call of what is not a function")
+            raise ValueError("a value that is not a function is called")
         match function, *arguments:
             case Name.ENCODE, str(text), "latin1" | "latin-1":
-                self.push(self.encoded(text))
+                self.push(self.encode_bytes(text))
             case Name.DTYPE, str(name), 0, 1 if name in DTYPES:  # also False and True
                 self.push(PickledDtype(name))
             case Name.RECONSTRUCT, Name.NDARRAY, (0,), b"b" | "b":
                 self.push(PickledArray())
             case Name.FROMBUFFER, buffer, dtype, shape, "C" | "F" as order:
-                self.push(PickledArray(self.array(buffer, dtype, shape, order)))
+                self.push(PickledArray(self.make_array(buffer, dtype, shape, order)))
             case _:
                 raise ValueError(f"a call of {function.name.lower()} with unexpected arguments")
 
     def build(self) -> None:
+        """Set the state of the value below it on the stack."""
         state, target = self.pop(), self.top()
         if type(target) is PickledDtype:
             target.check_state(state)
         elif type(target) is PickledArray and target.array is None and type(state) is tuple and len(state) == 5:
             _, shape, dtype, fortran, buffer = state
-            target.array = self.array(buffer, dtype, shape, "F" if fortran is True or fortran == 1 else "C")
+            target.array = self.make_array(buffer, dtype, shape, "F" if fortran is True or fortran == 1 else "C")
         else:
-            raise ValueError("a state for what has none")
+            raise ValueError("a state is set for a value that has none")
 
-    def encoded(self, text: str) -> bytes:
+    def encode_bytes(self, text: str) -> bytes:
+        """Return the bytes that a string encodes, within the allowance."""
         self.allowance -= len(text)
         if self.allowance < 0:
             raise ValueError("the same string is used for several arrays")
         return text.encode("latin-1")
 
-    def array(self, buffer: Any, dtype: Any, shape: Any, order: str) -> npt.NDArray[Any]:
-        """Return an array over bytes, which must be as many as dtype and shape call for."""
+    def make_array(self, buffer: Any, dtype: Any, shape: Any, order: str) -> npt.NDArray[Any]:
+        """Return an array over a buffer, whose size must match dtype and shape.
+
+        Args:
+            buffer: The bytes, or a string that encodes them.
+            dtype: The placeholder of the dtype.
+            shape: The shape.
+            order: "C" or "F".
+        """
         if type(buffer) is str:
-            buffer = self.encoded(buffer)
+            buffer = self.encode_bytes(buffer)
         if type(buffer) is not bytes or type(dtype) is not PickledDtype or type(shape) is not tuple:
-            raise ValueError("an array without bytes, dtype or shape")
-        if len(shape) > MOST_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
-            raise ValueError("an array with an impossible shape")
+            raise ValueError("an array has no bytes, dtype or shape")
+        if len(shape) > MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
+            raise ValueError("an array has an impossible shape")
         built_in = np.dtype(f"{dtype.order}{dtype.name}")
         if math.prod(shape) * built_in.itemsize != len(buffer):
-            raise ValueError(f"an array of shape {shape} with {len(buffer):,} bytes")
+            raise ValueError(f"an array of shape {shape} has {len(buffer):,} bytes")
         return np.ndarray(shape, built_in, buffer, order="F" if order == "F" else "C")
 
 
 def _pairs(items: list[Any]) -> dict[str, Any]:
-    """Return a dictionary of keys and values that alternate.
+    """Return a dictionary from alternating keys and values.
 
-    Keys are strings: the hash of a tuple that contains itself many times over would take forever.
+    Keys must be strings: computing the hash of a deeply nested tuple could take forever.
     """
     if len(items) % 2 or any(type(key) is not str for key in items[::2]):
         raise ValueError("a dictionary has keys that are not strings")
@@ -266,7 +292,7 @@ def _pairs(items: list[Any]) -> dict[str, Any]:
 
 
 def _check_protocol(m: Machine) -> None:
-    if (protocol := m.number(1)) > 5:
+    if (protocol := m.read_number(1)) > 5:
         raise ValueError(f"unknown protocol {protocol}")
 
 
@@ -279,10 +305,10 @@ def _utf_8(data: memoryview) -> str:
 
 
 INSTRUCTIONS: dict[int, Callable[[Machine], object]] = {
-    ord(code): work
-    for code, work in {
+    ord(code): action
+    for code, action in {
         b"\x80": _check_protocol,  # PROTO
-        b"\x95": lambda m: m.take(8),  # FRAME: how much to read at once
+        b"\x95": lambda m: m.take(8),  # FRAME: a hint about how much to read at a time
         b"(": lambda m: m.marks.append(len(m.stack)),  # MARK
         b"0": lambda m: m.pop(),  # POP
         b"1": lambda m: m.pop_to_mark(),  # POP_MARK
@@ -291,23 +317,23 @@ INSTRUCTIONS: dict[int, Callable[[Machine], object]] = {
         b"\x89": lambda m: m.push(False),  # NEWFALSE
         b"I": lambda m: m.push_text_integer(),  # INT
         b"L": lambda m: m.push_text_integer(),  # LONG
-        b"J": lambda m: m.push(m.number(4, signed=True)),  # BININT
-        b"K": lambda m: m.push(m.number(1)),  # BININT1
-        b"M": lambda m: m.push(m.number(2)),  # BININT2
-        b"\x8a": lambda m: m.push_integer(m.number(1)),  # LONG1
-        b"F": lambda m: m.push(float(m.line(LONGEST_NUMBER))),  # FLOAT
+        b"J": lambda m: m.push(m.read_number(4, signed=True)),  # BININT
+        b"K": lambda m: m.push(m.read_number(1)),  # BININT1
+        b"M": lambda m: m.push(m.read_number(2)),  # BININT2
+        b"\x8a": lambda m: m.push_integer(m.read_number(1)),  # LONG1
+        b"F": lambda m: m.push(float(m.read_line(MAX_NUMBER_LENGTH))),  # FLOAT
         b"G": lambda m: m.push(struct.unpack(">d", m.take(8))[0]),  # BINFLOAT
         b"S": lambda m: m.push_quoted(),  # STRING
-        b"T": lambda m: m.push(_latin_1(m.take(m.number(4)))),  # BINSTRING
-        b"U": lambda m: m.push(_latin_1(m.take(m.number(1)))),  # SHORT_BINSTRING
-        b"V": lambda m: m.push(m.line().decode("raw-unicode-escape")),  # UNICODE
-        b"X": lambda m: m.push(_utf_8(m.take(m.number(4)))),  # BINUNICODE
-        b"\x8c": lambda m: m.push(_utf_8(m.take(m.number(1)))),  # SHORT_BINUNICODE
-        b"\x8d": lambda m: m.push(_utf_8(m.take(m.number(8)))),  # BINUNICODE8
-        b"B": lambda m: m.push(bytes(m.take(m.number(4)))),  # BINBYTES
-        b"C": lambda m: m.push(bytes(m.take(m.number(1)))),  # SHORT_BINBYTES
-        b"\x8e": lambda m: m.push(bytes(m.take(m.number(8)))),  # BINBYTES8
-        b"\x96": lambda m: m.push(bytes(m.take(m.number(8)))),  # BYTEARRAY8, of arrays in protocol 5
+        b"T": lambda m: m.push(_latin_1(m.take(m.read_number(4)))),  # BINSTRING
+        b"U": lambda m: m.push(_latin_1(m.take(m.read_number(1)))),  # SHORT_BINSTRING
+        b"V": lambda m: m.push(m.read_line().decode("raw-unicode-escape")),  # UNICODE
+        b"X": lambda m: m.push(_utf_8(m.take(m.read_number(4)))),  # BINUNICODE
+        b"\x8c": lambda m: m.push(_utf_8(m.take(m.read_number(1)))),  # SHORT_BINUNICODE
+        b"\x8d": lambda m: m.push(_utf_8(m.take(m.read_number(8)))),  # BINUNICODE8
+        b"B": lambda m: m.push(bytes(m.take(m.read_number(4)))),  # BINBYTES
+        b"C": lambda m: m.push(bytes(m.take(m.read_number(1)))),  # SHORT_BINBYTES
+        b"\x8e": lambda m: m.push(bytes(m.take(m.read_number(8)))),  # BINBYTES8
+        b"\x96": lambda m: m.push(bytes(m.take(m.read_number(8)))),  # BYTEARRAY8, of arrays in protocol 5
         b")": lambda m: m.push(()),  # EMPTY_TUPLE
         b"t": lambda m: m.push(tuple(m.pop_to_mark())),  # TUPLE
         b"\x85": lambda m: m.push(m.pop_many(1)),  # TUPLE1
@@ -321,14 +347,14 @@ INSTRUCTIONS: dict[int, Callable[[Machine], object]] = {
         b"d": lambda m: m.push(_pairs(m.pop_to_mark())),  # DICT
         b"s": lambda m: m.update([*m.pop_many(2)]),  # SETITEM
         b"u": lambda m: m.update(m.pop_to_mark()),  # SETITEMS
-        b"p": lambda m: m.remember(int(m.line(LONGEST_NUMBER))),  # PUT
-        b"q": lambda m: m.remember(m.number(1)),  # BINPUT
-        b"r": lambda m: m.remember(m.number(4)),  # LONG_BINPUT
+        b"p": lambda m: m.remember(int(m.read_line(MAX_NUMBER_LENGTH))),  # PUT
+        b"q": lambda m: m.remember(m.read_number(1)),  # BINPUT
+        b"r": lambda m: m.remember(m.read_number(4)),  # LONG_BINPUT
         b"\x94": lambda m: m.remember(len(m.memo)),  # MEMOIZE
-        b"g": lambda m: m.recall(int(m.line(LONGEST_NUMBER))),  # GET
-        b"h": lambda m: m.recall(m.number(1)),  # BINGET
-        b"j": lambda m: m.recall(m.number(4)),  # LONG_BINGET
-        b"c": lambda m: m.push_name(m.line().decode(), m.line().decode()),  # GLOBAL
+        b"g": lambda m: m.recall(int(m.read_line(MAX_NUMBER_LENGTH))),  # GET
+        b"h": lambda m: m.recall(m.read_number(1)),  # BINGET
+        b"j": lambda m: m.recall(m.read_number(4)),  # LONG_BINGET
+        b"c": lambda m: m.push_name(m.read_line().decode(), m.read_line().decode()),  # GLOBAL
         b"\x93": lambda m: m.push_name(*m.pop_many(2)),  # STACK_GLOBAL
         b"R": lambda m: m.call(),  # REDUCE
         b"b": lambda m: m.build(),  # BUILD

@@ -1,4 +1,4 @@
-"""From an image file's bytes to pixels: upright, eight bits a channel, three channels; what cannot be read is a BadImage."""
+"""Decoding image files to upright RGB images with 8 bits per channel, in threads. Images that cannot be read raise BadImage."""
 
 import contextlib
 import errno
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from longtail import files
 from longtail.data.jpeg import is_plain
-from longtail.data.lazy_images import ImageArray, IntArray, LazyImages, Read, StreamedImages
+from longtail.data.lazy_images import DecodedImages, ImageArray, IntArray, LazyImages, StreamedImages
 from longtail.errors import UnreadableImageError, UserError
 from longtail.image_formats import supported_formats
 from longtail.progress import track
@@ -26,75 +26,90 @@ from longtail.torchrun import read_world
 if TYPE_CHECKING:
     from PIL import Image
 
-ORIENTATION = 0x0112  # EXIF's tag; 1 is upright
-AT_ONCE = 4  # images under way for each thread; each may have LARGEST_IMAGE bytes
-LARGEST_IMAGE = 2**29  # bytes of a file; an uncompressed 8-bit image of the most pixels that PIL admits has fewer
-FIX = "replace or remove it, or leave such images out with --data.on_error skip"
-MOVING = ("GIF", "WEBP", "PNG", "AVIF")  # formats whose frames are an animation; those of others are pages, or views
+ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
+QUEUED_PER_THREAD = 4  # images; each may have MAX_IMAGE_BYTES
+MAX_IMAGE_BYTES = 2**29  # of a file; an uncompressed 8-bit image with the most pixels that Pillow accepts is smaller
+SKIP_HINT = "replace or remove it, or leave such images out with --data.on_error skip"
+ANIMATED_FORMATS = ("GIF", "WEBP", "PNG", "AVIF")  # frames of other formats are pages or views
+LAST_ROWS = 8  # decoders fill the end of a truncated JPEG with gray, without an error
 
-# Its remarks on odd files (a damaged EXIF, many pixels) name no file; what matters is checked here.
+# Pillow's warnings about damaged metadata and many pixels do not name the file; what matters is checked here.
 warnings.filterwarnings("ignore", module=r"PIL\..*")
 
 T = TypeVar("T")
 
 
 class BadImage(Exception):
-    """Why an image cannot be read, in a few words."""
+    """Raised for an image that cannot be read; the message gives the reason in a few words."""
 
 
-def encoded_pool(
+def lazy_encoded_images(
     labels: IntArray,
     class_names: tuple[str, ...],
     ids: npt.NDArray[Any],
-    encoded: Callable[[int], bytes],
+    read_encoded: Callable[[int], bytes],
     sizes: IntArray | None,
     image_size: int,
     skip: bool,
-    place: Callable[[int], object] | None = None,
+    describe: Callable[[int], object] | None = None,
 ) -> LazyImages:
-    """Of image files, wherever they lie; `place` is what an error calls one (its id, if not said)."""
+    """Return lazy images of encoded files, in a folder or in shards.
 
-    def read(indices: IntArray) -> Read:
-        return decode_all(encoded, indices, image_size, skip, place or ids.__getitem__)
+    Args:
+        labels: The label of each image.
+        class_names: The names of the classes.
+        ids: The id of each image.
+        read_encoded: Returns the content of the file with the given index.
+        sizes: The bytes of each file.
+        image_size: The height and width, in pixels, of decoded images.
+        skip: Leave out images that cannot be read, instead of raising UserError.
+        describe: Returns what error messages call the image with the given index; the default is its id.
+    """
 
-    return LazyImages(labels, class_names, ids, read, encoded, sizes, place)
+    def read(indices: IntArray) -> DecodedImages:
+        return decode_images(read_encoded, indices, image_size, skip, describe or ids.__getitem__)
+
+    return LazyImages(labels, class_names, ids, read, read_encoded, sizes, describe)
 
 
-def decode_all(
-    encoded: Callable[[int], bytes], indices: IntArray, size: int, skip: bool, place: Callable[[int], object]
-) -> Read:
-    """The first bad image ends it, or where they are to be skipped each is told of."""
-    images, bad = np.empty((len(indices), size, size, 3), np.uint8), dict[int, str]()
-    order = np.argsort(indices, kind="stable")  # as they lie in their files
-    with closing(in_threads(lambda index: decode(encoded(index), size), indices[order])) as every:
-        for i, found in zip(order, track(every, len(order), "reading images"), strict=True):
-            if not isinstance(found, BadImage):
-                images[i] = found
+def decode_images(
+    read_encoded: Callable[[int], bytes], indices: IntArray, size: int, skip: bool, describe: Callable[[int], object]
+) -> DecodedImages:
+    """Decode the center squares of images; for the arguments, see `lazy_encoded_images`."""
+    images, unreadable = np.empty((len(indices), size, size, 3), np.uint8), dict[int, str]()
+    order = np.argsort(indices, kind="stable")  # the order in which they are stored
+    with closing(map_in_threads(lambda index: decode_square(read_encoded(index), size), indices[order])) as results:
+        for i, result in zip(order, track(results, len(order), "reading images"), strict=True):
+            if not isinstance(result, BadImage):
+                images[i] = result
             elif skip:
-                bad[int(i)] = str(found)
+                unreadable[int(i)] = str(result)
             else:
-                raise cannot_read(place(int(indices[i])), found)
-    return Read(images, dict(sorted(bad.items())))
+                raise unreadable_image_error(describe(int(indices[i])), result)
+    return DecodedImages(images, dict(sorted(unreadable.items())))
 
 
-def in_threads(work: Callable[[int], T], indices: IntArray) -> Generator[T | BadImage]:
-    """The work on each index, in order; a BadImage is a result like others. Few are under way: little is held in memory."""
+def map_in_threads(work: Callable[[int], T], indices: IntArray) -> Generator[T | BadImage]:
+    """Yield `work(index)` for each index, in order; a BadImage that it raises is yielded.
 
-    def one(index: int) -> T | BadImage:
+    Only a few items are in progress at a time, to limit the memory.
+    """
+
+    def work_or_error(index: int) -> T | BadImage:
         try:
             return work(index)
         except BadImage as error:
             return error
 
-    # Threads suffice: PIL releases the interpreter lock while it decodes and resizes.
-    workers = cores()
+    # Threads are enough: Pillow releases the interpreter lock while it decodes and resizes.
+    workers = available_cores()
     with ThreadPoolExecutor(workers) as threads:
         waiting: deque[Future[T | BadImage]] = deque()
         try:
             for index in indices.tolist():
-                if len(waiting) == AT_ONCE * workers:
+                if len(waiting) == QUEUED_PER_THREAD * workers:
                     yield waiting.popleft().result()
-                waiting.append(threads.submit(one, index))
+                waiting.append(threads.submit(work_or_error, index))
             while waiting:
                 yield waiting.popleft().result()
         finally:
@@ -102,104 +117,105 @@ def in_threads(work: Callable[[int], T], indices: IntArray) -> Generator[T | Bad
                 future.cancel()
 
 
-def cores() -> int:
-    """Those that this process may use; those that torchrun has started on a machine share them."""
-    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(mine // read_world().local_size, 1)
+def available_cores() -> int:
+    """Return the number of cores for this process; the processes that torchrun starts on a machine share its cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(cores // read_world().local_size, 1)
 
 
-def memory() -> int:
-    """Bytes that this process may use, by the machine and by the group it is confined to; shared as the cores are."""
-    every = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError, ValueError):  # no group, or "max"
-        every = min(every, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return every // read_world().local_size
+def available_memory() -> int:
+    """Return the bytes of memory for this process, within the limit of its control group; shared as in `available_cores`."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):  # no control group, or "max"
+        memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return memory // read_world().local_size
 
 
-def cannot_read(place: object, why: BadImage) -> UserError:
-    return UserError(f"{_bad(place, why)}: {FIX}", kind="bad-image")
+def unreadable_image_error(image: object, reason: BadImage) -> UserError:
+    """Return the error for an image, given by its path or id."""
+    return UserError(f"{_describe_bad_image(image, reason)}: {SKIP_HINT}", kind="bad-image")
 
 
-def _bad(place: object, why: BadImage) -> str:
-    return f"cannot read the image {place} ({why})"
+def _describe_bad_image(image: object, reason: BadImage) -> str:
+    return f"cannot read the image {image} ({reason})"
 
 
 def read_file(path: str | Path) -> bytes:
-    """Return the bytes of an image file: a regular file of at most LARGEST_IMAGE bytes; anything else is a BadImage."""
+    """Return the content of an image file. Anything but a regular file of at most MAX_IMAGE_BYTES raises BadImage."""
     try:
-        return files.read_bytes(path, LARGEST_IMAGE)
+        return files.read_bytes(path, MAX_IMAGE_BYTES)
     except MemoryError as error:
         raise UserError(
-            f"memory is too short to read {path}: free some, or read with fewer --data.workers", kind="out-of-memory"
+            f"not enough memory to read {path}: free some, or use fewer --data.workers", kind="out-of-memory"
         ) from error
     except OSError as error:
-        refuse_shortage(error)
+        raise_resource_shortage(error)
         if error.errno != errno.ENOENT:
             raise BadImage(str(error.strerror)) from error
         raise BadImage("it is not a file" if os.path.lexists(path) else "there is no such file") from error
 
 
-def refuse_shortage(error: OSError) -> None:
-    """What the machine lacks is no fault of the image."""
+def raise_resource_shortage(error: OSError) -> None:
+    """Raise UserError if an error is due to a lack of memory or file descriptors, and not to the image."""
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         raise UserError(
-            f"{error.strerror}: raise the limit (ulimit -n), or free memory", kind="out-of-memory"
+            f"{error.strerror}: raise the limit of open files (ulimit -n), or free memory", kind="out-of-memory"
         ) from error
 
 
-def decode(encoded: bytes, size: int) -> ImageArray:
-    """The upright center square of the image, `size` pixels wide, as (size, size, 3)."""
-    with opened(encoded) as image:
+def decode_square(encoded: bytes, size: int) -> ImageArray:
+    """Decode the upright center square of an image, resized to (size, size, 3)."""
+    with open_image(encoded) as image:
         image.draft(None, (2 * size, 2 * size))  # a large JPEG is decoded at a fraction of its size
-        return center_square(image, size)
+        return crop_center_square(image, size)
 
 
-def center_square(image: "Image.Image", size: int) -> ImageArray:
-    """Of an image that is open, as `decode` has it."""
+def crop_center_square(image: "Image.Image", size: int) -> ImageArray:
+    """Return the upright center square of an open image; see `decode_square`."""
     from PIL import Image, ImageOps
 
-    return np.asarray(ImageOps.fit(upright(image), (size, size), Image.Resampling.BILINEAR))
+    return np.asarray(ImageOps.fit(to_upright_rgb(image), (size, size), Image.Resampling.BILINEAR))
 
 
-def decode_whole(encoded: bytes, side: int) -> ImageArray:
-    """The whole image, upright, (3, height, width); made smaller where it would not fit a square of `side` pixels.
+def decode_to_fit(encoded: bytes, side: int) -> ImageArray:
+    """Decode a whole image, upright, as (3, height, width); it is shrunk if it exceeds a square of `side` pixels.
 
-    A plain JPEG goes through torchvision: there threads do not wait for one another, as they do here and there in PIL.
+    Plain JPEGs are decoded by torchvision, in which threads do not block each other as they sometimes do in Pillow.
     """
     if is_plain(encoded, side):
-        with contextlib.suppress(RuntimeError, ImportError):  # PIL reads it all the same, or says what is wrong with it
-            return _by_torchvision(encoded)
-    with opened(encoded) as image:
-        share = min(side / max(image.width, image.height), 1)
-        image.draft(None, (max(int(image.width * share), 1), max(int(image.height * share), 1)))
-        return whole(image, side)
+        with contextlib.suppress(RuntimeError, ImportError):  # Pillow reads it anyway, or gives the reason
+            return _decode_by_torchvision(encoded)
+    with open_image(encoded) as image:
+        scale = min(side / max(image.width, image.height), 1)
+        image.draft(None, (max(int(image.width * scale), 1), max(int(image.height * scale), 1)))
+        return shrink_to_fit(image, side)
 
 
-def whole(image: "Image.Image", side: int) -> ImageArray:
-    """Of an image that is open, as `decode_whole` has it."""
+def shrink_to_fit(image: "Image.Image", side: int) -> ImageArray:
+    """Return an open image as an array (3, height, width); see `decode_to_fit`."""
     from PIL import Image
 
-    smaller = upright(image)
+    smaller = to_upright_rgb(image)
     smaller.thumbnail((side, side), Image.Resampling.BILINEAR, reducing_gap=None)
     return np.asarray(smaller).transpose(2, 0, 1)
 
 
-def decode_from(images: StreamedImages, index: int, side: int) -> ImageArray:
-    """An image of a streamed source, as `decode_whole` has it."""
-    with naming(images, index):
-        return decode_whole(images.encoded(index), side)
+def decode_streamed(images: StreamedImages, index: int, side: int) -> ImageArray:
+    """Decode an image of a streamed split; see `decode_to_fit`."""
+    with name_bad_image(images, index):
+        return decode_to_fit(images.read_encoded(index), side)
 
 
 @contextmanager
-def naming(images: StreamedImages, index: int) -> Iterator[None]:
-    """An error that says which image it was; several processes read different ones, and may fail alone."""
+def name_bad_image(images: StreamedImages, index: int) -> Iterator[None]:
+    """Context manager that turns a BadImage into an error that names the image, for one process of several."""
     try:
         yield
     except BadImage as error:
-        raise UnreadableImageError(_bad(images.place(index), error), FIX) from error
+        raise UnreadableImageError(_describe_bad_image(images.describe(index), error), SKIP_HINT) from error
 
 
-def _by_torchvision(encoded: bytes) -> ImageArray:
+def _decode_by_torchvision(encoded: bytes) -> ImageArray:
     import torch
     from torchvision.io import ImageReadMode, decode_jpeg
 
@@ -207,86 +223,86 @@ def _by_torchvision(encoded: bytes) -> ImageArray:
         return decode_jpeg(torch.frombuffer(bytearray(encoded), dtype=torch.uint8), ImageReadMode.RGB).numpy()
 
 
-def unreadable(encoded: Callable[[int], bytes], indices: IntArray) -> dict[int, str]:
-    """Which of these images cannot be read, and why; all of them are decoded for it."""
-    with closing(in_threads(lambda index: probe_image(encoded(index)), indices)) as every:
-        walk = zip(indices.tolist(), track(every, len(indices), "looking for bad images"), strict=True)
-        return {index: str(found) for index, found in walk if isinstance(found, BadImage)}
-
-
-BLOCK = 8  # rows; where a JPEG's data end too early decoders leave its last ones gray, and say nothing
+def find_unreadable(read_encoded: Callable[[int], bytes], indices: IntArray) -> dict[int, str]:
+    """Decode all images with these indices, and return those that cannot be read: index -> reason."""
+    with closing(map_in_threads(lambda index: probe_image(read_encoded(index)), indices)) as results:
+        tracked = track(results, len(indices), "looking for unreadable images")
+        pairs = zip(indices.tolist(), tracked, strict=True)
+        return {index: str(result) for index, result in pairs if isinstance(result, BadImage)}
 
 
 class ImageInfo(NamedTuple):
-    """What a file turns out to hold."""
+    """The properties of an image file."""
 
     format: str
-    mode: str
+    mode: str  # of Pillow, such as "RGB"
     width: int
     height: int
-    moving: bool  # of several frames
-    exif_rotated: bool  # by EXIF
-    blank: bool  # of one color, or gray at its end
+    animated: bool
+    exif_rotated: bool
+    blank: bool  # of a single color, or gray at its end
 
 
 def probe_image(encoded: bytes) -> ImageInfo:
-    """Decode the whole image, and say what it is."""
-    with opened(encoded) as image:
-        turned = image.getexif().get(ORIENTATION, 1) not in (0, 1)
-        found = (image.format or "unknown", image.mode, image.width, image.height, _moves(image), turned)
-        gray = image.format == "JPEG" and _ends_gray(image)
-        return ImageInfo(*found, blank=gray or all(high - low <= 3 for low, high in _levels(upright(image))))
+    """Decode a whole image and return its properties."""
+    with open_image(encoded) as image:
+        exif_rotated = image.getexif().get(ORIENTATION, 1) not in (0, 1)
+        format, mode, width, height, animated = image.format, image.mode, image.width, image.height, _is_animated(image)
+        blank = (format == "JPEG" and _ends_gray(image)) or all(
+            high - low <= 3 for low, high in _channel_ranges(to_upright_rgb(image))
+        )
+        return ImageInfo(format or "unknown", mode, width, height, animated, exif_rotated, blank)
 
 
 def _ends_gray(image: "Image.Image") -> bool:
-    end = image.crop((0, max(image.height - BLOCK, 0), image.width, image.height)).convert("RGB")
-    return all(low >= 126 and high <= 130 for low, high in _levels(end))
+    end = image.crop((0, max(image.height - LAST_ROWS, 0), image.width, image.height)).convert("RGB")
+    return all(low >= 126 and high <= 130 for low, high in _channel_ranges(end))
 
 
-def _levels(image: "Image.Image") -> tuple[tuple[int, int], ...]:
-    """The darkest and the brightest of each channel."""
+def _channel_ranges(image: "Image.Image") -> tuple[tuple[int, int], ...]:
+    """Return the smallest and the largest value of each channel."""
     return cast(tuple[tuple[int, int], ...], image.getextrema())
 
 
-def _moves(image: "Image.Image") -> bool:
-    """Return whether there is a second frame; a damaged one is no fault, since only the first is used.
+def _is_animated(image: "Image.Image") -> bool:
+    """Return whether there is a second frame, which may be damaged, since only the first is used.
 
     `n_frames` would read all frames of a GIF, of which a small file can have millions.
     """
     try:
-        return image.format in MOVING and bool(getattr(image, "is_animated", False))
-    except Exception:  # decoders raise anything
+        return image.format in ANIMATED_FORMATS and bool(getattr(image, "is_animated", False))
+    except Exception:  # decoders may raise anything
         return True
 
 
 @contextmanager
-def opened(encoded: bytes) -> "Iterator[Image.Image]":
-    """The image of a file; anything that a decoder raises on a damaged one is a BadImage."""
+def open_image(encoded: bytes) -> "Iterator[Image.Image]":
+    """Context manager that opens an encoded image. Any exception that a decoder raises becomes a BadImage."""
     from PIL import Image, UnidentifiedImageError
 
     try:
         if not encoded:
             raise BadImage("the file is empty")
         with Image.open(io.BytesIO(encoded), formats=supported_formats()) as image:
-            _refuse_bomb(image)
+            _check_pixels(image)
             yield image
     except BadImage:
         raise
-    except UnidentifiedImageError as error:  # its words name an object in memory
-        raise BadImage("it is no image of a known format") from error
-    except Exception as error:  # decoders raise anything
+    except UnidentifiedImageError as error:  # its message names an object in memory
+        raise BadImage("it is not an image of a supported format") from error
+    except Exception as error:  # decoders may raise anything
         raise BadImage(" ".join(str(error).split()) or type(error).__name__) from error
 
 
-def upright(image: "Image.Image") -> "Image.Image":
-    """The first frame as its camera meant it, in RGB."""
+def to_upright_rgb(image: "Image.Image") -> "Image.Image":
+    """Return the first frame in RGB, rotated according to EXIF."""
     from PIL import ImageOps
 
-    return _eight_bit(ImageOps.exif_transpose(image), image.format).convert("RGB")
+    return _to_eight_bits(ImageOps.exif_transpose(image), image.format).convert("RGB")
 
 
-def _refuse_bomb(image: "Image.Image") -> None:
-    """PIL itself only warns up to twice its limit."""
+def _check_pixels(image: "Image.Image") -> None:
+    """Raise BadImage for more pixels than Pillow's limit, up to twice of which Pillow only warns."""
     from PIL import Image
 
     limit = Image.MAX_IMAGE_PIXELS
@@ -294,12 +310,16 @@ def _refuse_bomb(image: "Image.Image") -> None:
         raise BadImage(f"{image.width}x{image.height} pixels may be a decompression bomb")
 
 
-def _eight_bit(image: "Image.Image", format: str | None) -> "Image.Image":
-    """PIL clips deeper grays to white on conversion; 16 bits are scaled, and where the range is unknown we say so."""
+def _to_eight_bits(image: "Image.Image", format: str | None) -> "Image.Image":
+    """Return the image with at most 8 bits per channel.
+
+    Pillow's conversion would clip grayscale images with more bits to white. 16 bits are scaled; 32-bit images, whose range is
+    unknown, raise BadImage.
+    """
     from PIL import Image
 
     if image.mode.startswith("I;16") or (format, image.mode) == ("PPM", "I"):  # a PGM, of 16 bits at most
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise BadImage(f"its pixels are 32-bit, mode {image.mode}; save it with 8 bits a channel")
+        raise BadImage(f"it has 32 bits per pixel, mode {image.mode}; save it with 8 bits per channel")
     return image

@@ -1,4 +1,4 @@
-"""`longtail data inspect`: what a source holds, and what is wrong with it, before anything is trained."""
+"""Inspecting a data set before training: class counts, image sizes, unreadable and duplicate files."""
 
 import hashlib
 from collections import Counter
@@ -9,31 +9,31 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from longtail.config import DataConfig
-from longtail.data.decode import BadImage, ImageInfo, in_threads, probe_image
-from longtail.data.lazy_images import LazyImages, RawDataset, Skipped
+from longtail.data.decode import BadImage, ImageInfo, map_in_threads, probe_image
+from longtail.data.lazy_images import LazyImages, RawDataset, SkippedImage
 from longtail.data.long_tail import shot_groups
-from longtail.data.sources import long_tail, open_data
+from longtail.data.sources import draw_long_tail, open_data
 from longtail.progress import track
 
 
-class Seen(NamedTuple):
-    """An image file that was read."""
+class InspectedImage(NamedTuple):
+    """The properties of an image file that was read."""
 
     split: str
     id: str
     label: int
     size: int  # bytes
     digest: bytes
-    look: ImageInfo
+    info: ImageInfo
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """All that was found. Sizes in pixels and bytes are (smallest, median, largest)."""
+    """The result of `inspect`. Widths, heights and bytes are (smallest, median, largest)."""
 
     name: str
     class_names: tuple[str, ...]
-    counts: list[int]  # of training images
+    counts: list[int]  # training images of each class
     test_counts: list[int]
     imbalance: float
     shot_groups: dict[str, int]
@@ -46,42 +46,48 @@ class Inspection:
     modes: dict[str, int] = field(default_factory=dict)
     exif_rotated: int = 0
     animated: int = 0
-    unreadable: list[Skipped] = field(default_factory=list)
+    unreadable: list[SkippedImage] = field(default_factory=list)
     blank: list[str] = field(default_factory=list)
-    """Of one color, or gray at their end: what decoders make of a file whose data are lost but whose last bytes are there."""
+    """Images of a single color, or gray at their end, as decoders return for files whose content was partly overwritten."""
     duplicates: list[list[str]] = field(default_factory=list)
-    """Files of the same bytes, in one class and one part."""
+    """Groups of identical files in the same class and split."""
     in_several_classes: list[list[str]] = field(default_factory=list)
-    """Files of the same bytes in several classes."""
+    """Groups of identical files in several classes."""
     leaked: list[list[str]] = field(default_factory=list)
-    """Files of the same bytes in training and evaluation."""
+    """Groups of identical files in both the training and the evaluation images."""
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the result as JSON values."""
         tree = asdict(self)
         return tree | {"unreadable": [{"id": i, "why": why} for i, why in self.unreadable]}
 
 
 def inspect(data: DataConfig, quick: bool = False) -> Inspection:
-    """Counts from the labels alone; then, unless `quick`, every image decoded and compared. The twin of `data inspect`."""
-    opened = open_data(replace(data, on_error="skip"))  # a file that is missing is a finding
-    drawn, notes = long_tail(opened, data)
-    parts = {"train": opened.train.subset(drawn), "test": opened.test}
-    about = _counted(opened, parts["train"], notes)
+    """Inspect a data set, as `longtail data inspect` does.
+
+    Args:
+        data: The data set.
+        quick: Only count labels and missing files, instead of reading every image.
+    """
+    opened = open_data(replace(data, on_error="skip"))  # missing files are reported, not raised
+    drawn, notes = draw_long_tail(opened, data)
+    splits = {"train": opened.train.subset(drawn), "test": opened.test}
+    result = _inspect_labels(opened, splits["train"], notes)
     if quick:
-        return replace(about, unreadable=[image for pool in parts.values() for image in absent(pool)])
-    good: list[Seen] = []
-    bad: list[Skipped] = []
-    for split, pool in parts.items():
-        every = in_threads(looking(pool, split), np.arange(len(pool.labels)))
-        for place, found in enumerate(track(every, len(pool.labels), f"reading {split}")):
+        return replace(result, unreadable=[image for images in splits.values() for image in find_missing(images)])
+    readable: list[InspectedImage] = []
+    unreadable: list[SkippedImage] = []
+    for split, images in splits.items():
+        results = map_in_threads(image_inspector(images, split), np.arange(len(images.labels)))
+        for index, found in enumerate(track(results, len(images.labels), f"reading {split}")):
             if isinstance(found, BadImage):
-                bad.append(Skipped(str(pool.ids[place]), str(found)))
+                unreadable.append(SkippedImage(str(images.ids[index]), str(found)))
             else:
-                good.append(found)
-    return _with_images(about, good, bad)
+                readable.append(found)
+    return _add_images(result, readable, unreadable)
 
 
-def _counted(opened: RawDataset, train: LazyImages, notes: Sequence[str]) -> Inspection:
+def _inspect_labels(opened: RawDataset, train: LazyImages, notes: Sequence[str]) -> Inspection:
     counts = train.counts
     return Inspection(
         name=opened.name,
@@ -94,52 +100,52 @@ def _counted(opened: RawDataset, train: LazyImages, notes: Sequence[str]) -> Ins
     )
 
 
-def absent(pool: LazyImages) -> list[Skipped]:
-    """What can be said without reading an image."""
-    if pool.sizes is None:
+def find_missing(images: LazyImages) -> list[SkippedImage]:
+    """Return the files that are missing or empty, without reading any."""
+    if images.sizes is None:
         return []
-    return [Skipped(str(pool.ids[i]), "the file is missing or empty") for i in np.where(pool.sizes == 0)[0]]
+    return [SkippedImage(str(images.ids[i]), "the file is missing or empty") for i in np.where(images.sizes == 0)[0]]
 
 
-def looking(pool: LazyImages, split: str) -> Callable[[int], Seen]:
-    def one(index: int) -> Seen:
-        file = pool.encoded(index)
+def image_inspector(images: LazyImages, split: str) -> Callable[[int], InspectedImage]:
+    """Return a function that reads the image with an index and returns its properties."""
+
+    def inspect_image(index: int) -> InspectedImage:
+        file = images.read_encoded(index)
         digest = hashlib.blake2b(file, digest_size=16).digest()
-        return Seen(split, str(pool.ids[index]), int(pool.labels[index]), len(file), digest, probe_image(file))
+        return InspectedImage(
+            split, str(images.ids[index]), int(images.labels[index]), len(file), digest, probe_image(file)
+        )
 
-    return one
+    return inspect_image
 
 
-def _with_images(about: Inspection, good: list[Seen], bad: list[Skipped]) -> Inspection:
-    alike: dict[bytes, list[Seen]] = {}
-    for seen in good:
-        alike.setdefault(seen.digest, []).append(seen)
-    groups = [group for group in alike.values() if len(group) > 1]
-    leaked, torn = (
-        [group for group in groups if len({getattr(seen, what) for seen in group}) > 1] for what in ("split", "label")
-    )
-    plain = [group for group in groups if len({(seen.split, seen.label) for seen in group}) == 1]
+def _add_images(result: Inspection, readable: list[InspectedImage], unreadable: list[SkippedImage]) -> Inspection:
+    """Return the result with what reading the images has found."""
+    by_digest: dict[bytes, list[InspectedImage]] = {}
+    for image in readable:
+        by_digest.setdefault(image.digest, []).append(image)
+    identical = [group for group in by_digest.values() if len(group) > 1]
+    leaked = [group for group in identical if len({image.split for image in group}) > 1]
+    in_several_classes = [group for group in identical if len({image.label for image in group}) > 1]
+    duplicates = [group for group in identical if len({(image.split, image.label) for image in group}) == 1]
     found = {
-        "read": len(good),
-        "width": _spread([seen.look.width for seen in good]),
-        "height": _spread([seen.look.height for seen in good]),
-        "bytes": _spread([seen.size for seen in good]),
-        "formats": dict(Counter(seen.look.format for seen in good).most_common()),
-        "modes": dict(Counter(seen.look.mode for seen in good).most_common()),
-        "exif_rotated": sum(seen.look.exif_rotated for seen in good),
-        "animated": sum(seen.look.moving for seen in good),
-        "unreadable": bad,
-        "blank": [f"{seen.split}: {seen.id}" for seen in good if seen.look.blank],
-        "duplicates": _ids(plain),
-        "in_several_classes": _ids(torn),
-        "leaked": [[f"{seen.split}: {seen.id}" for seen in group] for group in leaked],
+        "read": len(readable),
+        "width": _min_median_max([image.info.width for image in readable]),
+        "height": _min_median_max([image.info.height for image in readable]),
+        "bytes": _min_median_max([image.size for image in readable]),
+        "formats": dict(Counter(image.info.format for image in readable).most_common()),
+        "modes": dict(Counter(image.info.mode for image in readable).most_common()),
+        "exif_rotated": sum(image.info.exif_rotated for image in readable),
+        "animated": sum(image.info.animated for image in readable),
+        "unreadable": unreadable,
+        "blank": [f"{image.split}: {image.id}" for image in readable if image.info.blank],
+        "duplicates": [[image.id for image in group] for group in duplicates],
+        "in_several_classes": [[image.id for image in group] for group in in_several_classes],
+        "leaked": [[f"{image.split}: {image.id}" for image in group] for group in leaked],
     }
-    return Inspection(**(vars(about) | found))
+    return Inspection(**(vars(result) | found))
 
 
-def _spread(values: list[int]) -> tuple[float, ...]:
+def _min_median_max(values: list[int]) -> tuple[float, ...]:
     return (float(min(values)), float(np.median(values)), float(max(values))) if values else ()
-
-
-def _ids(groups: list[list[Seen]]) -> list[list[str]]:
-    return [[seen.id for seen in group] for group in groups]

@@ -1,4 +1,4 @@
-"""Long tails drawn from balanced sets, by the rule of LDAM (Cao et al. 2019) that the field has kept. NumPy only."""
+"""Long-tailed subsets of balanced data sets, drawn as in LDAM (Cao et al. 2019), and validation splits. NumPy only."""
 
 import hashlib
 
@@ -7,21 +7,41 @@ import numpy.typing as npt
 
 from longtail.metrics import shot_groups
 
-__all__ = ["PROFILES", "checksum", "draw", "exponential_counts", "shot_groups", "step_counts", "validation_split"]
+__all__ = [
+    "PROFILES",
+    "checksum",
+    "draw_subset",
+    "exponential_counts",
+    "shot_groups",
+    "step_counts",
+    "validation_split",
+]
 
 IntArray = npt.NDArray[np.int64]
 
 
 def exponential_counts(largest: int, classes: int, factor: float) -> IntArray:
-    """Images per class, falling from `largest` to `largest / factor` by a constant ratio; at least 1."""
+    """Return the number of images per class for an exponential profile, from `largest` down to `largest / factor`.
+
+    Args:
+        largest: The number of images of the first class.
+        classes: The number of classes.
+        factor: The imbalance factor.
+    """
     # Truncated by int() in double precision, as in the released code: rounding would give other sets.
     last = max(classes - 1, 1)
     return np.array([max(1, int(largest * (1 / factor) ** (c / last))) for c in range(classes)], np.int64)
 
 
 def step_counts(largest: int, classes: int, factor: float) -> IntArray:
-    """Images per class: `largest` in the first half, `largest / factor` in the rarer half; at least 1."""
-    head = classes // 2  # the rarer half has the odd class
+    """Return the number of images per class for a step profile: `largest` in the first half, `largest / factor` in the second.
+
+    Args:
+        largest: The number of images of each class of the first half.
+        classes: The number of classes; if it is odd, the second half has one class more.
+        factor: The imbalance factor.
+    """
+    head = classes // 2
     tail = max(1, int(largest / factor))
     return np.array([largest] * head + [tail] * (classes - head), np.int64)
 
@@ -29,11 +49,16 @@ def step_counts(largest: int, classes: int, factor: float) -> IntArray:
 PROFILES = {"exponential": exponential_counts, "step": step_counts}
 
 
-def draw(labels: npt.ArrayLike, counts: npt.ArrayLike, seed: int = 0) -> IntArray:
-    """Indices of `counts[c]` images of each class c (at least 1, at most all), class by class.
+def draw_subset(labels: npt.ArrayLike, counts: npt.ArrayLike, seed: int = 0) -> IntArray:
+    """Return the indices of `counts[c]` random images of each class c, class by class.
 
-    NumPy's legacy generator and the order of its calls are part of the definition: with seed 0 the indices are
-    those of the CIFAR-LT sets that published figures are about.
+    NumPy's legacy generator and the order of its calls are part of the definition: with seed 0 the indices are those of the
+    CIFAR-LT sets for which results are published.
+
+    Args:
+        labels: The label of each image.
+        counts: The number of images to draw from each class: at least 1, and at most all images of the class.
+        seed: The seed of the generator.
     """
     y, wanted = np.asarray(labels), np.asarray(counts)
     generator = np.random.RandomState(seed)
@@ -46,20 +71,26 @@ def draw(labels: npt.ArrayLike, counts: npt.ArrayLike, seed: int = 0) -> IntArra
 
 
 def validation_split(labels: npt.ArrayLike, fraction: float, seed: int = 0) -> tuple[IntArray, IntArray]:
-    """Indices (train, validation), both rising; a class gives `fraction` of its images, at most a fifth.
+    """Return sorted indices (train, validation) of a stratified split.
 
-    A fifth, rounded down, also spares a class's last two images: of 5 it gives 1, of fewer none.
+    Each class gives `fraction` of its images to the validation split, but at most a fifth, rounded down. A class of five images
+    gives at most one, a smaller class none.
+
+    Args:
+        labels: The label of each image.
+        fraction: The share of the images of each class.
+        seed: The seed of the generator.
     """
     y = np.asarray(labels)
-    sizes = np.bincount(y)
-    given = [min(round(fraction * n), n // 5) for n in sizes.tolist()]
+    class_sizes = np.bincount(y)
+    held_counts = [min(round(fraction * n), n // 5) for n in class_sizes.tolist()]
     generator = np.random.RandomState(seed)
     held = np.zeros(len(y), bool)
-    for c, n in enumerate(given):
+    for c, n in enumerate(held_counts):
         held[generator.permutation(np.where(y == c)[0])[:n]] = True
     return np.where(~held)[0].astype(np.int64), np.where(held)[0].astype(np.int64)
 
 
 def checksum(indices: npt.ArrayLike) -> str:
-    """Sixteen hex digits that tell two draws apart: the head of the SHA-256 of the indices, in order, as int64."""
+    """Return the first 16 hexadecimal digits of the SHA-256 of the indices, in order, as little-endian int64."""
     return hashlib.sha256(np.asarray(indices).astype("<i8").tobytes()).hexdigest()[:16]

@@ -1,15 +1,16 @@
-"""Sizes of the pages of a parquet column, from their headers.
+"""The sizes of the pages of a parquet column, from their headers.
 
-The footer of a parquet file gives the size of each column, but pyarrow allocates what the header of each page says. A file
-whose footer and headers contradict each other can therefore take any amount of memory. The headers are structs in Thrift's
+The footer of a parquet file has the size of each column, but pyarrow allocates the size in the header of each page. A file
+whose footer and page headers contradict each other can therefore take any amount of memory. The headers are structs in Thrift's
 compact protocol (https://github.com/apache/parquet-format).
 """
 
 from typing import Any, BinaryIO
 
-USUAL_HEADER, LARGEST_HEADER = 2**16, 2**24  # bytes; statistics may hold whole values. pyarrow has the second limit too
-DEEPEST = 8  # structs and lists in one another
-DATA, DATA_2 = 0, 3  # types of a page with values; the others are dictionaries and indexes
+USUAL_HEADER_BYTES = 2**16
+MAX_HEADER_BYTES = 2**24  # statistics may contain whole values; pyarrow has the same limit
+MAX_DEPTH = 8  # of nested structs and lists
+DATA, DATA_2 = 0, 3  # types of pages with values; the others are dictionaries and indexes
 TYPE, UNCOMPRESSED, COMPRESSED = 1, 2, 3  # fields of a header
 VALUES = {DATA: 5, DATA_2: 8}  # field of a header whose first field is the number of values, by type
 
@@ -22,7 +23,7 @@ def expanded_size(file: BinaryIO, chunk: Any) -> int:
         chunk: The `pyarrow.parquet.ColumnChunkMetaData` of the column.
 
     Raises:
-        ValueError: The headers are damaged, or do not have as many values as the footer says.
+        ValueError: The headers are damaged, or have fewer values than the footer declares.
     """
     starts = [chunk.data_page_offset]
     if chunk.dictionary_page_offset and chunk.dictionary_page_offset > 0:
@@ -31,7 +32,7 @@ def expanded_size(file: BinaryIO, chunk: Any) -> int:
     end, size, values = position + chunk.total_compressed_size, 0, 0
     while values < chunk.num_values:
         if not 0 <= position < end:
-            raise ValueError("a column has fewer values than the file says")
+            raise ValueError("a column has fewer values than the file declares")
         length, fields = read_header(file, position, end)
         kind, uncompressed, compressed = (fields.get(key) for key in (TYPE, UNCOMPRESSED, COMPRESSED))
         if not (type(kind) is type(uncompressed) is type(compressed) is int) or min(uncompressed, compressed) < 0:
@@ -49,78 +50,81 @@ def expanded_size(file: BinaryIO, chunk: Any) -> int:
 
 def read_header(file: BinaryIO, start: int, end: int) -> tuple[int, dict[int, Any]]:
     """Return the length and the fields of the header of a page."""
-    for limit in (USUAL_HEADER, LARGEST_HEADER):
+    for limit in (USUAL_HEADER_BYTES, MAX_HEADER_BYTES):
         file.seek(start)
-        header = Compact(file.read(min(limit, end - start)))
+        header = CompactReader(file.read(min(limit, end - start)))
         try:
-            fields = header.struct()
-            return header.at, fields
+            fields = header.read_struct()
+            return header.position, fields
         except ValueError:
-            if limit == LARGEST_HEADER or end - start <= limit:
+            if limit == MAX_HEADER_BYTES or end - start <= limit:
                 raise
     raise AssertionError
 
 
-class Compact:
+class CompactReader:
     """A reader of Thrift's compact protocol. Structs become dictionaries by field number; text and lists are skipped."""
 
     def __init__(self, content: bytes) -> None:
-        self.content, self.at = content, 0
+        self.content, self.position = content, 0
 
-    def byte(self) -> int:
-        if self.at >= len(self.content):
+    def read_byte(self) -> int:
+        if self.position >= len(self.content):
             raise ValueError("the header of a page is damaged")
-        self.at += 1
-        return self.content[self.at - 1]
+        self.position += 1
+        return self.content[self.position - 1]
 
     def skip(self, size: int) -> None:
-        self.at += size
-        if self.at > len(self.content):
+        self.position += size
+        if self.position > len(self.content):
             raise ValueError("the header of a page is damaged")
 
-    def varint(self) -> int:
+    def read_varint(self) -> int:
+        """Return an unsigned integer of variable length."""
         value = 0
         for shift in range(0, 70, 7):
-            byte = self.byte()
+            byte = self.read_byte()
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return value
         raise ValueError("the header of a page is damaged")
 
-    def integer(self) -> int:
-        value = self.varint()
+    def read_integer(self) -> int:
+        """Return a signed integer of variable length."""
+        value = self.read_varint()
         return (value >> 1) ^ -(value & 1)  # zigzag
 
-    def struct(self, depth: int = 0) -> dict[int, Any]:
+    def read_struct(self, depth: int = 0) -> dict[int, Any]:
+        """Return the fields of a struct by their numbers."""
         fields: dict[int, Any] = {}
         number = 0
-        while head := self.byte():
-            number = number + (head >> 4) if head >> 4 else self.integer()
+        while head := self.read_byte():
+            number = number + (head >> 4) if head >> 4 else self.read_integer()
             if number in fields:
                 raise ValueError("the header of a page is damaged")
             kind = head & 0xF
-            fields[number] = kind == 1 if kind in (1, 2) else self.value(kind, depth)
+            fields[number] = kind == 1 if kind in (1, 2) else self.read_value(kind, depth)
         return fields
 
-    def value(self, kind: int, depth: int) -> Any:
+    def read_value(self, kind: int, depth: int) -> Any:
         """Return an integer or a struct, and None for other values."""
-        if depth > DEEPEST:
+        if depth > MAX_DEPTH:
             raise ValueError("the header of a page is damaged")
         match kind:
             case 1 | 2 | 3:  # booleans in a list, bytes
-                self.byte()
+                self.read_byte()
             case 4 | 5 | 6:
-                return self.integer()
+                return self.read_integer()
             case 7:
                 self.skip(8)
             case 8:
-                self.skip(self.varint())
+                self.skip(self.read_varint())
             case 9 | 10:
-                head = self.byte()
-                for _ in range(self.varint() if head >> 4 == 15 else head >> 4):
-                    self.value(head & 0xF, depth + 1)
+                head = self.read_byte()
+                for _ in range(self.read_varint() if head >> 4 == 15 else head >> 4):
+                    self.read_value(head & 0xF, depth + 1)
             case 12:
-                return self.struct(depth + 1)
+                return self.read_struct(depth + 1)
             case _:
                 raise ValueError("the header of a page is damaged")
         return None

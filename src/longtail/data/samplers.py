@@ -1,5 +1,8 @@
-"""Which images an epoch sees, and in which order: a function of labels, seed and epoch alone, drawn on the CPU so that all
-devices agree. N images, C classes."""
+"""Sampling: which images an epoch uses, and in which order.
+
+The order is a function of labels, seed and epoch only, and is drawn on the CPU, so that it is the same on all devices.
+Dimensions: N images, C classes.
+"""
 
 import hashlib
 from typing import TYPE_CHECKING
@@ -7,45 +10,53 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from longtail.distributed import rank, world_size
-
 if TYPE_CHECKING:
     from longtail.config import Sampler
 
 
 def derive_seed(purpose: str, *parts: int) -> int:
-    """63 bits that depend on what they are for and on all parts (run seed, stage, step, …), and resemble no neighbor's."""
+    """Return a 63-bit seed that is independent for every purpose and every combination of parts (run seed, stage, step, …)."""
     digest = hashlib.sha256(f"{purpose} {parts}".encode()).digest()
     return int.from_bytes(digest[:8]) >> 1
 
 
 def class_shares(sampler: "Sampler", counts_C: Tensor, done: float = 0.0) -> Tensor:
-    """The share of the draws that each class gets; `done` is how far training has come, from 0 to 1."""
+    """Return the probability with which a sampler draws each class.
+
+    Args:
+        sampler: The sampler.
+        counts_C: The number of images of each class.
+        done: The progress of the training stage from 0 to 1, which the progressive sampler depends on.
+    """
     n_C = counts_C.double()
-    there_C = (n_C > 0).double()
+    present_C = (n_C > 0).double()
     if sampler == "progressive":
         return (1 - done) * class_shares("uniform", counts_C) + done * class_shares("balanced", counts_C)
     weight_C = {
         "uniform": n_C,
-        "balanced": there_C,
+        "balanced": present_C,
         "sqrt": n_C.sqrt(),
-        "reversed": there_C / n_C.clamp(min=1),
+        "reversed": present_C / n_C.clamp(min=1),
     }[sampler]
     return weight_C / weight_C.sum()
 
 
-def draw(shares_C: Tensor, y_N: Tensor, rng: torch.Generator) -> Tensor:
-    """As many images as there are, with replacement: a class by its share, then any of its images."""
+def sample_by_class(shares_C: Tensor, y_N: Tensor, rng: torch.Generator) -> Tensor:
+    """Draw N images with replacement: first a class by its probability, then one of its images uniformly.
+
+    Args:
+        shares_C: The probability of each class.
+        y_N: The labels of all images.
+        rng: The random generator.
+
+    Returns:
+        The indices of the images (N).
+    """
     n_C = torch.bincount(y_N, minlength=len(shares_C))
     c_N = torch.multinomial(shares_C, len(y_N), replacement=True, generator=rng)
-    which_N = (torch.rand(len(y_N), generator=rng, dtype=torch.float64) * n_C[c_N]).long()
+    within_class_N = (torch.rand(len(y_N), generator=rng, dtype=torch.float64) * n_C[c_N]).long()
     by_class_N, first_C = y_N.argsort(stable=True), n_C.cumsum(0) - n_C
-    return by_class_N[first_C[c_N] + which_N]
-
-
-def place() -> tuple[int, int]:
-    """Which of how many processes this one is."""
-    return rank(), world_size()
+    return by_class_N[first_C[c_N] + within_class_N]
 
 
 def epoch_order(
@@ -56,12 +67,26 @@ def epoch_order(
     done: float = 0.0,
     purpose: str = "order",
     rank: int = 0,
-    world: int = 1,
+    world_size: int = 1,
 ) -> Tensor:
-    """The images that process `rank` of `world` sees in an epoch: every world-th of a common order, all equally many."""
+    """Return the indices of the images that one process uses in an epoch, in their order.
+
+    All processes draw the same order and take every `world_size`-th image of it; a remainder is dropped, so that all of them
+    have the same number of images.
+
+    Args:
+        sampler: The sampler.
+        y_N: The labels of all images.
+        seed: The seed of the run.
+        epoch: The epoch, counted over all stages.
+        done: The progress of the stage from 0 to 1; see `class_shares`.
+        purpose: A name that distinguishes loaders of the same run from each other.
+        rank: The rank of the process.
+        world_size: The number of processes.
+    """
     rng = torch.Generator().manual_seed(derive_seed(purpose, seed, epoch))
     if sampler == "uniform":
         order_N = torch.randperm(len(y_N), generator=rng)
     else:
-        order_N = draw(class_shares(sampler, torch.bincount(y_N), done), y_N, rng)
-    return order_N[: len(order_N) // world * world][rank::world]
+        order_N = sample_by_class(class_shares(sampler, torch.bincount(y_N), done), y_N, rng)
+    return order_N[: len(order_N) // world_size * world_size][rank::world_size]

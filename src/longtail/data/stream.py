@@ -1,7 +1,7 @@
-"""Images that are not held in memory: read ahead in threads, decoded there or on the device, and there when it asks for them.
+"""Reading batches of images from disk ahead of time, in threads, with decoding on the CPU or on the GPU.
 
-An image keeps its shape. It lies in the upper left corner of a square canvas, so that a batch is one tensor; its own height and
-width stand beside it, and what is right of and below it is never looked at.
+Images keep their aspect ratio. Each lies in the upper left corner of a square canvas, so that a batch is one tensor; the
+heights and widths are returned with it, and the rest of the canvas is never read.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import functools
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -17,163 +17,182 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.data.decode import cores, decode_whole, memory, naming
-from longtail.data.jpeg import is_plain
+from longtail.data.decode import available_cores, available_memory, decode_to_fit, name_bad_image
+from longtail.data.jpeg import Decoder, is_plain
 from longtail.data.lazy_images import ImageArray, IntArray, StreamedImages
 from longtail.errors import UserError
 from longtail.kernels.canvas import lay_out, prepare
 
-AHEAD = 4  # batches that are read before they are asked for
-HELD = AHEAD + 4  # batches in memory at most: those, the one asked for, up to two being copied, one that is worked on
-AT_ONCE = 8  # images that a thread reads before it looks for other work
-READING = 4  # threads that read at a time where a device decodes: more of them only keep each other from going on
-
-Decoder = Callable[[list[Tensor]], list[Tensor]]
-"""Of encoded JPEGs (bytes, uint8) their pixels, each (3, height, width) on the device; RuntimeError: not with these."""
+PREFETCHED_BATCHES = 4
+BUFFERED_BATCHES = (
+    PREFETCHED_BATCHES + 4
+)  # in memory at most: also the current one, two that are copied, and one in use
+IMAGES_PER_TASK = 8  # images that a thread reads before it takes other work
+CONCURRENT_READS = 4  # threads that read at a time if the GPU decodes; more of them slow each other down
 
 
 class Frames(NamedTuple):
-    """Images as a batch."""
+    """A batch of images."""
 
     images: Tensor
     """(N, 3, H, W), uint8."""
     size_N2: Tensor | None = None
-    """Height and width of each, where they are less than H and W."""
+    """Height and width of each image, if they can be less than H and W."""
 
 
 class PinnedBatch(NamedTuple):
-    """Room in memory for a batch, page-locked where it goes to a GPU, and what was copied from it last."""
+    """Host memory for a batch; it is page-locked if batches are copied to a GPU."""
 
     images: Tensor
     size_N2: Tensor
     copied: torch.cuda.Event | None
+    """The end of the last copy from this memory."""
 
 
 class DeviceBatch(NamedTuple):
+    """A batch that is being copied to the device."""
+
     frames: Frames
-    there: torch.cuda.Event | None
-    """On a GPU: when they will be."""
+    ready: torch.cuda.Event | None
+    """The end of the copy, on a GPU."""
 
 
-def check_room(n: int, side: int) -> None:
-    """Refuse canvases that memory would not hold, before the first is made; `n` images are read at a time."""
-    need, there = HELD * n * 3 * side**2, memory()
-    if need > there:
-        have = f"{HELD} times {n:,} images read ahead at {side}x{side} pixels take {need / 2**30:.1f} GiB of memory"
+def check_buffer_memory(n: int, side: int) -> None:
+    """Raise UserError if the buffers for reading `n` images of `side` pixels at a time do not fit into the memory."""
+    needed, available = BUFFERED_BATCHES * n * 3 * side**2, available_memory()
+    if needed > available:
+        buffers = f"{BUFFERED_BATCHES} buffers of {n:,} images of {side}x{side} pixels need {needed / 2**30:.1f} GiB of memory"
         fix = "lower --data.resolution, --train.batch_size or --train.accumulate"
-        raise UserError(f"{have}, and a process has {there / 2**30:.1f}: {fix}", kind="out-of-memory")
+        raise UserError(f"{buffers}, but a process has {available / 2**30:.1f} GiB: {fix}", kind="out-of-memory")
 
 
 @functools.cache
-def way_to(device: torch.device) -> torch.cuda.Stream:
-    """The stream that images come on, the same for all readers: torch has 32 of a priority and hands them out in turn, and who
-    asks for many makes others share theirs unknowingly. They come batches ahead of the step, which goes first."""
+def copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the CUDA stream for copying images, the same for all readers.
+
+    torch has 32 streams per priority and returns them in turn, so that code that asks for many of them would share them
+    unknowingly. Images are copied some batches ahead, so the training step has priority.
+    """
     return torch.cuda.Stream(device, priority=0)
 
 
 @functools.cache
-def _hush() -> None:
-    """torch says once that bytes had better not be written to, which nobody does here."""
+def _suppress_read_only_warning() -> None:
+    """Trigger torch's warning about tensors over read-only bytes, which it shows once; no such tensor is written to here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.frombuffer(b"-", dtype=torch.uint8)
 
 
-class Reader:
-    """Batches of images from disk, on the device; where there is a `decoder`, plain JPEGs are decoded by it."""
+class BatchReader:
+    """Reads batches of images from disk to a device.
+
+    Args:
+        images: The images.
+        device: The device that batches are put on.
+        decoder: A decoder for plain JPEGs; other files, and all files if it is None, are decoded on the CPU.
+    """
 
     def __init__(self, images: StreamedImages, device: torch.device, decoder: Decoder | None = None) -> None:
         self.images, self.device, self.decoder = images, device, decoder
-        self.stream = way_to(device) if device.type == "cuda" else None
-        self.free: list[PinnedBatch] = []
-        self.workers = images.workers or cores()
-        self.reading = threading.Semaphore(images.workers or READING) if decoder else contextlib.nullcontext()
+        self.stream = copy_stream(device) if device.type == "cuda" else None
+        self.free_buffers: list[PinnedBatch] = []
+        self.workers = images.workers or available_cores()
+        self.reading = threading.Semaphore(images.workers or CONCURRENT_READS) if decoder else contextlib.nullcontext()
         if decoder:
             prepare(device)
-        _hush()
+        _suppress_read_only_warning()
 
-    def batches(self, plan: Iterable[IntArray]) -> Generator[Frames]:
-        """Of each array of indices its images, in order; the first that cannot be read is an error that names it.
+    def read_batches(self, plan: Iterable[IntArray]) -> Generator[Frames]:
+        """Yield a batch for each array of indices, in order. An image that cannot be read raises an error that names it.
 
-        The plan is asked for some batches before they are due. What threads have read, one more thread brings to the device
-        while that works on the batches before.
+        `plan` is consumed some batches ahead. Threads read and decode the images, and one more thread copies them to the
+        device, while the device works on earlier batches.
         """
-        under_way: deque[Future[DeviceBatch]] = deque()
+        pending: deque[Future[DeviceBatch]] = deque()
         readers = ThreadPoolExecutor(self.workers, "longtail-read")
-        with readers as threads, ThreadPoolExecutor(1, "longtail-bring") as carrier:
+        with readers, ThreadPoolExecutor(1, "longtail-copy") as copier:
             try:
-                for indices in _then_nothing(plan, AHEAD):
+                for indices in _append_none(plan, PREFETCHED_BATCHES):
                     if indices is not None:
-                        under_way.append(self._begin(indices, threads, carrier))
-                    if under_way and (indices is None or len(under_way) > AHEAD):
-                        yield self._here(under_way.popleft().result())
+                        pending.append(self._submit(indices, readers, copier))
+                    if pending and (indices is None or len(pending) > PREFETCHED_BATCHES):
+                        yield self._wait_for_copy(pending.popleft().result())
             finally:
-                for each in (threads, carrier):
-                    each.shutdown(wait=False, cancel_futures=True)
+                for executor in (readers, copier):
+                    executor.shutdown(wait=False, cancel_futures=True)
 
-    def _begin(
-        self, indices: IntArray, threads: ThreadPoolExecutor, carrier: ThreadPoolExecutor
+    def _submit(
+        self, indices: IntArray, readers: ThreadPoolExecutor, copier: ThreadPoolExecutor
     ) -> "Future[DeviceBatch]":
-        room, encoded = self._room(len(indices)), dict[int, Tensor]()
-        images, sizes = room.images.numpy(), room.size_N2.numpy()
+        """Start reading a batch."""
+        buffer, encoded = self._get_buffer(len(indices)), dict[int, Tensor]()
+        images, sizes = buffer.images.numpy(), buffer.size_N2.numpy()
 
-        def read(part: range) -> None:
+        def read(positions: range) -> None:
             with self.reading:
-                files = [self._file(int(indices[i])) for i in part]
-            for i, file in zip(part, files, strict=True):
+                files = [self._read_file(int(indices[i])) for i in positions]
+            for i, file in zip(positions, files, strict=True):
                 if self.decoder and is_plain(file, self.images.side):
                     encoded[i] = torch.frombuffer(file, dtype=torch.uint8)
                     continue
-                image = self._decoded(file, int(indices[i]))
+                image = self._decode_on_cpu(file, int(indices[i]))
                 sizes[i] = height, width = image.shape[1:]
                 np.copyto(images[i, :, :height, :width], image)
 
-        every = range(len(indices))
-        parts = [threads.submit(read, every[first : first + AT_ONCE]) for first in every[::AT_ONCE]]
-        return carrier.submit(self._bring, room, encoded, indices, parts)
+        positions = range(len(indices))
+        tasks = [readers.submit(read, positions[i : i + IMAGES_PER_TASK]) for i in positions[::IMAGES_PER_TASK]]
+        return copier.submit(self._copy_to_device, buffer, encoded, indices, tasks)
 
-    def _file(self, index: int) -> bytes:
-        with naming(self.images, index):
-            return self.images.encoded(index)
+    def _read_file(self, index: int) -> bytes:
+        with name_bad_image(self.images, index):
+            return self.images.read_encoded(index)
 
-    def _decoded(self, file: bytes, index: int) -> ImageArray:
-        with naming(self.images, index):
-            return decode_whole(file, self.images.side)
+    def _decode_on_cpu(self, file: bytes, index: int) -> ImageArray:
+        with name_bad_image(self.images, index):
+            return decode_to_fit(file, self.images.side)
 
-    def _room(self, n: int) -> PinnedBatch:
-        """What an earlier batch has left, once it has been copied; on the CPU batches are handed over as they are."""
-        for i, room in enumerate(self.free):
-            if len(room.images) == n and room.copied is not None and room.copied.query():
-                return self.free.pop(i)
+    def _get_buffer(self, n: int) -> PinnedBatch:
+        """Return a buffer of an earlier batch that has been copied, or a new one.
+
+        On the CPU there is no copy: each batch is returned in the buffer that it was read into.
+        """
+        for i, buffer in enumerate(self.free_buffers):
+            if len(buffer.images) == n and buffer.copied is not None and buffer.copied.query():
+                return self.free_buffers.pop(i)
         pinned, side = self.stream is not None, self.images.side
         images = torch.empty(n, 3, side, side, dtype=torch.uint8, pin_memory=pinned)
         return PinnedBatch(images, torch.empty(n, 2, dtype=torch.int64, pin_memory=pinned), None)
 
-    def _bring(
-        self, room: PinnedBatch, encoded: dict[int, Tensor], indices: IntArray, parts: list["Future[None]"]
+    def _copy_to_device(
+        self, buffer: PinnedBatch, encoded: dict[int, Tensor], indices: IntArray, tasks: list["Future[None]"]
     ) -> DeviceBatch:
-        for part in parts:
-            part.result()
-        with torch.cuda.stream(self.stream):  # of a CPU None, which is none
-            decoded = self._decode(encoded, indices)
+        """Wait until the images are read, decode the rest on the device, and start the copy."""
+        for task in tasks:
+            task.result()
+        with torch.cuda.stream(self.stream):  # None on the CPU, which changes nothing
+            decoded = self._decode_on_device(encoded, indices)
             if decoded:
-                room.size_N2[list(decoded)] = torch.tensor([image.shape[1:] for image in decoded.values()])
-            size_N2 = room.size_N2.to(self.device, non_blocking=True)
+                buffer.size_N2[list(decoded)] = torch.tensor([image.shape[1:] for image in decoded.values()])
+            size_N2 = buffer.size_N2.to(self.device, non_blocking=True)
             if len(decoded) < len(indices):
-                images = room.images.to(self.device, non_blocking=True)
+                images = buffer.images.to(self.device, non_blocking=True)
             else:  # nothing to copy
-                images = torch.empty_like(room.images, device=self.device, pin_memory=False)
+                images = torch.empty_like(buffer.images, device=self.device, pin_memory=False)
             if decoded:
                 lay_out(decoded, images)
             if self.stream is None:
                 return DeviceBatch(Frames(images, size_N2), None)
-            there = torch.cuda.Event()
-            there.record()
-        self.free.append(room._replace(copied=there))
-        return DeviceBatch(Frames(images, size_N2), there)
+            ready = torch.cuda.Event()
+            ready.record()
+        self.free_buffers.append(buffer._replace(copied=ready))
+        return DeviceBatch(Frames(images, size_N2), ready)
 
-    def _decode(self, encoded: dict[int, Tensor], indices: IntArray) -> dict[int, Tensor]:
-        """Those that were left to the device. Where it refuses, the CPU reads them all, or names the one at fault."""
+    def _decode_on_device(self, encoded: dict[int, Tensor], indices: IntArray) -> dict[int, Tensor]:
+        """Decode the files that were left to the device.
+
+        If it fails, all of them are decoded on the CPU, which also finds out which of them is damaged.
+        """
         if not encoded:
             return {}
         assert self.decoder is not None
@@ -183,20 +202,21 @@ class Reader:
             raise
         except RuntimeError:
             files = {i: file.numpy().tobytes() for i, file in encoded.items()}
-            return {i: torch.tensor(self._decoded(file, int(indices[i]))) for i, file in files.items()}
+            return {i: torch.tensor(self._decode_on_cpu(file, int(indices[i]))) for i, file in files.items()}
 
-    def _here(self, brought: DeviceBatch) -> Frames:
-        """Known to the stream that will work on them."""
-        if brought.there is not None:
-            here = torch.cuda.current_stream()
-            here.wait_event(brought.there)
-            for tensor in brought.frames:
+    def _wait_for_copy(self, batch: DeviceBatch) -> Frames:
+        """Make the current stream wait until a batch has been copied."""
+        if batch.ready is not None:
+            current = torch.cuda.current_stream()
+            current.wait_event(batch.ready)
+            for tensor in batch.frames:
                 assert tensor is not None
-                tensor.record_stream(here)
-        return brought.frames
+                tensor.record_stream(current)
+        return batch.frames
 
 
-def _then_nothing(plan: Iterable[IntArray], times: int) -> Generator[IntArray | None]:
+def _append_none(plan: Iterable[IntArray], times: int) -> Generator[IntArray | None]:
+    """Yield the items of `plan`, followed by None as many times as given."""
     yield from plan
     for _ in range(times):
         yield None

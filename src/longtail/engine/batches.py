@@ -31,7 +31,7 @@ class Batches:
     ) -> None:
         self.loader, self.views, self.accumulate = loader, views, accumulate
         self.layout, self.dtype, self.device = layout, dtype, loader.device
-        self.steps_per_epoch = loader.batches // accumulate
+        self.steps_per_epoch = loader.num_batches // accumulate
         self.ahead = self._ahead()
         self._in_parts(loader)
         self.rng = torch.Generator(self.device)
@@ -50,19 +50,19 @@ class Batches:
         return -(-self.steps_per_epoch // parts)
 
     def _in_parts(self, loader: Loader) -> None:
-        loader.in_parts(self.ahead * self.accumulate, self.steps_per_epoch * self.accumulate)
+        loader.set_chunks(self.ahead * self.accumulate, self.steps_per_epoch * self.accumulate)
 
     def enter(self, index: int, stage: Stage, first_epoch: int, captured: bool) -> None:
         """Make room for the views of a stage, whose first epoch is the run's `first_epoch`."""
         self.stage, self.first = index, -1  # first: of the steps whose views are there
-        self.loader.enter(stage.sampler, first_epoch, stage.epochs)
+        self.loader.set_stage(stage.sampler, first_epoch, stage.epochs)
         self.close()
         self.partner = None
         kinds = [stage]
         if stage.partner:
-            self.partner = self.loader.beside("partner")
+            self.partner = self.loader.clone("partner")
             self._in_parts(self.partner)
-            self.partner.enter(stage.partner, first_epoch, stage.epochs)
+            self.partner.set_stage(stage.partner, first_epoch, stage.epochs)
             kinds.append(Stage("partner", stage.epochs, stage.optim))
         self.rooms = [self._room(kind) for kind in kinds]
         self.made = [self._room(kind) for kind in kinds] if self.side else self.rooms

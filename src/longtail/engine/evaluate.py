@@ -19,7 +19,7 @@ from torch import Tensor
 from longtail import files, methods, run_folder
 from longtail.config import Config
 from longtail.data.lazy_images import class_counts
-from longtail.data.loader import frames_of
+from longtail.data.loader import iterate_frames
 from longtail.data.sources import DataSet, Split, load
 from longtail.distributed import all_gather, rank, run_on_main, world_size
 from longtail.engine import checkpoint
@@ -78,7 +78,7 @@ class Evaluator:
         every = np.arange(len(source.labels)) if indices is None else indices
         mine = every[rank_slice(len(every), rank(), world_size())]
         with in_test_mode(self.method):
-            frames = frames_of(source, mine, self.batch, self.device)
+            frames = iterate_frames(source, mine, self.batch, self.device)
             parts = [self.method.features(self.views.plain(*images)) for images in frames]
         return all_gather(torch.cat(parts))[: len(every)]
 
@@ -221,7 +221,7 @@ def latency(method: methods.Method, source: Split, views: Views, device: torch.d
         repeats: The largest number of passes.
     """
     some = np.linspace(0, len(source.labels) - 1, LATENCY_BATCH).round().astype(int)  # fewer images come more than once
-    x = views.plain(*next(frames_of(source, some, LATENCY_BATCH, device)))
+    x = views.plain(*next(iterate_frames(source, some, LATENCY_BATCH, device)))
     if any(p.is_contiguous(memory_format=torch.channels_last) for p in method.parameters() if p.dim() == 4):
         x = x.to(memory_format=torch.channels_last)
     times: list[float] = []

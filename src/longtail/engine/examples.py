@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from longtail import files
-from longtail.data.decode import decode_from
+from longtail.data.decode import decode_streamed
 from longtail.data.lazy_images import ImageArray, StreamedImages
 from longtail.data.sources import DataSet, Split
 
@@ -29,7 +29,7 @@ def write_examples(folder: Path, data: DataSet, predicted: np.ndarray) -> None:
 
 def picture(source: Split, item: int) -> ImageArray:
     if isinstance(source.images, StreamedImages):
-        return decode_from(source.images, item, SIDE).transpose(1, 2, 0)
+        return decode_streamed(source.images, item, SIDE).transpose(1, 2, 0)
     return source.images[item]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from longtail import files, run_folder
 from longtail.config import Config, differences, to_dict
-from longtail.data.decode import BadImage, cannot_read, unreadable
+from longtail.data.decode import BadImage, find_unreadable, unreadable_image_error
 from longtail.data.lazy_images import StreamedImages
 from longtail.data.sources import DataSet
 from longtail.engine.environment import describe_environment
@@ -98,8 +98,8 @@ def check_evaluated(data: DataSet) -> None:
     """Images that would be read after the last epoch for the first time: a bad one is to be known before the first."""
     for source in (data.test, data.val):
         if source is not None and isinstance(source.images, StreamedImages):
-            for number, why in unreadable(source.images.encoded, np.arange(len(source.labels))).items():
-                raise cannot_read(source.images.place(number), BadImage(why))
+            for number, why in find_unreadable(source.images.read_encoded, np.arange(len(source.labels))).items():
+                raise unreadable_image_error(source.images.describe(number), BadImage(why))
 
 
 @contextlib.contextmanager

@@ -77,9 +77,9 @@ class Trainer:
             data.train, config.train.batch_size, seed, device, twin.loader if twin else None
         )
         self.accumulate = config.train.accumulate
-        if self.accumulate > self.loader.batches:
+        if self.accumulate > self.loader.num_batches:
             raise UserError(
-                f"--train.accumulate {self.accumulate}: an epoch has only {self.loader.batches} batches",
+                f"--train.accumulate {self.accumulate}: an epoch has only {self.loader.num_batches} batches",
                 kind="conflict",
             )
         is_low = device.type == "cuda" and precision(config.train, device) == "bf16"

@@ -12,8 +12,8 @@ from safetensors import SafetensorError, safe_open
 
 from longtail import files, run_folder
 from longtail.config import Config, from_dict
-from longtail.data.lazy_images import fit_in_memory
-from longtail.data.sources import RESIDENT_SIDE, streamed_side
+from longtail.data.lazy_images import fits_in_memory
+from longtail.data.sources import MAX_RESIDENT_SIDE, max_stream_side
 from longtail.engine.device import choose_device
 from longtail.engine.evaluate import stored_network
 from longtail.errors import UserError, error_text
@@ -109,13 +109,13 @@ def likely_side(config: Config, images: int) -> int:
     """Of runs that did not store it: as `longtail train` chooses."""
     c = config.data
     files = c.name not in ("digits", "cifar10", "cifar100")
-    large = c.image_size > RESIDENT_SIDE or not fit_in_memory(images, c.image_size)
-    return streamed_side(c) if c.load == "stream" or (c.load == "auto" and files and large) else 0
+    large = c.image_size > MAX_RESIDENT_SIDE or not fits_in_memory(images, c.image_size)
+    return max_stream_side(c) if c.load == "stream" or (c.load == "auto" and files and large) else 0
 
 
 def check_side(side: int, config: Config, where: Path) -> None:
     """Raise a UserError unless images are kept at the resolution that the configuration asks for, or (0) as squares."""
-    if side not in (0, streamed_side(config.data)):
+    if side not in (0, max_stream_side(config.data)):
         raise UserError(
             f"{where}: images of {side} pixels do not belong to its configuration: train it again", kind="damaged-file"
         )

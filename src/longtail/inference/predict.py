@@ -15,8 +15,8 @@ from typing import IO, Any, Literal, NamedTuple
 import numpy as np
 
 from longtail import files
-from longtail.data.decode import BadImage, in_threads
-from longtail.data.folder import EXTENSIONS, image_files
+from longtail.data.decode import BadImage, map_in_threads
+from longtail.data.folder import EXTENSIONS, walk_images
 from longtail.data.lazy_images import ImageArray
 from longtail.errors import UserError, error_text
 from longtail.inference.loading import load
@@ -71,7 +71,7 @@ def predict(
 
 def predictions(model: Model, paths: list[Path], top: int, on_error: str) -> Iterator[Predicted]:
     """Of each file in order, a batch at a time."""
-    work = in_threads(lambda index: model.preprocessing.pixels(paths[index]), np.arange(len(paths)))
+    work = map_in_threads(lambda index: model.preprocessing.pixels(paths[index]), np.arange(len(paths)))
     with closing(work):
         decoded, names = track(work, len(paths), "predicting"), iter(map(str, paths))
         while batch := list(islice(decoded, model.batch)):
@@ -150,7 +150,7 @@ def _file_or_folder(path: Path) -> Iterator[Path]:
     if not os.path.isdir(path):
         yield path
         return
-    inside = list(image_files(path, (), []))
+    inside = list(walk_images(path, (), []))
     if not inside:
         raise UserError(
             f"{path} has no image (files that end in .jpg, .png or the like): name another folder, or files",

@@ -35,14 +35,14 @@ class Preprocessing:
             return self.decoded(decode.read_file(Path(picture)))
         image = as_image(picture)
         if self.side:
-            return decode.whole(image, self.side)
-        return decode.center_square(image, self.views.size).transpose(2, 0, 1)
+            return decode.shrink_to_fit(image, self.side)
+        return decode.crop_center_square(image, self.views.size).transpose(2, 0, 1)
 
     def decoded(self, encoded: bytes) -> ImageArray:
         """The same of an image file."""
         if self.side:
-            return decode.decode_whole(encoded, self.side)
-        return decode.decode(encoded, self.views.size).transpose(2, 0, 1)
+            return decode.decode_to_fit(encoded, self.side)
+        return decode.decode_square(encoded, self.views.size).transpose(2, 0, 1)
 
     def squares(self, images: Sequence[ImageArray], device: torch.device) -> Tensor:
         """What the network is shown, before it is normalized: uint8 (N, 3, size, size)."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from longtail import files, run_folder
 from longtail.config import DataConfig
-from longtail.data.sources import DataSet, load_once
+from longtail.data.sources import DataSet, load_cached
 from longtail.deprecated import accept_old_arguments
 from longtail.engine.folder import check_links
 from longtail.engine.train import train
@@ -68,7 +68,7 @@ def work_through(cells: Sequence[Cell], wanted: Sequence[int], book: Book, left:
         if not todo:
             print(f"{where}: in {book.path} already, skipped", flush=True)
             continue
-        data = load_once(cell.config.data, images)
+        data = load_cached(cell.config.data, images)
         book.check_images(cell, data)
         if too_long := left.too_short_for(book.estimate(cell, data, todo, rerun)):
             go_on = "name what is left with --methods and --imbalance" if rerun else "the same command continues"

@@ -8,7 +8,7 @@ from PIL import Image
 
 from longtail.config import DataConfig
 from longtail.data import load
-from longtail.data.benchmark_lists import PUBLISHED
+from longtail.data.lists import BENCHMARKS
 from longtail.data.sources import open_data
 from tests.raises import raises
 
@@ -62,7 +62,7 @@ def test_both_layouts_of_inaturalist(root, write, train, test, names):
 
 def test_lists_of_the_published_size_are_not_warned_of(root, monkeypatch):
     as_text(root / "iNaturalist18_train.txt", FILES), as_text(root / "iNaturalist18_val.txt", HELD)
-    monkeypatch.setitem(PUBLISHED, "inat2018", PUBLISHED["inat2018"]._replace(images=(3, 2)))
+    monkeypatch.setitem(BENCHMARKS, "inat2018", BENCHMARKS["inat2018"]._replace(images=(3, 2)))
     assert not load(config(root)).notes
 
 
@@ -86,7 +86,7 @@ def test_what_is_absent_is_said_with_its_place_and_source(root):
 
 
 def test_published_counts_are_the_paper_s():
-    assert {name: known.images[0] for name, known in PUBLISHED.items()} == {
+    assert {name: known.images[0] for name, known in BENCHMARKS.items()} == {
         "imagenet-lt": 115_846,
         "inat2018": 437_513,
         "places-lt": 62_500,

@@ -25,7 +25,7 @@ def released_draw(labels, classes, factor):
 @pytest.mark.parametrize(("factor", "total"), [(100, 10_847), (50, 12_608), (10, 19_573)])
 def test_draw_is_the_published_one(factor, total):
     counts = long_tail.exponential_counts(500, 100, factor)
-    drawn = long_tail.draw(BALANCED, counts)
+    drawn = long_tail.draw_subset(BALANCED, counts)
     assert len(drawn) == counts.sum() == total
     assert drawn.tolist() == released_draw(BALANCED, 100, factor)
     assert np.bincount(BALANCED[drawn]).tolist() == counts.tolist()
@@ -35,19 +35,22 @@ def test_draw_leaves_the_global_generator_alone():
     np.random.seed(5)
     expected = np.random.rand()
     np.random.seed(5)
-    long_tail.draw(BALANCED, [3] * 100)
+    long_tail.draw_subset(BALANCED, [3] * 100)
     assert np.random.rand() == expected
 
 
 def test_draw_keeps_at_least_one_and_at_most_all():
-    drawn = long_tail.draw([0, 0, 0, 1, 1], [0, 9])
+    drawn = long_tail.draw_subset([0, 0, 0, 1, 1], [0, 9])
     assert np.bincount(np.array([0, 0, 0, 1, 1])[drawn]).tolist() == [1, 2]
 
 
 def test_seeds_differ_and_repeat():
     counts = long_tail.exponential_counts(500, 100, 100)
-    assert long_tail.draw(BALANCED, counts, seed=1).tolist() == long_tail.draw(BALANCED, counts, seed=1).tolist()
-    assert long_tail.draw(BALANCED, counts, seed=1).tolist() != long_tail.draw(BALANCED, counts).tolist()
+    assert (
+        long_tail.draw_subset(BALANCED, counts, seed=1).tolist()
+        == long_tail.draw_subset(BALANCED, counts, seed=1).tolist()
+    )
+    assert long_tail.draw_subset(BALANCED, counts, seed=1).tolist() != long_tail.draw_subset(BALANCED, counts).tolist()
 
 
 def test_exponential_counts():
