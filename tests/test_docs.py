@@ -57,8 +57,9 @@ def test_python_runs(page, whole, tmp_path, monkeypatch, request):
     if not whole:
         request.getfixturevalue("simple_maps")
         monkeypatch.setattr(recipes, "digits_lt", lambda **given: recipes.with_epochs(digits_lt(**given), 1))
-    for known in (recipes.METHODS, config.METHODS):  # docs/methods.md adds a method
+    for known in (recipes.METHODS, config.METHODS):  # docs/methods.md adds a method, which is removed after the test
         monkeypatch.setitem(known, "cdt", None)
+        del known["cdt"]
     names: dict = {"__name__": "page"}
     for block in PYTHON[page]:
         code = block if whole else re.sub(r"\bepochs=\d+", "epochs=1", block)
