@@ -1,7 +1,7 @@
-"""PaCo as a LightningModule: network, loss and key network are its parts, so that checkpoints and devices take care of all.
+"""PaCo as a LightningModule. Network, loss and key network are submodules, so Lightning stores and moves all of them.
 
 pip install lightning
-python examples/lightning_module.py        # handwritten digits, of which the rarest has 3 training images
+python examples/lightning_module.py        # handwritten digits; the rarest one has 3 training images
 """
 
 import lightning
@@ -31,8 +31,8 @@ class LitPaCo(lightning.LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
         images, y = batch
-        one, other = self.views.query(images, self.rng), self.views.key(images, self.rng)
-        terms = self.criterion.terms(self.net(one), self.key(other), y)
+        view, other_view = self.views.query(images, self.rng), self.views.key(images, self.rng)
+        terms = self.criterion.terms(self.net(view), self.key(other_view), y)
         self.log_dict(terms)
         return terms["loss"]
 
@@ -40,8 +40,8 @@ class LitPaCo(lightning.LightningModule):
         self.key.follow(self.query_network())
 
     def configure_optimizers(self):
-        learning = [p for p in self.parameters() if p.requires_grad]  # the key network has none
-        optimizer = torch.optim.SGD(learning, lr=LR, momentum=0.9, weight_decay=5e-4)
+        parameters = [p for p in self.parameters() if p.requires_grad]  # the key network has none
+        optimizer = torch.optim.SGD(parameters, lr=LR, momentum=0.9, weight_decay=5e-4)
         return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)]
 
     def forward(self, images: Tensor) -> Tensor:
@@ -65,8 +65,8 @@ def main() -> None:
     images, labels = as_dataset(data.test).tensors
     with torch.no_grad():
         logits = module.eval()(images)
-    found = metrics.evaluate_predictions(logits, labels, data.train.counts, data.train.class_names)
-    print(f"accuracy: all {found['top1']:.1f}, head {found['many']:.1f}, tail {found['few']:.1f}")
+    results = metrics.evaluate_predictions(logits, labels, data.train.counts, data.train.class_names)
+    print(f"accuracy: all {results['top1']:.1f}, head {results['many']:.1f}, tail {results['few']:.1f}")
 
 
 if __name__ == "__main__":

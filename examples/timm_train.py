@@ -1,6 +1,6 @@
-"""PaCo in a loop of timm's parts, as timm's train.py has them; what is new there is marked (+).
+"""PaCo in a loop with the data, optimizer and scheduler of timm, as in its train.py. New lines are marked with (+).
 
-python examples/timm_train.py        # handwritten digits, of which the rarest has 3 training images
+python examples/timm_train.py        # handwritten digits; the rarest one has 3 training images
 """
 
 import tempfile
@@ -39,33 +39,33 @@ def fit(root: Path) -> None:
     train.transform = lambda image: (view(image), view(image))  # (+) two views of each image
     counts = torch.bincount(torch.tensor([label for _, label in train.reader.samples]))  # (+)
 
-    net = timm.create_model("resnet8_cifar", num_classes=0)  # longtail's addition to timm; any other will do
+    net = timm.create_model("resnet8_cifar", num_classes=0)  # registered by longtail; any timm network works
     criterion = PaCoLoss(net.num_features, counts, tau=0.1, queue=256)  # (+)
     query = nn.Sequential(net, criterion.G)  # (+)
     key = MomentumNetwork(query, momentum=0.99)  # (+)
     model = nn.ModuleList([net, criterion])
     optimizer = create_optimizer_v2(model, "momentum", lr=LR, weight_decay=5e-4)
-    schedule, epochs = create_scheduler_v2(optimizer, num_epochs=EPOCHS, warmup_epochs=2)
+    scheduler, epochs = create_scheduler_v2(optimizer, num_epochs=EPOCHS, warmup_epochs=2)
     for epoch in range(epochs):
         losses = AverageMeter()
-        for (one, other), y in loader:
-            loss = criterion(net(one), key(other), y)
+        for (view_1, view_2), y in loader:
+            loss = criterion(net(view_1), key(view_2), y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             key.follow(query)  # (+)
             losses.update(loss.item(), len(y))
-        schedule.step(epoch + 1)
+        scheduler.step(epoch + 1)
     print(f"epoch {epochs}: loss {losses.avg:.3f}")
 
-    net.reset_classifier(len(counts))  # (+) the centers for its classifier, it is an ordinary timm network again
+    net.reset_classifier(len(counts))  # (+) the centers become the classifier of an ordinary timm network
     net.get_classifier().load_state_dict(criterion.centers.state_dict())
     with torch.no_grad():
         net.eval()
-        said = [(net(images), y) for images, y in create_loader(val, crop_pct=1.0, **common)]
-    logits, y = (torch.cat(part) for part in zip(*said, strict=True))
-    found = metrics.evaluate_predictions(logits, y, counts, list(train.reader.class_to_idx))
-    print(f"accuracy: all {found['top1']:.1f}, head {found['many']:.1f}, tail {found['few']:.1f}")
+        outputs = [(net(images), y) for images, y in create_loader(val, crop_pct=1.0, **common)]
+    logits, y = (torch.cat(part) for part in zip(*outputs, strict=True))
+    results = metrics.evaluate_predictions(logits, y, counts, list(train.reader.class_to_idx))
+    print(f"accuracy: all {results['top1']:.1f}, head {results['many']:.1f}, tail {results['few']:.1f}")
 
 
 def main() -> None:

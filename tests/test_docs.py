@@ -1,4 +1,8 @@
-"""What README and docs/ show runs as it stands there: Python in order, page by page; commands on small data, and short."""
+"""Tests of README.md and docs/.
+
+All code blocks run: Python blocks in order, page by page, and commands with small data and short trainings. Links, anchors,
+figures and names on the pages are checked.
+"""
 
 import json
 import os
@@ -17,9 +21,8 @@ import pytest
 from PIL import Image
 
 import longtail
-from longtail import recipes
+from longtail import config, recipes
 from longtail.cli import VERBS, main, reference
-from longtail.config import methods as config_methods
 from longtail.metrics import mean_std, paired_difference
 from longtail.reporting.table import table
 from tests.data.test_sources import cifar_entry, write
@@ -32,11 +35,12 @@ KINDS = {"python", "", "console", "bash", "text", "json"}
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
-    """Language and text of each."""
+    """Return the language and the text of each code block."""
     return re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.S | re.M)
 
 
 def named(page: Path) -> str:
+    """Return the path of a page relative to the repository."""
     return str(page.relative_to(ROOT))
 
 
@@ -48,13 +52,14 @@ PYTHON = {named(page): [text for kind, text in blocks(page) if kind == "python"]
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("page", [page for page, found in PYTHON.items() if found])
 def test_python_runs(page, whole, tmp_path, monkeypatch, request):
-    """As it is written in the long suite, and with one epoch of each training otherwise."""
+    """Run the Python blocks; only long tests train all epochs, others one."""
     monkeypatch.chdir(tmp_path)
     if not whole:
         request.getfixturevalue("simple_maps")
         monkeypatch.setattr(recipes, "digits_lt", lambda **given: recipes.with_epochs(digits_lt(**given), 1))
-    for known in (recipes.METHODS, config_methods.METHODS):  # docs/methods.md adds one, which is gone after the test
+    for known in (recipes.METHODS, config.METHODS):  # docs/methods.md adds a method, which is removed after the test
         monkeypatch.setitem(known, "cdt", None)
+        del known["cdt"]
     names: dict = {"__name__": "page"}
     for block in PYTHON[page]:
         code = block if whole else re.sub(r"\bepochs=\d+", "epochs=1", block)
@@ -68,7 +73,7 @@ def test_python_runs(page, whole, tmp_path, monkeypatch, request):
         assert found["CDT"].values("top1") != found["Cross-entropy"].values("top1")
 
 
-def test_every_block_is_of_a_kind_that_is_tested():
+def test_every_block_has_a_known_language():
     assert {kind for page in PAGES for kind, _ in blocks(page)} <= KINDS
 
 
@@ -81,12 +86,12 @@ SHORT = {
     "reproduce": "--epochs 1 --seeds 0 --imbalance 100 --methods ce --results found",
     "watch": "--port 0",
 }
-PLAIN = re.compile(r"longtail [^|;$&<>]*(#.*)?")  # what needs no shell
+PLAIN = re.compile(r"longtail [^|;$&<>]*(#.*)?")  # lines that need no shell
 
 
 def shortened(words: list[str]) -> list[str]:
-    """The words after `longtail`, with other values for what makes it long."""
-    verb, rest = words[0], [word for word in words[1:] if word != "--model.pretrained"]  # which would be fetched
+    """Return the words after `longtail`, with settings for a short run."""
+    verb, rest = words[0], [word for word in words[1:] if word != "--model.pretrained"]  # no downloads
     extra = shlex.split(SHORT.get(verb, ""))
     for flag in (word for word in extra if word.startswith("--")):
         if flag in rest:
@@ -97,14 +102,14 @@ def shortened(words: list[str]) -> list[str]:
 
 
 def scripts(page: Path) -> list[str]:
-    """Without the demo, which tests/test_quickstart.py runs whole."""
+    """Return the shell blocks, without the demo, which tests/test_quickstart.py runs."""
     found = [text.replace("\\\n", " ") for kind, text in blocks(page) if kind in ("", "console", "bash")]
     return [re.sub(r"^longtail demo\b.*$", "", text, flags=re.M) for text in found]
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder in which the commands find what they name."""
+    """Return a folder with the files that the commands name."""
     folder = tmp_path_factory.mktemp("docs")
     rng = np.random.default_rng(0)
     images = folder / "PATH/TO/IMAGES"
@@ -143,7 +148,7 @@ def test_commands_run(page, place, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_MODE", "offline")
     shutil.rmtree(place / "runs", ignore_errors=True)
     (place / "runs").mkdir()
-    if "--out runs/x" not in (ROOT / page).read_text():  # else it trains that itself
+    if "--out runs/x" not in (ROOT / page).read_text():  # otherwise the page trains it
         for name in ("x", "y"):
             assert main(shortened(["train", "PATH/TO/IMAGES", "--out", f"runs/{name}"])) == 0
     for script in scripts(ROOT / page):
@@ -156,7 +161,7 @@ def test_commands_run(page, place, monkeypatch, capsys):
 
 def run_line(line: str, capsys) -> None:
     words = shlex.split(line, comments=True)[1:]
-    if words[:1] == ["watch"]:  # until it is told to stop
+    if words[:1] == ["watch"]:  # runs until it is interrupted
         with subprocess.Popen(["longtail", *words], stdout=subprocess.PIPE, text=True) as server:
             assert "http://127.0.0.1" in server.stdout.readline()
             server.send_signal(signal.SIGINT)
@@ -166,15 +171,15 @@ def run_line(line: str, capsys) -> None:
 
 
 def alone(words: list[str]) -> list[str]:
-    """Lines are alternatives: each trains in a folder of its own."""
+    """Add an output folder, so that each line of a block trains in its own folder."""
     if words[0] != "train" or "--out" in words:
         return words
-    shared = os.environ.get("MASTER_PORT")  # by the processes that torchrun has started
+    shared = os.environ.get("MASTER_PORT")  # the same in all processes of torchrun
     return [*words, "--out", f"runs/{shared}" if shared else tempfile.mkdtemp(dir="runs")]
 
 
 def run_shell(script: str) -> None:
-    """By a real shell, which finds the `longtail` that shortens. What installs is left to CI, which goes that way itself."""
+    """Run a block with a real shell, in which `longtail` is this file. Lines that install are skipped."""
     lines = [line for line in script.splitlines() if not re.match(r"(make|pip|uv|\.) ", line)]
     script = "\n".join(lines).replace("torchrun", f"{sys.executable} -m torch.distributed.run")
     script = script.replace("-m longtail", f"--no-python {sys.executable} {__file__}")
@@ -182,20 +187,20 @@ def run_shell(script: str) -> None:
     assert done.returncode == 0, (script, done.stderr[-2000:])
 
 
-def test_every_command_that_is_shown_exists():
+def test_every_command_exists():
     for page in PAGES:
         for verb in re.findall(r"^\s*longtail (\S+)", "\n".join(scripts(page)), re.M):
             assert verb in {*VERBS, "--version", "--help"}, (page, verb)
 
 
-# What must be there
+# Content
 
 
 def test_the_reference_is_current():
     assert (ROOT / "docs/commands.md").read_text() == reference.page(), "run `make docs`"
 
 
-def test_both_commands_are_shown():
+def test_readme_shows_demo_test_and_installation():
     text = (ROOT / "README.md").read_text()
     shown = [line.split()[:2] for line in text.splitlines()]
     for command in ("make demo", "make test", "pip install"):
@@ -209,21 +214,30 @@ def test_every_method_stands_in_the_docs():
     ] == []
 
 
-def test_every_public_name_stands_in_the_python_page_and_exists():
+def test_python_page_has_every_public_name():
     text = (ROOT / "docs/python.md").read_text()
     assert [name for name in longtail.__all__ if not re.search(rf"`(longtail\.)?{name}[`(]", text)] == []
     assert [name for name in longtail.__all__ if not hasattr(longtail, name)] == []
     assert [name for name in longtail.nn.__all__ if name not in text] == []
 
 
-def test_links_lead_somewhere():
-    for page in [*PAGES, *(ROOT / "results").glob("*.md"), ROOT / "CHANGELOG.md"]:
-        for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
-            assert link.startswith("http") or (page.parent / link).exists(), (page, link)
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_figures_of_scale_are_those_that_were_measured():
-    """A table that was copied from an older measurement is found here."""
+def test_links_and_anchors_exist():
+    texts = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
+    for page in [*PAGES, *(ROOT / "results").glob("*.md"), *texts]:
+        for link, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", page.read_text()):
+            if not link.startswith("http"):
+                target = page.parent / link if link else page
+                assert target.exists(), (page, link)
+                assert not anchor or anchor in anchors(target), (page, link, anchor)
+
+
+def test_scale_page_has_the_measured_figures():
     text = (ROOT / "docs/scale.md").read_text()
     scale, stream = (json.loads((ROOT / f"results/{name}.json").read_text()) for name in ("scale", "stream"))
     for row in scale["rows"]:
@@ -237,7 +251,7 @@ def test_the_figures_of_scale_are_those_that_were_measured():
     assert {scale["commit"][:7], stream["commit"][:7]} <= set(re.findall(r"commit (\w{7})", text))
 
 
-def test_the_gradients_of_figures_are_those_that_were_measured():
+def test_figures_page_has_the_measured_gradients():
     found = json.loads((ROOT / "results/gradient.json").read_text())
     text = (ROOT / "docs/figures.md").read_text()
 
@@ -251,7 +265,7 @@ def test_the_gradients_of_figures_are_those_that_were_measured():
         assert {seed["commit"][:7] for seed in seeds} <= set(re.findall(r"commit\s+(\w{7})", text))
 
 
-def test_the_alphas_of_the_theory_are_those_that_were_measured():
+def test_theory_page_has_the_measured_alphas():
     found = {
         name: entry["validation"]
         for name, entry in json.loads((ROOT / "results/paco_factors.json").read_text()).items()
@@ -271,7 +285,7 @@ def test_the_alphas_of_the_theory_are_those_that_were_measured():
         assert f"| {mean:.1f} ± {std:.1f} | |\n" in text, auto
 
 
-if __name__ == "__main__":  # the `longtail` of a page's shell
-    if sys.argv[1:2] == ["watch"]:  # which goes on until it is told to stop
+if __name__ == "__main__":  # `longtail` in a shell block
+    if sys.argv[1:2] == ["watch"]:  # runs until it is interrupted
         threading.Timer(5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     sys.exit(main(alone(shortened(sys.argv[1:]))))

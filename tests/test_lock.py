@@ -28,7 +28,7 @@ elif "--report" in args:
     if any(pins[name] not in versions for name, versions in table.items()):
         sys.exit("no matching distribution")
     install = [{{"download_info": {{}}, "metadata": dict(name=name, version=pins[name])}} for name in pins]
-    install.append({{"download_info": dict(dir_info={{}}), "metadata": dict(name="longtail", version="0.1.0")}})
+    install.append({{"download_info": dict(dir_info={{}}), "metadata": dict(name="longtail", version="0.2.0")}})
     pathlib.Path(args[args.index("--report") + 1]).write_text(json.dumps(dict(install=install)))
 """
 

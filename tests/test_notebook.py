@@ -1,4 +1,4 @@
-"""The notebook as it is stored, for whoever reads it on a page, and as it runs from top to bottom."""
+"""The notebook is stored with its outputs, and runs from top to bottom with the same results."""
 
 import ast
 import os
@@ -20,7 +20,7 @@ SUPCON, PACO, BEST, END = (
     "tail over head, PaCo",
     "best P_sup",
     "P_sup in the end",
-)  # its figures
+)
 
 
 def stored():
@@ -32,12 +32,12 @@ def code(notebook):
 
 
 def remembered(notebook) -> dict:
-    """What its last cell shows."""
+    """Return the output of the last cell."""
     return ast.literal_eval(code(notebook)[-1].outputs[0].data["text/plain"])
 
 
 def check(found: dict) -> None:
-    """Theory by the closed forms; training by what the text says of it."""
+    """Check the theory with the closed forms, and the training with the statements of the text."""
     n = load(recipes.digits_lt(imbalance=40).data).train.counts
     K = theory.positives(n, QUEUE, BATCH)
     supcon, paco, best, in_the_end = (found[key] for key in (SUPCON, PACO, BEST, END))
@@ -50,7 +50,7 @@ def check(found: dict) -> None:
     assert few["PaCo"] > few["SupCon"] + 5 and plain > few["SupCon"] and few["PaCo"] > 80
 
 
-def test_it_is_stored_as_it_ran_with_its_plots():
+def test_it_is_stored_with_outputs():
     notebook = stored()
     nbformat.validate(notebook)
     assert [cell.execution_count for cell in code(notebook)] == list(range(1, len(code(notebook)) + 1))
@@ -61,12 +61,12 @@ def test_it_is_stored_as_it_ran_with_its_plots():
     check(remembered(notebook))
 
 
-def test_it_shows_no_path_of_the_machine_it_ran_on():
-    said = "".join(output.get("text", "") for cell in code(stored()) for output in cell.outputs)
-    assert said and not re.search(r"(^|\s)/\w+/", said)
+def test_it_shows_no_local_path():
+    text = "".join(output.get("text", "") for cell in code(stored()) for output in cell.outputs)
+    assert text and not re.search(r"(^|\s)/\w+/", text)
 
 
-def test_its_links_lead_somewhere():
+def test_its_links_exist():
     text = "".join(cell.source for cell in stored().cells if cell.cell_type == "markdown")
     links = re.findall(r"\]\(([^)]+)\)", text)
     assert links and all((PAGE.parent / link).exists() for link in links)

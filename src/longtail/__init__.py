@@ -5,7 +5,7 @@ from typing import Any
 
 from longtail.deprecated import find_renamed
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "Config": "config",
