@@ -49,7 +49,7 @@ from longtail.errors import (
 )
 from longtail.files import RefusedFile
 from longtail.models.side_stream import SideStream
-from longtail.progress import columns, wrapped
+from longtail.progress import terminal_width, wrap_line
 
 Take = Callable[[Path], None]  # a run folder, for this process alone
 
@@ -193,7 +193,7 @@ def train_on(
         fetch = config.data.may_download
         data = distributed.in_turn(lambda: load(config.data)) if fetch else load(config.data, distributed.by_first)
         if shows(config):
-            print(*(wrapped(line, columns()) for line in data.describe()), sep="\n", flush=True)
+            print(*(wrap_line(line, terminal_width()) for line in data.describe()), sep="\n", flush=True)
     distributed.check_same(data.checksum, "other images (by their checksum): give all the same --data.root")
     in_a_row = (
         device.type != "cuda" or config.train.execution == "eager" or isinstance(data.train.images, StreamedImages)
