@@ -207,7 +207,7 @@ POSITIVES_TITLE = """\
 Number of positives of an anchor, K_y, for a class of frequency q
   text: q·queue, in the main text of the paper; supplement: q·(queue + 2·batch − 1)
   expected: 1 + q·(queue + 2·batch − 2), because the anchor's own key is always a positive"""
-CENTERS_TITLE = "Optimal probability of the center, P_sup = 1 / (1 + alpha·K_y)"
+CENTERS_TITLE = "Optimal probability of the class center, P_sup = 1 / (1 + alpha·K_y)"
 PAIRS_TITLE = "Optimal probability of a positive pair, in percent: SupCon 1 / K_y, PaCo alpha / (1 + alpha·K_y)"
 ADVICE = """\
 A smaller alpha reduces the difference between the pairs of frequent and rare classes; a larger alpha increases the weight of

@@ -81,12 +81,13 @@ def scan_flags(args: list[str], switches: Sequence[str] = (), **types: Callable[
 
     Args:
         args: The arguments of the command.
-        switches: Names of flags without a value.
+        switches: Names of switches; --no_NAME turns them off.
         **types: Types of flags with a value, by the names of the flags.
     """
     scanner = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for flag in switches:
         scanner.add_argument(f"--{flag}", action="store_true", default=None)
+        scanner.add_argument(f"--no_{flag}", f"--no-{flag}", dest=flag, action="store_false", default=None)
     for flag, kind in types.items():
         scanner.add_argument(f"--{flag}", type=kind)
     try:

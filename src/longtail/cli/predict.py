@@ -73,7 +73,7 @@ def run_predict(args: list[str]) -> int:
         args = [*args, STANDARD_STREAM]
     given = parse_arguments(Predict, "predict", args)
     if not given.images:
-        raise UserError("at least one image is required: `longtail predict runs/x photographs/`")
+        raise UserError("name the images to classify: `longtail predict runs/x photographs/`")
     outputs = {flag: file for flag, file in (("csv", given.csv), ("json", given.json)) if file}
     uses_standard_output = STANDARD_STREAM in map(str, outputs.values())
     if uses_standard_output and is_output_closed():
