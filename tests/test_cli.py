@@ -16,7 +16,7 @@ from longtail import recipes
 from longtail.cli import docs, main
 from longtail.cli.console import print_messages
 from longtail.cli.train import default_out
-from longtail.progress import report, warn
+from longtail.progress import log_info, log_warning
 from tests.raises import fails
 
 FAST = ["--train.epochs", "1", "--train.device", "cpu", "--log.progress", "none"]
@@ -238,13 +238,13 @@ def test_pages_of_errors_and_their_modules_exist():
 
 def test_messages_of_the_library_are_logged_and_the_command_line_prints_them(capsys, caplog):
     with print_messages():
-        report("a message")
-        warn("a warning")
+        log_info("a message")
+        log_warning("a warning")
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("a message\n", "a warning\n") and not caplog.messages
     with caplog.at_level("INFO", logger="longtail"):
-        report("100 % of a message")
-        warn("a warning")
+        log_info("100 % of a message")
+        log_warning("a warning")
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", "") and caplog.messages == ["100 % of a message", "a warning"]
 

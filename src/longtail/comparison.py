@@ -13,7 +13,7 @@ from longtail.engine.folder import check_folder, check_images
 from longtail.engine.train import check_seeds, train
 from longtail.errors import Interrupted, UserError
 from longtail.methods import make
-from longtail.progress import format_duration, report, warn
+from longtail.progress import format_duration, log_info, log_warning
 from longtail.reporting import document
 from longtail.reporting.plots import compared
 from longtail.reporting.table import ResultRow, make_dots, make_rows, write_table
@@ -59,7 +59,7 @@ def compare(
     for name, error in errors.items():
         if ALL not in methods or len(errors) == len(configs):
             raise UserError(f"{name}: {error}", kind=error.kind)
-        warn(f"{name} is left out: {error}")
+        log_warning(f"{name} is left out: {error}")
     configs = {name: config for name, config in configs.items() if name not in errors}
     failures = train_methods(configs, out, loaded)
     if len(failures) == len(configs):
@@ -81,10 +81,10 @@ def train_methods(configs: dict[str, Config], out: Path, loaded: dict[DataConfig
     for number, (name, config) in enumerate(configs.items(), 1):
         remaining = sum(name in unfinished for name in names[number - 1 :])
         time_left = estimate_time_left(time.monotonic() - start, len(unfinished) - remaining, remaining)
-        report(f"method {number} of {len(configs)}: {config.method.label}{time_left}")
+        log_info(f"method {number} of {len(configs)}: {config.method.label}{time_left}")
         if failure := train_method(name, config, out / name, loaded):
             failures[name] = failure
-            warn(f"{name} failed: {failure}")
+            log_warning(f"{name} failed: {failure}")
     return failures
 
 
@@ -111,7 +111,7 @@ def train_method(name: str, config: Config, folder: Path, loaded: dict[DataConfi
         loaded: Data sets that are loaded already.
     """
     if is_finished(config, folder):
-        report(f"{folder} is finished already")
+        log_info(f"{folder} is finished already")
         return None
     try:
         train(config, folder, resume=True, data=load_once(config.data, loaded))

@@ -13,7 +13,7 @@ from longtail import files, recipes
 from longtail.config import Config
 from longtail.data.sources import load
 from longtail.engine.train import train
-from longtail.progress import report as report_message
+from longtail.progress import log_info
 from longtail.reporting.cells import Curve
 from longtail.reporting.document import report
 from longtail.reporting.plots import accuracy_by_frequency
@@ -35,7 +35,7 @@ def demo(out: Path | str = "runs/demo", seeds: tuple[int, ...] = (0, 1, 2)) -> l
     """
     out, data = Path(out), load(make_config("ce", seeds).data)
     for line in data.describe():
-        report_message(line)
+        log_info(line)
     for method in METHODS:
         with use_one_thread():
             train(make_config(method, seeds), out / method, resume=True, data=data)

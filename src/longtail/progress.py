@@ -1,7 +1,7 @@
 """Messages and progress of long operations.
 
-Library code calls `report` and `warn` instead of `print`. They log to the logger "longtail": the command line writes these
-messages to standard output and standard error. In Python, `logging.basicConfig(level=logging.INFO, format="%(message)s")`
+Library code calls `log_info` and `log_warning` instead of `print`. They log to the logger "longtail": the command line writes
+these messages to standard output and standard error. In Python, `logging.basicConfig(level=logging.INFO, format="%(message)s")`
 displays them.
 """
 
@@ -22,12 +22,12 @@ LOG_INTERVAL = 20.0  # seconds between lines of progress that is not displayed o
 MIN_ITEMS_FOR_BAR = 100
 
 
-def report(message: str) -> None:
+def log_info(message: str) -> None:
     """Log a message at INFO level. The command line prints it on standard output."""
     LOGGER.info("%s", message)
 
 
-def warn(message: str) -> None:
+def log_warning(message: str) -> None:
     """Log a message at WARNING level. The command line prints it on standard error."""
     LOGGER.warning("%s", message)
 

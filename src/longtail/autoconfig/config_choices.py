@@ -53,7 +53,14 @@ class ConfigChoices:
         return value
 
     def note(self, flag: str, text: str, reason: str, reason_if_given: str = SET_BY_USER) -> None:
-        """Display a setting; see `choose` for the arguments."""
+        """Display a setting without setting a value.
+
+        Args:
+            flag: The flag without the leading dashes.
+            text: The text that is displayed as its value.
+            reason: The reason for the value.
+            reason_if_given: The text in place of the reason if the user has given the value.
+        """
         self.choices.append(Choice(f"--{flag}", text, reason_if_given if flag in self.given else reason))
 
 

@@ -80,7 +80,13 @@ BALANCED = 1.5  # size of the largest class divided by that of the smallest, up 
 
 
 def choose_method(facts: Facts, given: str | None, choices: ConfigChoices) -> str:
-    """Choose PaCo, without rebalance for balanced data, and return its name."""
+    """Choose PaCo, without rebalance for balanced data, and return its name.
+
+    Args:
+        facts: Facts about images and machine.
+        given: The method that the user has given, which is returned unchanged.
+        choices: The choices so far.
+    """
     name = "paco"
     reason = f"the largest class has {facts.imbalance:.3g} times as many images as the smallest, so the centers are rebalanced"
     if facts.imbalance <= BALANCED:
@@ -151,8 +157,8 @@ def choose_backbone(facts: Facts, choices: ConfigChoices) -> tuple[str, bool]:
     name, place = next(available, (None, None))
     name = name or given_name or (candidates[0] if given_pretrained else choose_untrained_backbone(facts))
     pretrained = choices.set("model.pretrained", place is not None or bool(given_pretrained))
-    kind = "photographs" if facts.shorter_side >= PHOTOGRAPH else "small images"
-    choices.choose("model.name", name, f"for {kind} (median shorter side: {facts.shorter_side:,} px)")
+    kind = "photographs" if facts.shorter_side >= PHOTOGRAPH else "images"
+    choices.choose("model.name", name, f"for {kind} with a median shorter side of {facts.shorter_side:,} px")
     text = "pretrained" if pretrained else "from scratch"
     choices.note("model.pretrained", text, explain_weights(place, is_small))
     return name, pretrained
@@ -236,7 +242,13 @@ def choose_trainable(facts: Facts, choices: ConfigChoices) -> None:
 
 
 def choose_views(facts: Facts, network: Network, choices: ConfigChoices) -> None:
-    """Choose augmentations: weak ones for small images, and no horizontal flip for grayscale images."""
+    """Choose augmentations: weak ones for small images, and no horizontal flip for grayscale images.
+
+    Args:
+        facts: Facts about images and machine.
+        network: The chosen network.
+        choices: The choices so far.
+    """
     is_small = network.image_size < 24
     for view in ("query", "key"):
         choices.set(f"views.{view}.crop", "resized")
@@ -271,7 +283,13 @@ LENGTHS = {
 
 
 def choose_length(facts: Facts, network: Network, choices: ConfigChoices) -> None:
-    """Choose the batch size and the number of epochs from the number of images, the memory and the device."""
+    """Choose the batch size and the number of epochs from the number of images, the memory and the device.
+
+    Args:
+        facts: Facts about images and machine.
+        network: The chosen network.
+        choices: The choices so far.
+    """
     n, batch = facts.images, 128 if facts.has_gpu else 32
     reason = "as in the recipes of the paper" if facts.has_gpu else "small batches for a CPU"
     if n < 8 * batch:
@@ -283,9 +301,8 @@ def choose_length(facts: Facts, network: Network, choices: ConfigChoices) -> Non
     batch = images_per_step(facts, choices)
     steps, fewest, most = LENGTHS[network.pretrained, facts.has_gpu]
     epochs = min(max(round(steps * batch / n), fewest), most)
-    start = "fine-tuning is short" if network.pretrained else "training from scratch takes long"
-    device = "" if facts.has_gpu else ", limited for a CPU"
-    reason = f"about {max(n // batch, 1) * epochs:,} steps; {start}{device}"
+    task = "fine-tuning" if network.pretrained else "training from scratch"
+    reason = f"about {max(n // batch, 1) * epochs:,} steps, for {task} on a {'GPU' if facts.has_gpu else 'CPU'}"
     is_short = choices.given.get("train.epochs", epochs) < epochs / 2
     given = f"{SET_BY_USER} (default {epochs}; PaCo may not have converged)" if is_short else SET_BY_USER
     epochs = choices.choose("train.epochs", epochs, reason, reason_if_given=given)
@@ -340,7 +357,13 @@ def choose_contrast(facts: Facts, settings: set[str], choices: ConfigChoices) ->
 
 
 def choose_optimizer(facts: Facts, network: Network, choices: ConfigChoices) -> None:
-    """Choose SGD as in the paper, or AdamW with layer-wise learning rates for transformers and similar networks."""
+    """Choose SGD as in the paper, or AdamW with layer-wise learning rates for transformers and similar networks.
+
+    Args:
+        facts: Facts about images and machine.
+        network: The chosen network.
+        choices: The choices so far.
+    """
     is_modern = network.is_modern
     reason = "usual for transformers and ConvNeXt" if is_modern else "usual for ResNets, and used in the paper"
     name = choices.choose("optim.name", "adamw" if is_modern else "sgd", reason)

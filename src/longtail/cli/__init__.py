@@ -174,4 +174,5 @@ def overview() -> str:
 
 
 def console_script() -> None:
+    """Run the command line and exit; the entry point of the `longtail` command."""
     sys.exit(main())

@@ -40,6 +40,7 @@ class Compare:
 
 
 def run_compare(args: list[str]) -> None:
+    """Run `longtail compare`."""
     name = take_data_argument("compare", args)
     reject_both(args, ("--epochs", "--train.epochs"), ("--seeds", "--train.seeds"), ("--imbalance", "--data.imbalance"))
     config = recipes.equal_budget(name, imbalance=scan_flags(args[1:], imbalance=float)["imbalance"])

@@ -61,6 +61,7 @@ class Shard:
 
 
 def run_data(args: list[str]) -> int | None:
+    """Run `longtail data`."""
     if not args or args[0] in ("-h", "--help"):
         print(
             "longtail data inspect DATA            show class counts, and list unreadable, duplicate and leaked files"
@@ -76,7 +77,7 @@ def run_data(args: list[str]) -> int | None:
 
 
 def run_inspect(args: list[str]) -> int:
-    """Return exit code 1 if an image cannot be read, because training would stop there."""
+    """Run `longtail data inspect`. Return exit code 1 if an image cannot be read, because training would stop there."""
     name = take_data_argument("data inspect", args)
     given = parse_arguments(Inspect, "data inspect", args, Inspect(images=name, data=recipes.make(name).data))
 
@@ -190,6 +191,7 @@ def describe_next_steps(name: str, args: list[str], given: Inspect, skip_unreada
 
 
 def run_shard(args: list[str]) -> None:
+    """Run `longtail data shard`."""
     name = take_data_argument("data shard", args)
     given = parse_arguments(Shard, "data shard", args, Shard(images=name, data=recipes.make(name).data))
     if given.out is None:

@@ -47,6 +47,7 @@ class Docs:
 
 
 def run_docs(args: list[str]) -> None:
+    """Run `longtail docs`."""
     page = parse_arguments(Docs, "docs", args).page
     if page is None:
         print(*(f"  {name:10} {read_title(path)}" for name, path in find_pages().items()), sep="\n")

@@ -91,6 +91,7 @@ class Theory:
 
 
 def run_reproduce(args: list[str]) -> None:
+    """Run `longtail reproduce`."""
     given = dict(vars(parse_arguments(Reproduce, "reproduce", args)))
 
     from longtail.paper import reproduce
@@ -109,6 +110,7 @@ def run_reproduce(args: list[str]) -> None:
 
 
 def run_recipes(args: list[str]) -> None:
+    """Run `longtail recipes`."""
     given = parse_arguments(Recipes, "recipes", args)
     if given.recipe is None:
         print_recipes(make_screen())
@@ -216,6 +218,7 @@ paper's Fig. 4."""
 
 
 def run_theory(args: list[str]) -> None:
+    """Run `longtail theory`."""
     given = dict(vars(parse_arguments(Theory, "theory", args)))
     json, figure, counts = (given.pop(name) for name in ("json", "figure", "counts"))
     check_output_files(json=json, figure=figure)

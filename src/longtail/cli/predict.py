@@ -68,7 +68,7 @@ class Export:
 
 
 def run_predict(args: list[str]) -> int:
-    """Return exit code 1 if none of the images could be read."""
+    """Run `longtail predict`. Return exit code 1 if none of the images could be read."""
     if args and args[-1] == "--json":
         args = [*args, STANDARD_STREAM]
     given = parse_arguments(Predict, "predict", args)
@@ -140,6 +140,7 @@ def make_prediction_table(rows: "Sequence[Predicted]", width: int = 150) -> Tabl
 
 
 def run_export(args: list[str]) -> None:
+    """Run `longtail export`."""
     given = parse_arguments(Export, "export", args)
 
     from longtail.inference.export import export

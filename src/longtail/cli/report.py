@@ -56,6 +56,7 @@ class Watch:
 
 
 def run_report(args: list[str]) -> None:
+    """Run `longtail report`."""
     given = parse_arguments(Report, "report", args)
     check_runs(given.runs, "longtail report runs -o report.html")
 
@@ -65,6 +66,7 @@ def run_report(args: list[str]) -> None:
 
 
 def run_table(args: list[str]) -> None:
+    """Run `longtail table`."""
     given = parse_arguments(Table, "table", args)
     check_runs(given.runs, "longtail table runs")
 
@@ -77,6 +79,7 @@ def run_table(args: list[str]) -> None:
 
 
 def run_figure(args: list[str]) -> None:
+    """Run `longtail figure`."""
     given = parse_arguments(Figure, "figure", args)
     if not given.name:
         raise UserError(
@@ -89,6 +92,7 @@ def run_figure(args: list[str]) -> None:
 
 
 def run_watch(args: list[str]) -> None:
+    """Run `longtail watch`."""
     given = parse_arguments(Watch, "watch", args)
     check_runs(given.runs, "longtail watch runs")
 

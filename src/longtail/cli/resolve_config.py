@@ -104,7 +104,14 @@ def choose_budget(
 ) -> Callable[[str], Config]:
     """Choose the settings with which methods are compared on the user's images, and print them with their reasons.
 
-    Return a function that returns the configuration of a method by its name. The arguments are those of `choose_config`.
+    Return a function that returns the configuration of a method by its name.
+
+    Args:
+        name: Path to the images.
+        data: The `data` section with the given flags.
+        device: The value of --train.device.
+        given: Settings that are given on the command line. They are not changed.
+        imbalance: The value of --imbalance.
     """
     from longtail.autoconfig import choose, inspect_data
 

@@ -95,6 +95,7 @@ class Demo:
 
 
 def run_train(args: list[str]) -> None:
+    """Run `longtail train`."""
     name, given, config = resolve_training(args)
 
     from longtail.engine.distributed import is_first
@@ -182,6 +183,7 @@ def default_out(name: str, method: str, config: Config, *options: str | None) ->
 
 
 def run_eval(args: list[str]) -> None:
+    """Run `longtail eval`."""
     given = parse_arguments(Eval, "eval", args)
 
     from longtail.engine.evaluate import evaluate
@@ -195,6 +197,7 @@ def run_eval(args: list[str]) -> None:
 
 
 def run_demo(args: list[str]) -> None:
+    """Run `longtail demo`."""
     given = parse_arguments(Demo, "demo", args)
 
     from longtail.demo_run import demo, describe_results
