@@ -22,7 +22,7 @@ from PIL import Image
 
 import longtail
 from longtail import config, recipes
-from longtail.cli import VERBS, main, reference
+from longtail.cli import COMMANDS, main, reference
 from longtail.metrics import mean_std, paired_difference
 from longtail.reporting.table import table
 from tests.data.test_sources import cifar_entry, write
@@ -102,7 +102,7 @@ def shortened(words: list[str]) -> list[str]:
 
 
 def scripts(page: Path) -> list[str]:
-    """Return the shell blocks, without the demo, which tests/test_quickstart.py runs."""
+    """Return the shell blocks, without the demo, which tests/test_demo.py runs."""
     found = [text.replace("\\\n", " ") for kind, text in blocks(page) if kind in ("", "console", "bash")]
     return [re.sub(r"^longtail demo\b.*$", "", text, flags=re.M) for text in found]
 
@@ -190,14 +190,14 @@ def run_shell(script: str) -> None:
 def test_every_command_exists():
     for page in PAGES:
         for verb in re.findall(r"^\s*longtail (\S+)", "\n".join(scripts(page)), re.M):
-            assert verb in {*VERBS, "--version", "--help"}, (page, verb)
+            assert verb in {*COMMANDS, "--version", "--help"}, (page, verb)
 
 
 # Content
 
 
 def test_the_reference_is_current():
-    assert (ROOT / "docs/commands.md").read_text() == reference.page(), "run `make docs`"
+    assert (ROOT / "docs/commands.md").read_text() == reference.make_page(), "run `make docs`"
 
 
 def test_readme_shows_demo_test_and_installation():

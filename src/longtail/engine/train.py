@@ -54,7 +54,7 @@ from longtail.errors import (
     error_text,
 )
 from longtail.files import RefusedFile
-from longtail.progress import columns, wrapped
+from longtail.progress import terminal_width, wrap_line
 
 
 def train(config: Config, out: Path | str, resume: bool = False, data: DataSet | None = None) -> list[Path]:
@@ -120,7 +120,7 @@ class Session:
         config = self.config.data
         data = local_main_first(lambda: load(config)) if config.may_download else load(config, run_on_main)
         if self.is_verbose:
-            print(*(wrapped(line, columns()) for line in data.describe()), sep="\n", flush=True)
+            print(*(wrap_line(line, terminal_width()) for line in data.describe()), sep="\n", flush=True)
         return data
 
     def seed_groups(self) -> Iterator[list[int]]:
