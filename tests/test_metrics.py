@@ -162,3 +162,22 @@ def test_paired_difference():
     assert mean == 2 and half == pytest.approx(3.182446 * math.sqrt(2 / 3) / 2, rel=1e-6)
     with pytest.raises(ValueError):
         paired_difference([1.0], [2.0])
+
+
+def test_order_of_columns():
+    accuracies = ["top1", "many", "medium", "few"]
+    costs = ["seconds", "latency_b64", "parameters"]
+    assert [*accuracies, "macro_f1", "ece", "knn_top1", *costs] == metrics.TABLE_METRICS
+    assert [*accuracies, "ece", "knn_top1", *costs] == metrics.PAPER_METRICS
+    assert metrics.REPORT_METRICS == ["top1", "few", "medium", "many", "macro_f1", "ece", "knn_top1"]
+    assert metrics.COST_METRICS == ["latency_b64", "seconds", "peak_memory", "parameters"]
+    assert metrics.TRAINING_COSTS == ["seconds", "setup_seconds", "together", "peak_memory"]
+
+
+def test_bounds_of_shot_groups():
+    groups = metrics.shot_groups([0, 19, 20, 100, 101])
+    assert {name: mask.nonzero()[0].tolist() for name, mask in groups.items()} == {
+        "many": [4],
+        "medium": [2, 3],
+        "few": [0, 1],
+    }

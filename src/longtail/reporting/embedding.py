@@ -17,11 +17,11 @@ from typing import IO
 import numpy as np
 
 LENGTH = struct.Struct("<Q")
-SECONDS = 60.0
+TIMEOUT = 60.0  # seconds
 
 
 class EmbeddingWorker:
-    """A process that computes t-SNE, started when it is first needed and again after it has crashed."""
+    """A process that computes t-SNE. It is started when it is first needed, and restarted after a crash."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,7 +29,7 @@ class EmbeddingWorker:
         atexit.register(self.close)
 
     def embed(self, x_NF: np.ndarray) -> np.ndarray | None:
-        """Return places (N, 2) of the rows of `x_NF`, the same at every call; None if they cannot be computed."""
+        """Return positions (N, 2) of the rows of `x_NF`, the same at every call; None if they cannot be computed."""
         scaled = standardize(x_NF)
         if scaled is None:
             return None
@@ -37,7 +37,7 @@ class EmbeddingWorker:
             process = self._start()
             if process is None or process.stdin is None or process.stdout is None:
                 return None
-            limit = threading.Timer(SECONDS, process.kill)
+            limit = threading.Timer(TIMEOUT, process.kill)
             limit.start()
             try:
                 write_array(process.stdin, scaled)
@@ -92,9 +92,9 @@ WORKER = EmbeddingWorker()
 
 
 def standardize(x_NF: np.ndarray) -> np.ndarray | None:
-    """Return the features centered and divided by their standard deviation; None if that is not finite or not above zero.
+    """Return the features centered and divided by their standard deviation; None if it is zero or not finite.
 
-    All values are first divided by the largest one, so that squares neither overflow nor vanish.
+    All values are first divided by the largest magnitude, so that squares neither overflow nor underflow.
     """
     if x_NF.ndim != 2 or not np.isfinite(x_NF).all():
         return None
@@ -103,10 +103,10 @@ def standardize(x_NF: np.ndarray) -> np.ndarray | None:
         return None
     scaled = x_NF / largest
     scaled = scaled - scaled.mean(0)
-    spread = float(scaled.std())
-    if not spread > 1e-9 or (np.ptp(scaled, axis=0) > 0).sum() < 2:
+    std = float(scaled.std())
+    if not std > 1e-9 or (np.ptp(scaled, axis=0) > 0).sum() < 2:
         return None
-    return np.ascontiguousarray(scaled / spread)
+    return np.ascontiguousarray(scaled / std)
 
 
 def compute(x_NF: np.ndarray) -> np.ndarray:
@@ -118,7 +118,7 @@ def compute(x_NF: np.ndarray) -> np.ndarray:
 
 
 def write_array(pipe: IO[bytes], array: np.ndarray) -> None:
-    """Write an array with its length."""
+    """Write an array, preceded by its length."""
     content = io.BytesIO()
     np.save(content, array, allow_pickle=False)
     pipe.write(LENGTH.pack(content.tell()) + content.getvalue())
@@ -140,7 +140,7 @@ def read_array(pipe: IO[bytes]) -> np.ndarray:
 def serve() -> None:
     """Answer requests until standard input is closed."""
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print must not get into the replies
+    os.dup2(2, 1)  # output of libraries must not mix with the replies
     while True:
         try:
             x_NF = read_array(requests)

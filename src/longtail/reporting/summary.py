@@ -207,8 +207,9 @@ def caveats(dataset: DatasetResults) -> Iterator[Caveat]:
         text = f"Only {format_count(fewest, 'seed')}; {MIN_SEEDS} are needed to separate a method's effect from chance."
         yield Caveat("seeds", False, text)
     else:
-        ending = "or more of every method" if len(rows) > 1 else "of the method"
-        yield Caveat("seeds", True, f"{format_count(fewest, 'seed')} {ending}; every readable run is included.")
+        seeds = format_count(fewest, "seed")
+        seeds = f"At least {seeds} of every method" if len(rows) > 1 else f"{seeds} of the method"
+        yield Caveat("seeds", True, f"{seeds}; every readable run is included.")
     if len(rows) > 1:
         yield budget_caveat(rows)
         yield from second_stage_caveats(rows)
