@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from measure import Row, table
 
-from longtail.models import fused
-from longtail.models.backbones import FUSED_SIDE, CifarResNet
+from longtail.kernels import resnet
+from longtail.models.backbones import CifarResNet
 
 EACH = 30  # launches of a line
 Launch = tuple[tuple[Any, ...], dict[str, Any]]
@@ -26,22 +26,22 @@ Launch = tuple[tuple[Any, ...], dict[str, Any]]
 def launches(batch: int) -> list[Launch]:
     """Those of a query network's way there and back, and of a key network's way there."""
     net = CifarResNet(32, 0).to("cuda", memory_format=torch.channels_last)
-    images = torch.randn(batch, 3, FUSED_SIDE, FUSED_SIDE, device="cuda").bfloat16()
+    images = torch.randn(batch, 3, resnet.IMAGE_SIZE, resnet.IMAGE_SIZE, device="cuda").bfloat16()
     images = images.to(memory_format=torch.channels_last)
     seen: list[Launch] = []
-    launch = fused.launch
+    launch = resnet.launch
 
     def noted(*args: Any, **options: Any) -> None:
         seen.append((args, {k: v for k, v in options.items() if k != "early"}))
         launch(*args, **options)
 
-    fused.launch = noted
+    resnet.launch = noted
     try:
-        tape, features = fused.run(net, images, learning=True)
-        fused.run_back(tape, torch.randn_like(features))
-        fused.run(net, images, learning=False)
+        tape, features = resnet.run_forward(net, images, needs_grad=True)
+        resnet.run_backward(tape, torch.randn_like(features))
+        resnet.run_forward(net, images, needs_grad=False)
     finally:
-        fused.launch = launch
+        resnet.launch = launch
     torch.cuda.synchronize()
     return seen
 
@@ -82,7 +82,7 @@ def main() -> None:
     for name, (given, options) in {call[0][0]: call for call in seen}.items():
 
         def work(given: Any = given, options: Any = options) -> None:
-            fused.launch(*given, **options)
+            resnet.launch(*given, **options)
 
         alone, full = microseconds(work, 1), microseconds(work, args.lines)
         rows.append({"kernel": name, "step": count[name], "alone": alone, "full": full})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from longtail.kernels.nvrtc import Argument, CudaSource, as_c
+from longtail.kernels.nvrtc import CudaSource, KernelArgument, to_ctypes
 
 ORDERS = ("forward", "reversed", "shuffled")  # in which threads take turns; as in threads.h
 OPTIONS = ("-O2", "-std=c++17", "-ffp-contract=off", "-w", "-shared", "-fPIC")
@@ -57,9 +57,9 @@ class Kernel:
         self.function.restype = ctypes.c_char_p
 
     def __call__(
-        self, blocks: tuple[int, int], threads: int, *args: Argument, shared: int = 0, early: bool = False
+        self, blocks: tuple[int, int], threads: int, *args: KernelArgument, shared: int = 0, early: bool = False
     ) -> None:
-        values = [as_c(a) for a in args]
+        values = [to_ctypes(a) for a in args]
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         order = ORDERS.index(self.source.order)
         fault = self.function(pointers, ctypes.c_size_t(len(values)), *blocks, threads, shared, order)

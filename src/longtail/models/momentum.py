@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from longtail.config.section import require
 from longtail.data.samplers import place
-from longtail.kernels.sgd import Pieces, follow
+from longtail.kernels.sgd import PieceTables, update_average
 from longtail.models.collective import gather
 
 EMPTY = -1  # the label of a slot that holds no key yet
@@ -29,7 +29,7 @@ class MomentumNetwork(nn.Module):
         super().__init__()
         require(0 <= momentum <= 1, "momentum", momentum, "between 0 and 1: try 0.999")
         self.momentum, self.norm = momentum, norm
-        self.pieces: Pieces | None = None  # where our kernel moves it
+        self.pieces: PieceTables | None = None  # where our kernel moves it
         self.net = copy.deepcopy(query).requires_grad_(False)
 
     def train(self, mode: bool = True) -> "MomentumNetwork":
@@ -46,7 +46,7 @@ class MomentumNetwork(nn.Module):
         """One step of the moving average; in the parameters' own (full) precision."""
         keys, queries = list(self._followers(self.net)), list(self._followers(query))
         if self.pieces is not None:
-            follow(list(zip(keys, queries, strict=True)), 1 - self.momentum, self.pieces)
+            update_average(list(zip(keys, queries, strict=True)), 1 - self.momentum, self.pieces)
         else:
             torch._foreach_lerp_(keys, queries, 1 - self.momentum)
 
