@@ -5,7 +5,7 @@ import torch
 
 from longtail.config import ViewConfig, ViewsConfig
 from longtail.kernels import nvrtc, views
-from longtail.kernels.nvrtc import expression
+from longtail.kernels.nvrtc import template_instance
 from longtail.views import Views, color, crops, ops, policies
 from longtail.views.ops import Op
 from longtail.views.view import STATISTICS
@@ -19,7 +19,7 @@ everywhere = pytest.mark.parametrize("device", devices, indirect=True)
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory) -> Emulated:
-    return emulate(views.source(), tmp_path_factory.mktemp("views"))
+    return emulate(views.cuda_source(), tmp_path_factory.mktemp("views"))
 
 
 @pytest.fixture
@@ -28,16 +28,16 @@ def device(request) -> str:
     if request.param == "cuda":
         return "cuda"
     compiled, monkeypatch = request.getfixturevalue("compiled"), request.getfixturevalue("monkeypatch")
-    monkeypatch.setattr(views, "source", lambda: compiled)
+    monkeypatch.setattr(views, "cuda_source", lambda: compiled)
     monkeypatch.setattr(compiled, "order", request.param)
-    monkeypatch.setattr(nvrtc, "available", lambda device: True)
+    monkeypatch.setattr(nvrtc, "is_available", lambda device: True)
     return "cpu"
 
 
 INSTANCES = [
-    *(expression("apply_draw", side, bilinear) for side in (32, 224) for bilinear in (False, True)),
-    *(expression(name, side) for side in (32, 224) for name in ("apply_sim", "apply_tone", "crop")),
-    *(expression("finish", floats) for floats in (False, True)),
+    *(template_instance("apply_draw", side, bilinear) for side in (32, 224) for bilinear in (False, True)),
+    *(template_instance(name, side) for side in (32, 224) for name in ("apply_sim", "apply_tone", "crop")),
+    *(template_instance("normalize", floats) for floats in (False, True)),
 ]
 
 
@@ -45,7 +45,7 @@ INSTANCES = [
 def test_the_kernels_compile(name, tmp_path, monkeypatch):
     pytest.importorskip("cuda.bindings", reason="comes with torch for CUDA")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    code, lowered = views.source().cubin(name, "sm_80")
+    code, lowered = views.cuda_source().cubin(name, "sm_80")
     assert code[:4] == b"\x7fELF" and name.split("<")[0] in lowered
 
 
@@ -161,22 +161,22 @@ def test_what_is_finished_is_normalized_and_rounded(floats, side, device):
     x, out = ops.to_float(x) ** 0.5 if floats else x, out.to(memory_format=torch.channels_last)
     scale = [torch.tensor(values, device=device)[:, None, None] for values in STATISTICS["imagenet"]]
     wanted = ops.normalize(ops.to_float(x), *scale).bfloat16()
-    assert views.can_write_into(x, out) and views.finish(x, *scale, out) is out
+    assert views.can_normalize_into(x, out) and views.normalize_into(x, *scale, out) is out
     assert torch.equal(out, wanted) or (not floats and device == "cpu" and (out != wanted).float().mean() < 1e-3)
     torch.testing.assert_close(out, wanted, rtol=2**-7, atol=0)
 
 
 def test_only_what_the_kernel_knows_is_finished_by_it(monkeypatch):
-    monkeypatch.setattr(nvrtc, "available", lambda device: True)
+    monkeypatch.setattr(nvrtc, "is_available", lambda device: True)
     x, last = torch.zeros(2, 3, 8, 8), torch.channels_last
     out = torch.zeros(2, 3, 8, 8, dtype=torch.bfloat16).to(memory_format=last)
-    assert views.can_write_into(x, out) and views.can_write_into(x.byte(), out)
+    assert views.can_normalize_into(x, out) and views.can_normalize_into(x.byte(), out)
     assert (
-        not views.can_write_into(x.mT, out)
-        and not views.can_write_into(x.half(), out)
-        and not views.can_write_into(x[:, :1], out)
+        not views.can_normalize_into(x.mT, out)
+        and not views.can_normalize_into(x.half(), out)
+        and not views.can_normalize_into(x[:, :1], out)
     )
-    assert not views.can_write_into(x, out.float()) and not views.can_write_into(x, out.contiguous())
+    assert not views.can_normalize_into(x, out.float()) and not views.can_normalize_into(x, out.contiguous())
 
 
 @everywhere

@@ -199,7 +199,7 @@ def test_affine_takes_any_matrix(shape: tuple[int, int]) -> None:
 
 def test_affine_fills_the_uncovered_with_fill_alone() -> None:
     white = torch.full((1, 3, 8, 8), 255, dtype=torch.uint8)
-    moved = ops.affine(white, ops.translate(torch.tensor([3.0]), torch.tensor([-2.0])), FILL)
+    moved = ops.affine(white, ops.translation_matrix(torch.tensor([3.0]), torch.tensor([-2.0])), FILL)
     expected = torch.full((8, 8), 255, dtype=torch.uint8)
     expected[:, :3], expected[6:] = FILL, FILL
     assert torch.equal(moved, expected.expand(1, 3, 8, 8))
@@ -274,14 +274,14 @@ def test_photometry_is_exactly_pils(shape: tuple[int, int], op: Op) -> None:
 def test_tables_are_exactly_pils(op: Op) -> None:
     x, (function, value) = hard_images(32, 32), PHOTOMETRY[op]
     bare = op in (Op.AUTOCONTRAST, Op.EQUALIZE, Op.INVERT)
-    lut = LUTS[op](x) if bare else LUTS[op](x, value)
-    assert lut.dtype == torch.uint8 and lut.shape[2] == 256
-    assert torch.equal(lut.apply_lut(x, lut), by_pil(x, function, value))
+    table = LUTS[op](x) if bare else LUTS[op](x, value)
+    assert table.dtype == torch.uint8 and table.shape[2] == 256
+    assert torch.equal(lut.apply_lut(x, table), by_pil(x, function, value))
 
 
 @pytest.mark.parametrize("op", [Op.COLOR, Op.SHARPNESS])
 def test_blends_are_exactly_pils(op: Op) -> None:
-    x, function = hard_images(32, 32), {Op.COLOR: lut.saturation, Op.SHARPNESS: lut.sharpness}[op]
+    x, function = hard_images(32, 32), {Op.COLOR: lut.adjust_saturation, Op.SHARPNESS: lut.adjust_sharpness}[op]
     assert torch.equal(function(x, FACTORS), by_pil(x, PHOTOMETRY[op][0], FACTORS))
 
 
