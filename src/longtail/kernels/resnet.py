@@ -49,6 +49,7 @@ class CifarResNetLike(Protocol):
 
 @functools.cache
 def cuda_source() -> CudaSource:
+    """Return the source resnet.cu; it is read once."""
     return read_source(Path(__file__).with_name("resnet.cu"))
 
 
@@ -76,6 +77,7 @@ def conv_layers(net: CifarResNetLike) -> Iterator[tuple[nn.Conv2d, nn.BatchNorm2
 
 
 def residual_blocks(net: CifarResNetLike) -> Iterator[Any]:
+    """Yield the residual blocks from the input to the output."""
     for stage in net.stages:
         yield from stage  # type: ignore[misc]
 
@@ -86,6 +88,7 @@ def trained_params(net: CifarResNetLike) -> list[Tensor]:
 
 
 def running_stats(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor, Tensor]:
+    """Return running mean, running variance and the number of batches."""
     return norm.running_mean, norm.running_var, norm.num_batches_tracked  # type: ignore[return-value]
 
 
@@ -113,6 +116,7 @@ def get_tables(net: CifarResNetLike) -> NetworkTables:
 
 
 def make_tables(net: CifarResNetLike) -> NetworkTables:
+    """Make the tables of a network; the rows are the structs Job and Average of resnet.cu."""
     forward_jobs: list[list[int]] = []
     backward_jobs: list[list[int]] = []
     stats_rows: list[list[int]] = []
@@ -272,10 +276,14 @@ def run_forward(net: CifarResNetLike, images: Tensor, needs_grad: bool) -> tuple
 
 
 def layer_sums(net: CifarResNetLike, zeros: Sequence[Tensor], widths: list[int]) -> Iterator[LayerSums]:
-    """Yield the sums of each layer.
+    """Return the sums of each layer.
 
-    In evaluation mode the running statistics are used: they are written as the sums of a single pixel with this mean and
-    variance.
+    In evaluation mode the running statistics are used, written as the sums of a single pixel with this mean and variance.
+
+    Args:
+        net: The network.
+        zeros: Where the kernels accumulate the sums of each layer.
+        widths: Output channels of each layer.
     """
     if net.training:
         return (LayerSums(part, part, None) for part in zeros)
@@ -335,6 +343,7 @@ def pool(tape: Tape, stats: Tensor) -> Tensor:
 
 
 def count_tiles(layer: Layer, rows: int = ROWS_PER_BLOCK) -> int:
+    """Return the number of tiles of `rows` image rows in the result of a layer."""
     return layer.pixels // (rows * layer.size)
 
 
@@ -344,6 +353,7 @@ def count_threads(channels: int) -> int:
 
 
 def norm_arguments(layer: Layer | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the kernel arguments for a layer's batch norm: sums, weight and bias."""
     return (layer.sums, layer.norm.weight, layer.norm.bias) if layer else (None, None, None)
 
 
@@ -409,7 +419,14 @@ def input_grad(
 
 
 def weight_grad(layer: Layer, g: Tensor, sums: Tensor, dw: Tensor) -> None:
-    """Add the gradient of a convolution's weights to `dw`; `g` and `sums` as in `input_grad`."""
+    """Compute the gradient of a convolution's weights.
+
+    Args:
+        layer: The convolution.
+        g: Gradient of the result of its batch norm.
+        sums: Sums of g.
+        dw: Where to add the gradient.
+    """
     inputs, outputs, stride = layer.conv.in_channels, layer.conv.out_channels, int(layer.conv.stride[0])
     form = FINISHED if layer.previous is None else RAW
     name = template_instance("weight_grad", inputs, outputs, layer.size, stride, form)
@@ -451,7 +468,13 @@ def launch(
 
 
 def compile_kernels(net: CifarResNetLike, images: Tensor, as_map: bool = False) -> None:
-    """Compile all kernels that training needs; the arguments are those of `features`. The batch size does not matter."""
+    """Compile all kernels that training needs.
+
+    Args:
+        net: The network.
+        images: Images as for `features`; the size of the batch does not matter.
+        as_map: Whether `features` will be called with `as_map`.
+    """
     global _recorded_names
     _recorded_names = []
     try:

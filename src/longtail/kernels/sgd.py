@@ -18,6 +18,7 @@ TensorPair = tuple[Tensor, Tensor]
 
 @functools.cache
 def cuda_source() -> CudaSource:
+    """Return the source sgd.cu; it is read once."""
     return read_source(Path(__file__).with_name("sgd.cu"))
 
 

@@ -19,6 +19,7 @@ PIXELS_PER_BLOCK = 2048  # of `crop` and `normalize_into`
 
 @functools.cache
 def cuda_source() -> nvrtc.CudaSource:
+    """Return the source views.cu; it is read once."""
     return nvrtc.read_source(Path(__file__).with_name("views.cu"), "--fmad=false")
 
 

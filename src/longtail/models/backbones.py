@@ -115,41 +115,49 @@ def _drop_pretrained_options(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 @register_model
 def resnet8_cifar(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
+    """ResNet-8 for CIFAR with 16, 32 and 64 channels; there are no pretrained weights."""
     return CifarResNet(8, **_drop_pretrained_options(kwargs))
 
 
 @register_model
 def resnet20_cifar(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
+    """ResNet-20 for CIFAR with 16, 32 and 64 channels; there are no pretrained weights."""
     return CifarResNet(20, **_drop_pretrained_options(kwargs))
 
 
 @register_model
 def resnet32_cifar(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
+    """ResNet-32 for CIFAR with 16, 32 and 64 channels; there are no pretrained weights."""
     return CifarResNet(32, **_drop_pretrained_options(kwargs))
 
 
 @register_model
 def resnet44_cifar(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
+    """ResNet-44 for CIFAR with 16, 32 and 64 channels; there are no pretrained weights."""
     return CifarResNet(44, **_drop_pretrained_options(kwargs))
 
 
 @register_model
 def resnet56_cifar(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
+    """ResNet-56 for CIFAR with 16, 32 and 64 channels; there are no pretrained weights."""
     return CifarResNet(56, **_drop_pretrained_options(kwargs))
 
 
 @register_model
 def resnet74_cifar(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
+    """ResNet-74 for CIFAR with 16, 32 and 64 channels; there are no pretrained weights."""
     return CifarResNet(74, **_drop_pretrained_options(kwargs))
 
 
 @register_model
 def resnet18_cifar(pretrained: bool = False, **kwargs: Any) -> ResNet:
+    """Wide ResNet-18 with a 3x3 stem for CIFAR; there are no pretrained weights."""
     return _resnet_for_small_images(WideBasicBlock, (2, 2, 2, 2), **_drop_pretrained_options(kwargs))
 
 
 @register_model
 def resnet50_cifar(pretrained: bool = False, **kwargs: Any) -> ResNet:
+    """Wide ResNet-50 with a 3x3 stem for CIFAR; there are no pretrained weights."""
     return _resnet_for_small_images(Bottleneck, (3, 4, 6, 3), **_drop_pretrained_options(kwargs))
 
 

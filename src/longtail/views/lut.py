@@ -28,6 +28,7 @@ def all_levels(x: Tensor) -> Tensor:
 
 
 def invert_lut(x: Tensor) -> Tensor:
+    """Invert all levels."""
     return 255 - all_levels(x)
 
 

@@ -198,7 +198,13 @@ class SimDraw(NamedTuple):
 
 
 def draw_sim(n: int, rng: torch.Generator, has_jitter: bool = True) -> SimDraw:
-    """Draw the parameters of `n` samples. Without `has_jitter`, no sample gets color jitter, but the same numbers are drawn."""
+    """Draw the random parameters of SimAugment.
+
+    Args:
+        n: Number of samples.
+        rng: The random generator.
+        has_jitter: If false, no sample gets color jitter. The same number of random values is drawn.
+    """
     return SimDraw(
         jittered=bernoulli((n,), 0.8 if has_jitter else 0.0, rng),
         factor=uniform((n, 3), 0.6, 1.4, rng),
@@ -210,7 +216,13 @@ def draw_sim(n: int, rng: torch.Generator, has_jitter: bool = True) -> SimDraw:
 
 
 def apply_sim(x: Tensor, draw: SimDraw, has_jitter: bool = True) -> Tensor:
-    """Apply SimAugment to float images in [0, 1]; without `has_jitter`, color jitter is not computed."""
+    """Apply SimAugment.
+
+    Args:
+        x: Float images in [0, 1].
+        draw: The random parameters.
+        has_jitter: If false, skip color jitter; no sample of `draw` may have it.
+    """
     if has_jitter:
         brightness, contrast, saturation = draw.factor.unbind(1)
         jittered = color.color_jitter(x, brightness, contrast, saturation, draw.hue, draw.order)

@@ -88,9 +88,11 @@ class Views:
     def query(
         self, x: Tensor, rng: torch.Generator, size_N2: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
+        """Return random query views."""
         return self._make(x, size_N2, self.config.query, rng, out)
 
     def key(self, x: Tensor, rng: torch.Generator, size_N2: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """Return random key views."""
         return self._make(x, size_N2, self.config.key, rng, out)
 
     def plain(self, x: Tensor, size_N2: Tensor | None = None) -> Tensor:
