@@ -1,11 +1,10 @@
-"""Microseconds of each kernel of the fused ResNet-32, alone and where the device is full: what a step spends its time on, and
-what several seeds have to share.
+"""Measure the time of each kernel of the fused ResNet-32, alone and on a fully used GPU, as when several seeds share it.
 
     python benchmarks/kernels.py [--batch 128] [--lines 8]
 
-A step of PaCo's two trunks is run once to see what is launched with what. Then each kind of launch is recorded as a CUDA graph,
-in one line of launches one after the other (`alone`, without the overlap that training has) and in several lines side by side
-(`full`, per launch). `step` is how often a step has it, `share` its part of a full device's time.
+A step of the two backbones of PaCo is run once to record its launches. Then each kind of launch is captured in a CUDA graph: on
+one stream (`alone`, without the overlap of training) and on several streams in parallel (`full`, microseconds per launch).
+`step` is the number of launches in a step, `share` the fraction of the time on a fully used GPU.
 """
 
 import argparse
@@ -16,38 +15,38 @@ from typing import Any
 import torch
 from measure import Row, table
 
-from longtail.models import fused
-from longtail.models.backbones import FUSED_SIDE, CifarResNet
+from longtail.kernels import resnet
+from longtail.models.backbones import CifarResNet
 
-EACH = 30  # launches of a line
+EACH = 30  # launches per stream
 Launch = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def launches(batch: int) -> list[Launch]:
-    """Those of a query network's way there and back, and of a key network's way there."""
+    """Record the launches of a forward and backward pass of the query network and a forward pass of the key network."""
     net = CifarResNet(32, 0).to("cuda", memory_format=torch.channels_last)
-    images = torch.randn(batch, 3, FUSED_SIDE, FUSED_SIDE, device="cuda").bfloat16()
+    images = torch.randn(batch, 3, resnet.IMAGE_SIZE, resnet.IMAGE_SIZE, device="cuda").bfloat16()
     images = images.to(memory_format=torch.channels_last)
     seen: list[Launch] = []
-    launch = fused.launch
+    launch = resnet.launch
 
     def noted(*args: Any, **options: Any) -> None:
         seen.append((args, {k: v for k, v in options.items() if k != "early"}))
         launch(*args, **options)
 
-    fused.launch = noted
+    resnet.launch = noted
     try:
-        tape, features = fused.run(net, images, learning=True)
-        fused.run_back(tape, torch.randn_like(features))
-        fused.run(net, images, learning=False)
+        tape, features = resnet.run_forward(net, images, needs_grad=True)
+        resnet.run_backward(tape, torch.randn_like(features))
+        resnet.run_forward(net, images, needs_grad=False)
     finally:
-        fused.launch = launch
+        resnet.launch = launch
     torch.cuda.synchronize()
     return seen
 
 
 def microseconds(work: Callable[[], None], lines: int) -> float:
-    """Of one of EACH launches, in so many lines side by side."""
+    """Return the time of a launch in microseconds, for EACH launches on `lines` streams in parallel."""
     graph, streams = torch.cuda.CUDAGraph(), [torch.cuda.Stream() for _ in range(lines)]
     work()
     torch.cuda.synchronize()
@@ -82,7 +81,7 @@ def main() -> None:
     for name, (given, options) in {call[0][0]: call for call in seen}.items():
 
         def work(given: Any = given, options: Any = options) -> None:
-            fused.launch(*given, **options)
+            resnet.launch(*given, **options)
 
         alone, full = microseconds(work, 1), microseconds(work, args.lines)
         rows.append({"kernel": name, "step": count[name], "alone": alone, "full": full})

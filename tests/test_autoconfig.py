@@ -22,7 +22,7 @@ from longtail.cli.train import default_out
 from longtail.comparison import make_budget
 from longtail.config import Config, DataConfig, PaCo, TrainConfig, to_dict
 from longtail.data.long_tail import exponential_counts
-from longtail.models.backbones import make_body
+from longtail.models.backbones import make_backbone
 from longtail.progress import wrap_line
 from longtail.theory import auto_alpha
 from tests.raises import fails
@@ -367,14 +367,14 @@ def test_photographs_start_from_packaged_weights(tmp_path, capsys, asked, head_l
     assert reason(capsys.readouterr().out.splitlines()) == explain_weights("package", is_small=False)
     stored = run_folder.load_config(tmp_path / "out/seed0")
     assert stored.model.pretrained and stored.views.normalize == "half" and stored.optim.head_lr == head_lr
-    began = make_body("tf_efficientnet_lite0", pretrained=True).conv_stem.weight
+    began = make_backbone("tf_efficientnet_lite0", pretrained=True).conv_stem.weight
     ended = load_file(tmp_path / "out/seed0" / run_folder.MODEL)["trunk.body.conv_stem.weight"]
     assert torch.equal(ended, began) if not asked else 0 < (ended - began).norm() < 0.2 * began.norm()
 
 
 def test_photographs_without_weights_are_trained_from_scratch(tmp_path, capsys, monkeypatch):
     """If there are no weights, the reason is displayed and training starts from scratch."""
-    monkeypatch.setattr("longtail.autoconfig.facts.found_in", lambda _: None)
+    monkeypatch.setattr("longtail.autoconfig.facts.find_weights", lambda _: None)
     root = folder(tmp_path / "images", (10, 5), (200, 300))
     assert main(["train", str(root), *FAST, "--out", str(tmp_path / "out")]) == 0
     assert reason(capsys.readouterr().out.splitlines()) == explain_weights(None, is_small=False)

@@ -15,7 +15,7 @@ from tests.test_cli import FAST, images
 
 ROOT = Path(__file__).parents[1]
 NEEDED = ("reporting/page.css", "reporting/page.js", "reporting/watch.js", "reporting/framework.svg")
-NEEDED += ("models/resnet.cu", "models/update.cu", "views/views.cu", "data/canvas.cu", "__main__.py")
+NEEDED += (*(f"kernels/{name}.cu" for name in ("canvas", "resnet", "sgd", "views")), "__main__.py")
 BESIDE = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "PKG-INFO", ".gitignore"}  # of the sdist
 
 pytestmark = pytest.mark.long

@@ -333,18 +333,18 @@ def test_what_is_no_file_is_not_waited_for(tmp_path):
 def test_images_are_laid_on_canvases_in_one_launch(side, device, monkeypatch, tmp_path):
     """Rows of a multiple of sixteen bytes are copied so; the rest of a canvas, and one without an image, is left alone."""
     if device in ORDERS:
-        emulated = emulate(canvas.source(), tmp_path)
+        emulated = emulate(canvas.cuda_source(), tmp_path)
         emulated.order, device = device, "cpu"
-        monkeypatch.setattr(canvas, "source", lambda: emulated)
+        monkeypatch.setattr(canvas, "cuda_source", lambda: emulated)
     rng = torch.Generator().manual_seed(0)
     sizes = {0: (48, 48), 1: (1, 1), 3: (31, 16), 4: (side, 33), 6: (2, 32), 7: (5, 48)}
     images = {i: torch.randint(256, (3, *s), generator=rng, dtype=torch.uint8).to(device) for i, s in sizes.items()}
     images[7] = torch.cat([images[7].flatten()[:1], images[7].flatten()])[1:].view(3, 5, 48)  # begins at an odd place
     wanted, found = torch.full((2, 8, 3, side, side), 9, dtype=torch.uint8, device=device)
-    monkeypatch.setattr(nvrtc, "available", lambda device: False)
-    canvas.lay_out(images, wanted)
-    monkeypatch.setattr(nvrtc, "available", lambda device: True)
-    canvas.lay_out(images, found)
+    monkeypatch.setattr(nvrtc, "is_available", lambda device: False)
+    canvas.copy_to_canvases(images, wanted)
+    monkeypatch.setattr(nvrtc, "is_available", lambda device: True)
+    canvas.copy_to_canvases(images, found)
     assert torch.equal(found, wanted) and (wanted[2] == 9).all() and (wanted[0, :, :48, :48] != 9).any()
     for i, (height, width) in sizes.items():
         assert torch.equal(found[i, :, :height, :width], images[i])
@@ -353,7 +353,7 @@ def test_images_are_laid_on_canvases_in_one_launch(side, device, monkeypatch, tm
 def test_the_kernel_compiles(tmp_path, monkeypatch):
     pytest.importorskip("cuda.bindings", reason="comes with torch for CUDA")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert canvas.source().cubin("lay_out", "sm_80")[0][:4] == b"\x7fELF"
+    assert canvas.cuda_source().cubin("copy_to_canvases", "sm_80")[0][:4] == b"\x7fELF"
 
 
 def test_where_images_are_decoded():

@@ -1,4 +1,4 @@
-"""Our CUDA kernels on the CPU, as CI has no GPU: compiled by g++ with emulator.h, which brings what they need of CUDA."""
+"""Run the CUDA kernels on the CPU, because CI has no GPU: g++ compiles them with emulator.h, which emulates CUDA."""
 
 import ctypes
 import shutil
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from longtail.kernels.nvrtc import Argument, CudaSource, as_c
+from longtail.kernels.nvrtc import CudaSource, KernelArgument, to_ctypes
 
-ORDERS = ("forward", "reversed", "shuffled")  # in which threads take turns; as in threads.h
+ORDERS = ("forward", "reversed", "shuffled")  # of the threads; as in threads.h
 OPTIONS = ("-O2", "-std=c++17", "-ffp-contract=off", "-w", "-shared", "-fPIC")
-ALONE = ("-fno-gnu-unique", "-Wl,-Bsymbolic")  # a library has its variables to itself, whatever else is loaded
+ALONE = ("-fno-gnu-unique", "-Wl,-Bsymbolic")  # keep the variables of each library separate
 ENTRY = """
 extern "C" const char* kernel_{i}(void** args, size_t n, unsigned blocks, unsigned rows, unsigned threads, int shared,
                                   int order) {{
@@ -24,7 +24,7 @@ extern "C" const char* kernel_{i}(void** args, size_t n, unsigned blocks, unsign
 
 
 class Emulated(CudaSource):
-    """A source whose kernels take tensors on the CPU."""
+    """A CUDA source whose kernels run on CPU tensors."""
 
     def __init__(self, source: CudaSource, folder: Path) -> None:
         super().__init__(source.name, source.text, *source.options)
@@ -36,7 +36,7 @@ class Emulated(CudaSource):
         return self.loaded[name]
 
     def compile_all(self, names: Iterable[str]) -> None:
-        """Into one library."""
+        """Compile kernels into one library."""
         wanted = sorted(set(names))
         code = self.folder / f"{Path(self.name).stem}_{len(self.loaded)}.cpp"
         entries = [ENTRY.format(i=i, name=name) for i, name in enumerate(wanted)]
@@ -50,16 +50,16 @@ class Emulated(CudaSource):
 
 
 class Kernel:
-    """Called like `longtail.kernels.nvrtc.Kernel`."""
+    """An emulated kernel with the interface of `longtail.kernels.nvrtc.Kernel`."""
 
     def __init__(self, source: Emulated, function: "ctypes._NamedFuncPointer") -> None:
         self.source, self.function = source, function
         self.function.restype = ctypes.c_char_p
 
     def __call__(
-        self, blocks: tuple[int, int], threads: int, *args: Argument, shared: int = 0, early: bool = False
+        self, blocks: tuple[int, int], threads: int, *args: KernelArgument, shared: int = 0, early: bool = False
     ) -> None:
-        values = [as_c(a) for a in args]
+        values = [to_ctypes(a) for a in args]
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         order = ORDERS.index(self.source.order)
         fault = self.function(pointers, ctypes.c_size_t(len(values)), *blocks, threads, shared, order)

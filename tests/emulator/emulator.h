@@ -1,4 +1,4 @@
-// What our kernels ask of CUDA, on a CPU: its words and functions, and what resnet.cu has in assembler.
+// Emulates what the kernels need of CUDA on a CPU: keywords, functions, and the functions that resnet.cu has in assembler.
 
 #define EMULATED
 
@@ -43,14 +43,14 @@ T __ldg(const T* p) {
 template <class T>
 T load(const void* p) { return __ldg((const T*)p); }
 
-void take_turn() {}  // launches follow one another here
+void take_turn() {}  // launches do not overlap
 
 char* room() {
   __shared__ __align__(16) char bytes[1 << 17];
   return bytes;
 }
 
-// Made only when they are awaited: who forgets to finds what was there before.
+// The copies are made in `await_copies`, so that a kernel that does not wait for them finds the previous contents.
 void copy(void* to, const void* from) {
   emulated::require((char*)to + 16 <= room() + emulated::room_bytes, "the launch has asked for less shared memory");
   emulated::require((size_t)to % 16 == 0 && (size_t)from % 16 == 0, "an address is not a multiple of what is copied there");
@@ -66,18 +66,18 @@ float __fdividef(float a, float b) { return a / b; }
 float rsqrtf(float x) { return 1 / sqrtf(x); }
 uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 
-void atomicAdd(int* to, int x) { *to += x; }  // nobody asks what was there before
+void atomicAdd(int* to, int x) { *to += x; }  // the kernels do not use the previous value
 void atomicMin(int* to, int x) { *to = min(*to, x); }
 void atomicMax(int* to, int x) { *to = max(*to, x); }
 
-// Added up in double, so that a sum does not depend on the order: what still does is a race.
+// Sums are accumulated in double precision, so that they do not depend on the order of threads, and any difference is a race.
 void atomicAdd(float* to, float x) {
   double& sum = emulated::sums[to];
-  if ((float)sum != *to) sum = *to;  // has been written to since
+  if ((float)sum != *to) sum = *to;  // the kernel has written to it
   *to = sum += x;
 }
 
-// What resnet.cu has in assembler
+// Functions that resnet.cu has in assembler
 
 unsigned round_to_bf16(float x) {
   unsigned bits = bits_as<unsigned>(x);
@@ -91,7 +91,7 @@ unsigned pack_above_zero(float low, float high) { return pack(low < 0 ? 0 : low,
 // Shared memory has addresses of 32 bits.
 unsigned at(const void* p) { return (const char*)p - emulated::origin; }
 
-// Four matrices of 8x8; lane l brings the address of row l % 8 of matrix l / 8, and gets of each two neighbors in row l / 4.
+// Loads four 8x8 matrices. Lane l gives the address of row l % 8 of matrix l / 8, and gets two neighbors in row l / 4 of each matrix.
 void load(emulated::Instruction instruction, unsigned (&r)[4], unsigned address) {
   emulated::require(address % 16 == 0, "the address of a matrix's row is not a multiple of 16");
   auto rows = emulated::exchange(instruction, {address});
@@ -109,7 +109,7 @@ void load(emulated::Instruction instruction, unsigned (&r)[4], unsigned address)
 void load_matrices(unsigned (&r)[4], unsigned address) { load(emulated::LOAD, r, address); }
 void load_transposed(unsigned (&r)[4], unsigned address) { load(emulated::LOAD_TRANSPOSED, r, address); }
 
-// Of a's rows and b's columns, number n is held, in pairs, by the lanes from n % 8 · 4 on.
+// Row n of a and column n of b are held, in pairs, by the four lanes starting at n % 8 · 4.
 void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   auto of = emulated::exchange(emulated::MULTIPLY, {a[0], a[1], a[2], a[3], b0, b1});
   for (int i = 0; i < 4; i++) {

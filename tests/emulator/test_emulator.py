@@ -1,4 +1,4 @@
-"""That the emulator sees what it is there to see."""
+"""Test that the emulator detects missing barriers and invalid instructions."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def source(tmp_path_factory):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_missing_barrier_shows(source, order):
+def test_missing_barrier_changes_the_result(source, order):
     source.order, x = order, torch.arange(64, dtype=torch.int32)
     for name in ("neighbors<true>", "neighbors<false>"):
         for _ in range(2):  # the second time, too: shared memory is not kept
@@ -46,7 +46,7 @@ def test_a_missing_barrier_shows(source, order):
             assert torch.equal(to, x.flip(0)) == (name == "neighbors<true>")
 
 
-def test_what_would_hang_or_be_undefined_is_an_error(source):
+def test_deadlocks_and_undefined_behavior_are_errors(source):
     x = torch.zeros(1)
     with pytest.raises(RuntimeError, match="wait for each other"):
         source.kernel("half_of_them_wait")((1, 1), 64)

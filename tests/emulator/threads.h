@@ -1,8 +1,7 @@
-// CUDA's threads on one core of a CPU.
+// Emulates CUDA threads on one core of a CPU.
 //
 // A thread is a fiber. It runs until it has to wait for others: at the barrier of its block, or at an instruction that a warp
-// carries out together. Then others have their turn, in an order that the caller chooses: without races all orders give the
-// same.
+// executes together. Then other threads run, in an order that the caller chooses. Without races all orders give the same result.
 
 #pragma once
 
@@ -18,7 +17,7 @@
 #include <unordered_map>
 #include <vector>
 
-#define __shared__ static thread_local  // blocks run one after another; `forget_shared` finds what is thread-local
+#define __shared__ static thread_local  // blocks run one after another; `forget_shared` overwrites thread-local variables
 #define __align__(bytes) __attribute__((aligned(bytes)))
 
 struct Index { unsigned x, y; } threadIdx, blockIdx, blockDim, gridDim;
@@ -28,21 +27,21 @@ namespace emulated {
 enum Order { FORWARD, REVERSED, SHUFFLED };
 enum Instruction { SYNC, SHUFFLE, LOAD, LOAD_TRANSPOSED, MULTIPLY };
 
-struct Meeting { int arrived = 0, held = 0; };  // of threads that wait for each other; `held` counts those that took place
+struct Meeting { int arrived = 0, held = 0; };  // of threads that wait for each other; `held` counts completed meetings
 
 struct Warp {
   Meeting meeting;
   Instruction instruction;
-  unsigned operands[2][32][6];  // two sets: a thread may be at the next instruction while others still read those of the last
+  unsigned operands[2][32][6];  // two sets, because a thread may be at the next instruction while others still read the operands of the last one
 };
 
 struct Fiber {
   ucontext_t context;
   std::vector<char> stack = std::vector<char>(1 << 18);
-  const Meeting* meeting;  // that it waits for, or null
-  int held;                // of that meeting, when it began to wait
+  const Meeting* meeting;  // the meeting that it waits for, or null
+  int held;                // `held` of that meeting when it started to wait
   bool over;
-  std::vector<std::pair<void*, const void*>> copies;  // under way
+  std::vector<std::pair<void*, const void*>> copies;  // pending
 };
 
 std::vector<Fiber> fibers;
@@ -50,17 +49,17 @@ std::vector<Warp> warps;
 Meeting barrier;
 Fiber* running;
 ucontext_t scheduler;
-std::function<void()> body;               // what every thread does
-const char* fault;                        // why the launch cannot go on
-int room_bytes;                           // of shared memory that the launch has asked for
-std::unordered_map<float*, double> sums;  // of what the launch has added to memory
+std::function<void()> body;               // the code of every thread
+const char* fault;                        // why the launch cannot continue
+int room_bytes;                           // bytes of dynamic shared memory of the launch
+std::unordered_map<float*, double> sums;  // sums that the launch has accumulated in memory
 
 void leave() { swapcontext(&running->context, &scheduler); }
 
 void require(bool condition, const char* otherwise) {
   if (condition) return;
   fault = otherwise;
-  leave();  // for good
+  leave();  // never returns
 }
 
 void meet(Meeting& meeting, unsigned threads) {
@@ -74,7 +73,7 @@ void meet(Meeting& meeting, unsigned threads) {
 
 using Operands = unsigned (*)[6];  // of each thread of a warp
 
-// Brings this thread's operands to an instruction of its warp and gives those of all.
+// Passes this thread's operands to an instruction of its warp and returns those of all threads.
 Operands exchange(Instruction instruction, std::initializer_list<unsigned> mine) {
   Warp& warp = warps[threadIdx.x / 32];
   Operands operands = warp.operands[warp.meeting.held % 2];
@@ -87,7 +86,7 @@ Operands exchange(Instruction instruction, std::initializer_list<unsigned> mine)
 
 __align__(16) thread_local char origin[16];  // of shared memory
 
-// Fills shared memory with ones: NaNs, so that it shows where something is read that this block has not written.
+// Fills shared memory with ones (NaNs), so that reading data that this block has not written is noticed.
 void forget_shared() {
   auto fill = [](dl_phdr_info* library, size_t, void*) {
     char* start = (char*)library->dlpi_tls_data;
@@ -117,7 +116,7 @@ void run_block(unsigned threads, Order order, std::mt19937& random) {
   }
   for (unsigned left = threads; left > 0;) {
     if (order == SHUFFLED) std::shuffle(turns.begin(), turns.end(), random);
-    fault = "threads wait for each other for ever";  // unless one moves
+    fault = "threads wait for each other for ever";  // unless a thread can run
     for (unsigned t : turns) {
       Fiber& fiber = fibers[t];
       if (fiber.over || fiber.meeting && fiber.meeting->held == fiber.held) continue;
@@ -130,7 +129,7 @@ void run_block(unsigned threads, Order order, std::mt19937& random) {
   }
 }
 
-// Runs a kernel and says what went wrong, or null.
+// Runs a kernel and returns an error message, or null.
 template <class... Args>
 const char* launch(void (*kernel)(Args...), void** args, size_t n_args, Index blocks, unsigned threads, Order order) {
   if (n_args != sizeof...(Args)) return "the kernel takes another number of arguments";

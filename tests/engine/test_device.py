@@ -21,7 +21,7 @@ from longtail.engine.device import (
     fits,
     products_in,
 )
-from longtail.models.backbones import make_body
+from longtail.models.backbones import make_backbone
 from tests.processes import start
 from tests.raises import raises
 
@@ -112,4 +112,4 @@ def test_our_kernels_know_no_other_norm(norm):
     """They normalize by the batch."""
     config = recipes.cifar100_lt("paco")
     config = replace(config, model=replace(config.model, norm=norm))
-    assert fits(make_body("resnet32_cifar"), config) == (norm == "batch")
+    assert fits(make_backbone("resnet32_cifar"), config) == (norm == "batch")

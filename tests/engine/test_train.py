@@ -189,7 +189,7 @@ def test_pretrained_weights_are_fetched_once(tmp_path, monkeypatch):
         return net
 
     monkeypatch.setattr(backbones.timm, "create_model", spy)
-    monkeypatch.setattr(backbones.weights, "found_in", lambda _: "hub")
+    monkeypatch.setattr(backbones.weights, "find_weights", lambda _: "hub")
     config = tiny("ce", epochs=1, batch_size=128)
     config = replace(config, model=replace(config.model, name="resnet18", pretrained=True))
     config = replace(config, data=replace(config.data, image_size=32), optim=replace(config.optim, lr=1e-9))
@@ -474,7 +474,7 @@ def test_fused_is_refused_where_it_cannot_be(tmp_path):
     ],
 )
 def test_only_what_the_kernels_know_is_fused(size, model, changes, fused, monkeypatch):
-    monkeypatch.setattr(nvrtc, "available", lambda device: True)
+    monkeypatch.setattr(nvrtc, "is_available", lambda device: True)
     config = tiny("paco", **({"precision": "bf16"} | changes))
     config = replace(config, data=replace(config.data, image_size=size), model=replace(config.model, name=model))
     method = to_device(methods.make(config, DATA.train.counts), config, CPU)

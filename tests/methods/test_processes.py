@@ -13,7 +13,7 @@ from longtail.distributed import all_sum, rank_and_world_size, world_size
 from longtail.engine.distributed import average_gradients
 from longtail.methods import Batch, Method
 from longtail.models.momentum import permutation
-from longtail.models.norms import groups
+from longtail.models.norms import count_groups
 from longtail.models.side_stream import SideStream
 from tests.conftest import tiny
 from tests.processes import together
@@ -177,7 +177,7 @@ def test_in_one_process_keys_are_mixed_across_ghost_groups():
     order, images = permutation(N, method.shuffle.turn), batch(0).key
     wanted = torch.empty(N, 32, dtype=torch.float64).index_copy(0, order, plain.key(images[order]))
     torch.testing.assert_close(method.key(images, method.shuffle), wanted)
-    assert not torch.allclose(make("paco", "ghost", 6).key(images), wanted) and groups(N, 6) == 4
+    assert not torch.allclose(make("paco", "ghost", 6).key(images), wanted) and count_groups(N, 6) == 4
     before = method.shuffle.turn.clone()
     method.loss(batch(0))
     assert method.shuffle.turn == before + 1 and torch.equal(method.state_dict()["shuffle.turn"], method.shuffle.turn)

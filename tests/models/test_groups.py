@@ -1,4 +1,4 @@
-"""Rates and decay by parameter, against what timm's layer order and the definition say."""
+"""Test learning rates and weight decay of each parameter against the layer order of timm and the definitions."""
 
 import pytest
 import torch
@@ -6,8 +6,8 @@ from torch import nn
 
 from longtail.config import OptimConfig
 from longtail.engine.optim import split_param_groups
-from longtail.errors import UserError
 from longtail.models.backbones import Trunk, make_trunk
+from tests.raises import raises
 
 
 def method_of(trunk: Trunk) -> nn.Module:
@@ -15,7 +15,7 @@ def method_of(trunk: Trunk) -> nn.Module:
 
 
 def by_name(network: nn.Module, groups: list[dict]) -> dict[str, tuple[float, float | None]]:
-    """Of each parameter: the factor of its rate, and its own decay."""
+    """Return the learning rate factor and the weight decay of each parameter."""
     names = {p: name for name, p in network.named_parameters()}
     found = [(names[p], (g.get("lr_scale", 1.0), g.get("weight_decay"))) for g in groups for p in g["params"]]
     assert len(found) == len(dict(found)), "a parameter is in two groups"
@@ -42,7 +42,7 @@ def test_norms_and_biases_do_not_decay_and_the_head_is_faster(name):
 
 
 def test_layers_of_a_transformer_slow_down_toward_the_images():
-    """Patches and positions, block after block; the last norm goes with the last block."""
+    """The order is patches and positions, then the blocks; the last norm belongs to the last block."""
     network = method_of(make_trunk("test_vit", image_size=32))
     groups = [{"params": list(network.parameters())}]
     found = by_name(network, split_param_groups(groups, network["trunk"], OptimConfig(layer_decay=0.5)))
@@ -71,16 +71,16 @@ def test_a_group_keeps_its_own_rate_and_decay():
     assert found["trunk.body.conv1.weight"] == (0.1, None) and found["head.weight"] == (10, 0.3)
 
 
-def test_a_network_taken_apart_has_no_order():
+def test_split_network_has_no_layer_order():
     trunk = Trunk(nn.Sequential(nn.Linear(4, 4)), 4)
-    with pytest.raises(UserError, match="layer_decay"):
+    with raises("unsupported", "--optim.layer_decay 0.75"):
         split_param_groups([{"params": list(trunk.parameters())}], trunk, OptimConfig(layer_decay=0.75))
 
 
-def test_a_trunk_that_is_held_stays_as_it_is():
+def test_frozen_backbone_does_not_change():
     trunk = make_trunk("test_resnet", image_size=32)
     before = {k: v.clone() for k, v in trunk.state_dict().items()}
-    trunk.hold(trunk.body)
+    trunk.freeze_module(trunk.body)
     trunk.train().requires_grad_(True)
     x = trunk(torch.rand(4, 3, 32, 32))
     assert not x.requires_grad and not trunk.body.training

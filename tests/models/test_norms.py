@@ -1,4 +1,4 @@
-"""Ghost and synchronized batch norm against torch's own: on each group, and on the whole batch."""
+"""Test ghost and synchronized batch norm against torch's batch norm on each group and on the whole batch."""
 
 import copy
 from pathlib import Path
@@ -10,15 +10,15 @@ from timm.layers import BatchNormAct2d
 from torch import nn
 
 from longtail.distributed import rank_and_world_size
-from longtail.models.backbones import make_body
-from longtail.models.norms import CustomStatsBatchNorm, Ghost, convert, groups
+from longtail.models.backbones import make_backbone
+from longtail.models.norms import CustomStatsBatchNorm, GhostBatchNorm, convert_batch_norms, count_groups
 from tests.processes import together
 
 N = 24
 
 
 def layers() -> list[tuple[nn.Module, tuple[int, ...]]]:
-    """Norms as networks have them, and the shape of what they see of an image."""
+    """Return batch norms of several kinds, and the shape of their input for one image."""
     torch.manual_seed(0)
     found: list[tuple[nn.Module, tuple[int, ...]]] = [
         (nn.BatchNorm2d(5), (5, 3, 2)),
@@ -33,14 +33,14 @@ def layers() -> list[tuple[nn.Module, tuple[int, ...]]]:
 
 
 def images(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
-    """Of different means and scales, so that it matters who is normalized with whom."""
+    """Return images of different means and scales, so that the result depends on the groups."""
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(N, *shape, generator=g, dtype=torch.float64)
     return x * torch.arange(1, N + 1).view(-1, *[1] * len(shape)) + torch.arange(N).view(-1, *[1] * len(shape))
 
 
-def passed(layer: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What comes out, the gradients of a loss in which no two outputs count alike, and the running averages."""
+def compute_all(layer: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the output, the gradients of a loss that weights all outputs differently, and the running statistics."""
     x = x.clone().requires_grad_()
     out = layer(x)
     (out**2 * x.detach().roll(1, -1)).sum().backward()
@@ -52,16 +52,16 @@ def passed(layer: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("which", range(4))
 @pytest.mark.parametrize("G", [1, 3, 4])
 @pytest.mark.parametrize("compiling", [False, True])
-def test_ghost_norm_is_torch_s_on_each_group(which, G, layout, compiling, monkeypatch):
-    """Every G-th image makes a group; the averages are the mean of what each group's norm would have."""
+def test_ghost_norm_equals_torch_on_each_group(which, G, layout, compiling, monkeypatch):
+    """Every G-th image belongs to a group; the running statistics are the mean over separate norms of the groups."""
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
     layer, shape = layers()[which]
     alone, x = [copy.deepcopy(layer) for _ in range(G)], images(shape)
-    convert(layer, "ghost", N // G)
+    convert_batch_norms(layer, "ghost", N // G)
     if x.dim() == 4:
         x = x.to(memory_format=layout)
-    wanted = [passed(one, x[g::G].contiguous()) for g, one in enumerate(alone)]
-    found = passed(layer, x)
+    wanted = [compute_all(one, x[g::G].contiguous()) for g, one in enumerate(alone)]
+    found = compute_all(layer, x)
     for name in found:
         parts = [w[name] for w in wanted]
         if name in ("out", "x"):
@@ -74,10 +74,10 @@ def test_ghost_norm_is_torch_s_on_each_group(which, G, layout, compiling, monkey
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_ghost_norm_keeps_the_layout_there_and_back(layout, monkeypatch):
-    """Of the whole, and of each group as torch's kernels see it."""
+def test_ghost_norm_keeps_the_memory_format_forward_and_backward(layout, monkeypatch):
+    """This holds for the batch, and for each group as torch's kernels get it."""
     layer, came = nn.BatchNorm2d(5), []
-    convert(layer, "ghost", N // 3)
+    convert_batch_norms(layer, "ghost", N // 3)
     plain = torch.nn.functional.batch_norm
 
     def watched(x, *args):
@@ -99,16 +99,16 @@ def test_ghost_norm_keeps_the_layout_there_and_back(layout, monkeypatch):
     assert came == [True] * (4 if layout == torch.channels_last else 1)
 
 
-def test_groups_have_at_least_the_images_asked_for():
-    assert [groups(n, 32) for n in (128, 64, 63, 31, 100, 96, 1)] == [4, 2, 1, 1, 2, 3, 1]
+def test_count_groups():
+    assert [count_groups(n, 32) for n in (128, 64, 63, 31, 100, 96, 1)] == [4, 2, 1, 1, 2, 3, 1]
 
 
 @pytest.mark.parametrize("norm", ["ghost", "sync"])
 @pytest.mark.parametrize("which", range(4))
-def test_a_converted_norm_is_the_plain_one_in_test_mode_and_in_its_names(which, norm):
+def test_converted_norm_keeps_names_and_evaluation_mode(which, norm):
     layer, shape = layers()[which]
     plain = copy.deepcopy(layer)
-    convert(layer, norm, 8)
+    convert_batch_norms(layer, norm, 8)
     layer(images(shape)), plain(images(shape))
     assert layer.state_dict().keys() == plain.state_dict().keys() and isinstance(layer, type(plain))
     plain.load_state_dict(layer.state_dict())
@@ -116,11 +116,11 @@ def test_a_converted_norm_is_the_plain_one_in_test_mode_and_in_its_names(which, 
     assert torch.equal(twin(images(shape, 1)), plain.eval()(images(shape, 1)))
 
 
-def test_sync_norm_alone_is_torch_s():
+def test_sync_norm_of_one_process_equals_torch():
     for layer, shape in layers():
         plain, x = copy.deepcopy(layer), images(shape)
-        convert(layer, "sync", 8)
-        found, wanted = passed(layer, x), passed(plain, x)
+        convert_batch_norms(layer, "sync", 8)
+        found, wanted = compute_all(layer, x), compute_all(plain, x)
         for name in wanted:
             torch.testing.assert_close(found[name], wanted[name], rtol=1e-9, atol=1e-9, msg=name)
 
@@ -129,7 +129,7 @@ def test_sync_norm_alone_is_torch_s():
 def test_half_precision_is_normalized_in_float32(norm, monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     layer = nn.BatchNorm2d(5)
-    convert(layer, norm, N)
+    convert_batch_norms(layer, norm, N)
     x = 1000 + torch.randn(N, 5, 3, 2)
     out = layer(x.bfloat16())
     wanted = nn.functional.batch_norm(x.bfloat16().float(), None, None, training=True)
@@ -139,30 +139,30 @@ def test_half_precision_is_normalized_in_float32(norm, monkeypatch):
 
 @pytest.mark.parametrize("name", ["resnet8_cifar", "resnet18", "regnetx_002", "efficientnet_b0"])
 def test_every_batch_norm_of_a_network_is_converted(name):
-    body = make_body(name) if name.endswith("_cifar") else timm.create_model(name, num_classes=0)
+    body = make_backbone(name) if name.endswith("_cifar") else timm.create_model(name, num_classes=0)
     before = {n for n, m in body.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
     state = body.state_dict().keys()
-    convert(body, "ghost", 2)
+    convert_batch_norms(body, "ghost", 2)
     after = {n for n, m in body.named_modules() if isinstance(m, CustomStatsBatchNorm)}
     assert before == after and body.state_dict().keys() == state
-    assert all(isinstance(m, Ghost) and m.ghost == 2 for n, m in body.named_modules() if n in after)
+    assert all(isinstance(m, GhostBatchNorm) and m.ghost == 2 for n, m in body.named_modules() if n in after)
 
 
-def parts_of_sync() -> list[dict[str, torch.Tensor]]:
-    """In one of several processes: its part of the images through synchronized norms."""
+def compute_own_part() -> list[dict[str, torch.Tensor]]:
+    """Apply synchronized norms to this process's part of the images."""
     rank, world = rank_and_world_size()
     found = []
     for layer, shape in layers():
-        convert(layer, "sync", 8)
-        found.append(passed(layer, images(shape)[rank::world]))
+        convert_batch_norms(layer, "sync", 8)
+        found.append(compute_all(layer, images(shape)[rank::world]))
     return found
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_sync_norm_of_several_processes_is_torch_s_of_their_whole_batch(world, tmp_path: Path):
-    found = together(world, tmp_path, parts_of_sync)
+def test_sync_norm_of_several_processes_equals_torch_on_the_whole_batch(world, tmp_path: Path):
+    found = together(world, tmp_path, compute_own_part)
     for which, (layer, shape) in enumerate(layers()):
-        wanted, ranks = passed(layer, images(shape)), [rank[which] for rank in found]
+        wanted, ranks = compute_all(layer, images(shape)), [rank[which] for rank in found]
         for name in wanted:
             parts = [rank[name] for rank in ranks]
             if name in ("out", "x"):

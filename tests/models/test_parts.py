@@ -1,5 +1,4 @@
-"""ResNets taken apart: put together again they are what they were, branches and experts are as wide as published,
-attention and heads agree with loops. What is no ResNet is refused."""
+"""Test split ResNets against the original network, their published widths, and attention and heads against loops."""
 
 import copy
 import math
@@ -10,17 +9,17 @@ import torch
 from torch import nn
 
 from longtail import methods
-from longtail.models.backbones import CifarResNet, make_body, wrap
+from longtail.models.backbones import CifarResNet, make_backbone, wrap_backbone
 from longtail.models.heads import CosineHead, ScaledHead
 from longtail.models.split_resnets import (
-    Attended,
-    Attention,
+    AttentionResNet,
     Experts,
     LightBranches,
+    ModulatedAttention,
     TwinBlock,
-    last_stages,
-    pooled,
-    width_of,
+    global_average_pool,
+    make_expert_stages,
+    output_channels,
 )
 from tests.conftest import tiny
 from tests.raises import raises
@@ -29,8 +28,8 @@ NAMES = ["resnet8_cifar", "resnet32_cifar", "resnet18", "resnet18_cifar"]
 IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
-def lively(body: nn.Module) -> nn.Module:
-    """Batch norms as after some training: timm's begin with a zero in each block, which would hide the block."""
+def randomize_norms(body: nn.Module) -> nn.Module:
+    """Set batch norms to values as after training; timm initializes one in each block with zero, which would hide the block."""
     torch.manual_seed(1)
     for norm in (m for m in body.modules() if isinstance(m, nn.BatchNorm2d)):
         for t in (norm.weight, norm.running_var):
@@ -41,9 +40,9 @@ def lively(body: nn.Module) -> nn.Module:
 
 
 def made(name: str, kind, *more) -> tuple[nn.Module, nn.Module]:
-    """A network, and what is made of its copy: taking apart changes what is taken apart."""
+    """Return a network, and the module that is made of a copy of it, because splitting changes a network."""
     torch.manual_seed(0)
-    body = lively(make_body(name))
+    body = randomize_norms(make_backbone(name))
     return body, kind(copy.deepcopy(body), name, *more).eval()
 
 
@@ -51,7 +50,7 @@ def stages(body: nn.Module) -> list[nn.Sequential]:
     return list(body.stages) if hasattr(body, "stages") else [body.layer1, body.layer2, body.layer3, body.layer4]
 
 
-def parameters(module: nn.Module) -> int:
+def count_parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
@@ -60,7 +59,7 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_of_the_twins_is_the_network_and_the_other_a_stranger_on_the_same_map(name):
+def test_left_twin_is_the_network_and_right_twin_has_other_weights(name):
     body, twin = made(name, TwinBlock)
     close(twin(IMAGES, "left"), body(IMAGES))
     first, second = (dict(part.named_parameters()) for part in (twin.left, twin.right))
@@ -72,18 +71,18 @@ def test_one_of_the_twins_is_the_network_and_the_other_a_stranger_on_the_same_ma
     close(twin(IMAGES, "right"), body(IMAGES))  # it sees what the first sees
 
 
-def test_both_twins_are_asked_at_once():
+def test_twin_features_are_concatenated():
     _, twin = made("resnet8_cifar", TwinBlock)
-    lively(twin.right)
+    randomize_norms(twin.right)
     close(twin(IMAGES), torch.cat([twin(IMAGES, "left"), twin(IMAGES, "right")], 1))
     assert not torch.allclose(twin(IMAGES, "left"), twin(IMAGES, "right"))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_light_branches_are_layers_of_their_own_on_the_last_map(name):
-    """Each by itself in float64: a 1x1 convolution, or on CIFAR's ResNets a batch norm, then the mean over places."""
+def test_light_branches_are_separate_layers_on_the_last_map(name):
+    """Each branch in float64: a 1x1 convolution, or a batch norm for CIFAR ResNets, then the mean over pixels."""
     body, light = made(name, LightBranches, 3)
-    lively(light.branches)
+    randomize_norms(light.branches)
     map_ = light.shared(IMAGES)
     close(map_, body.forward_features(IMAGES))
     layer, x, width, parts = light.branches, map_.double(), map_.shape[1], []
@@ -101,19 +100,19 @@ def test_light_branches_are_layers_of_their_own_on_the_last_map(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_experts_stand_on_all_but_the_last_two_stages(name):
+def test_experts_share_all_but_the_last_two_stages(name):
     body, experts = made(name, Experts, 2, 0.75)
-    lively(experts.experts)
+    randomize_norms(experts.experts)
     third, fourth = stages(body)[-2:]
     shared = experts(IMAGES, "shared")
     close(fourth(third(shared)), body.forward_features(IMAGES))
     each = [experts(shared, e) for e in range(2)]
     close(experts(IMAGES), torch.cat(each, 1))
-    assert not torch.allclose(each[0], each[1]) and each[0].shape[1] == 0.75 * width_of(fourth)
+    assert not torch.allclose(each[0], each[1]) and each[0].shape[1] == 0.75 * output_channels(fourth)
 
 
 @pytest.mark.parametrize("name", ["resnet32_cifar", "resnet18"])
-def test_an_expert_of_full_width_with_the_network_s_weights_is_the_network(name):
+def test_expert_of_full_width_with_the_original_weights_is_the_network(name):
     body, experts = made(name, Experts, 2, 1.0)
     for own, theirs in zip(experts.experts[1], stages(body)[-2:], strict=True):
         own.load_state_dict(theirs.state_dict())
@@ -121,41 +120,41 @@ def test_an_expert_of_full_width_with_the_network_s_weights_is_the_network(name)
 
 
 def test_resnet32_has_the_published_widths_and_parameters():
-    """By hand: a block of width w has 18 w² weights and 4 w of batch norm, a stage's first one 9 v w + 9 w²."""
-    plain = parameters(make_body("resnet32_cifar"))
+    """A block of width w has 18 w² weights and 4 w parameters of batch norm; the first block of a stage 9 v w + 9 w²."""
+    plain = count_parameters(make_backbone("resnet32_cifar"))
     assert plain == 463_504
     twin, light, experts = (
-        wrap(kind(make_body("resnet32_cifar"), "resnet32_cifar", *more), "resnet32_cifar", 32)
+        wrap_backbone(kind(make_backbone("resnet32_cifar"), "resnet32_cifar", *more), "resnet32_cifar", 32)
         for kind, more in ((TwinBlock, ()), (LightBranches, (3,)), (Experts, (3, 0.75)))
     )
     assert (twin.width, light.width, experts.width) == (128, 192, 144)
-    assert parameters(twin) == plain + 2 * 9 * 64 * 64 + 4 * 64
-    assert parameters(light) == plain + 2 * 3 * 64
+    assert count_parameters(twin) == plain + 2 * 9 * 64 * 64 + 4 * 64
+    assert count_parameters(light) == plain + 2 * 3 * 64
     stem_and_first = 27 * 16 + 32 + 5 * (18 * 16**2 + 64)
     second = 9 * 16 * 24 + 9 * 24**2 + 96 + 4 * (18 * 24**2 + 96)
     third = 9 * 24 * 48 + 9 * 48**2 + 192 + 4 * (18 * 48**2 + 192)
-    assert parameters(experts) == stem_and_first + 3 * (second + third)
-    assert [[width_of(stage) for stage in expert] for expert in experts.body.experts] == [[24, 48]] * 3
+    assert count_parameters(experts) == stem_and_first + 3 * (second + third)
+    assert [[output_channels(stage) for stage in expert] for expert in experts.body.experts] == [[24, 48]] * 3
 
 
 def test_bottlenecks_of_an_expert_are_narrower_inside_and_out():
-    third, fourth = (stage.eval() for stage in last_stages("resnet50", 0.75))
+    third, fourth = (stage.eval() for stage in make_expert_stages("resnet50", 0.75))
     assert [stage[0].conv2.out_channels for stage in (third, fourth)] == [192, 384]
-    assert fourth(third(torch.zeros(1, 512, 4, 4))).shape == (1, 4 * 384, 1, 1) and width_of(third) == 4 * 192
+    assert fourth(third(torch.zeros(1, 512, 4, 4))).shape == (1, 4 * 384, 1, 1) and output_channels(third) == 4 * 192
 
 
-def test_experts_may_be_as_narrow_as_what_they_stand_on():
-    assert Experts(make_body("resnet8_cifar"), "resnet8_cifar", 2, 0.5)(IMAGES).shape == (2, 64)
+def test_experts_may_be_as_narrow_as_the_shared_part():
+    assert Experts(make_backbone("resnet8_cifar"), "resnet8_cifar", 2, 0.5)(IMAGES).shape == (2, 64)
 
 
 def test_experts_of_a_network_with_wide_bottlenecks():
-    """ResNeXt-50: as many channels between the stages as ResNet-50 has."""
-    third, _ = last_stages("resnext50_32x4d", 0.75)
+    """ResNeXt-50 has as many channels between the stages as ResNet-50."""
+    third, _ = make_expert_stages("resnext50_32x4d", 0.75)
     assert third(torch.zeros(1, 512, 4, 4)).shape[1] == 4 * 192
 
 
 @pytest.mark.parametrize("method", ["bbn", "causal-norm", "reslt", "oltr", "ride-3"])
-def test_what_is_no_resnet_is_refused_with_a_way_out(method):
+def test_other_networks_are_rejected_with_alternatives(method):
     config = tiny(method)
     own = replace(config.method, twin_block=True) if method == "causal-norm" else config.method
     config = replace(config, method=own, model=replace(config.model, name="mobilenetv3_small_050"))
@@ -166,26 +165,26 @@ def test_what_is_no_resnet_is_refused_with_a_way_out(method):
 # Attention
 
 
-def attention_by_hand(layer: Attention, x: torch.Tensor) -> torch.Tensor:
-    """Image by image and place by place."""
+def attention_by_hand(layer: ModulatedAttention, x: torch.Tensor) -> torch.Tensor:
+    """Compute attention for each image and pixel."""
     out = x.clone()
     for b, image in enumerate(x.flatten(2)):
-        look, met, told = (
+        query, key, value = (
             conv.weight[:, :, 0, 0] @ image + conv.bias[:, None] for conv in (layer.look, layer.met, layer.told)
         )
         mask = layer.places.weight @ image.flatten() + layer.places.bias
         for i in range(image.shape[1]):
-            weights = [math.exp(look[:, i] @ met[:, j]) for j in range(image.shape[1])]
-            seen = sum(w * told[:, j] for j, w in enumerate(weights)) / sum(weights)
+            weights = [math.exp(query[:, i] @ key[:, j]) for j in range(image.shape[1])]
+            attended = sum(w * value[:, j] for j, w in enumerate(weights)) / sum(weights)
             share = mask[i].exp() / mask.exp().sum()
-            out[b].flatten(1)[:, i] += share * (layer.out.weight[:, :, 0, 0] @ seen + layer.out.bias)
+            out[b].flatten(1)[:, i] += share * (layer.out.weight[:, :, 0, 0] @ attended + layer.out.bias)
     return out
 
 
 @torch.no_grad()
-def test_attention_begins_as_the_identity_and_then_agrees_with_a_loop_over_places():
+def test_attention_is_initially_the_identity_and_equals_a_loop_over_pixels():
     torch.manual_seed(0)
-    layer, x = Attention(6, 12).double(), torch.randn(2, 6, 3, 4).double()
+    layer, x = ModulatedAttention(6, 12).double(), torch.randn(2, 6, 3, 4).double()
     assert torch.equal(layer(x), x)
     for p in layer.out.parameters():
         nn.init.normal_(p)
@@ -195,13 +194,13 @@ def test_attention_begins_as_the_identity_and_then_agrees_with_a_loop_over_place
 
 
 @torch.no_grad()
-def test_attention_is_asked_only_where_it_is_switched_on():
-    body, attended = made("resnet8_cifar", Attended, 16)
+def test_attention_is_applied_only_if_enabled():
+    body, attended = made("resnet8_cifar", AttentionResNet, 16)
     wanted = body(IMAGES)
     nn.init.normal_(attended.attention.out.weight)
     close(attended(IMAGES), wanted)
-    attended.attends = True
-    close(attended(IMAGES), pooled(attended.attention(body.forward_features(IMAGES))))
+    attended.uses_attention = True
+    close(attended(IMAGES), global_average_pool(attended.attention(body.forward_features(IMAGES))))
     assert not torch.allclose(attended(IMAGES), wanted)
 
 
@@ -209,7 +208,7 @@ def test_attention_is_asked_only_where_it_is_switched_on():
 
 
 @torch.no_grad()
-def test_cosine_head_agrees_with_a_loop_and_knows_no_lengths():
+def test_cosine_head_equals_a_loop_and_ignores_lengths():
     torch.manual_seed(0)
     head, x = CosineHead(5, 3, scale=7.0).double(), torch.randn(4, 5).double()
     out = head(x)

@@ -1,4 +1,4 @@
-"""The kernels of update.cu against torch, on the CPU by the emulator, on CUDA where there is one."""
+"""Test the kernels of sgd.cu against torch: on the CPU with the emulator, and on CUDA if it is available."""
 
 import copy
 
@@ -14,24 +14,24 @@ everywhere = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", mark
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory) -> Emulated:
-    source = emulate(sgd.source(), tmp_path_factory.mktemp("update"))
-    source.compile_all(["sgd", "follow"])
+    source = emulate(sgd.cuda_source(), tmp_path_factory.mktemp("update"))
+    source.compile_all(["sgd", "update_average"])
     return source
 
 
 @pytest.fixture
 def device(request, monkeypatch) -> str:
-    """Where the kernels run."""
+    """Return the device of the test; on the CPU the kernels are emulated."""
     if request.param == "cpu":
         source = request.getfixturevalue("compiled")
-        monkeypatch.setattr(sgd, "source", lambda: source)
+        monkeypatch.setattr(sgd, "cuda_source", lambda: source)
     return request.param
 
 
 def tensors(device: str, seed: int = 0) -> list[torch.Tensor]:
-    """Of many sizes: more than one launch takes, more than a block takes, and one whose channels lie innermost."""
+    """Return more tensors than fit into one launch, some larger than a block's piece, and one in channels_last."""
     random = torch.Generator().manual_seed(seed)
-    shapes = [(), (3,), (sgd.PIECE,), (2 * sgd.PIECE + 5,), *[(4,)] * sgd.MOST]
+    shapes = [(), (3,), (sgd.PIECE_SIZE,), (2 * sgd.PIECE_SIZE + 5,), *[(4,)] * sgd.MAX_TENSORS]
     made = [torch.randn(shape, generator=random).to(device) for shape in shapes]
     conv = torch.randn(16, 5, 3, 3, generator=random).to(device, memory_format=torch.channels_last)
     return [*made, conv]
@@ -39,7 +39,7 @@ def tensors(device: str, seed: int = 0) -> list[torch.Tensor]:
 
 @everywhere
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_steps_of_sgd_are_torchs(device, nesterov):
+def test_sgd_steps_equal_torch(device, nesterov):
     options = {"momentum": 0.9, "nesterov": nesterov, "weight_decay": 5e-2}
     ours, theirs = tensors(device), tensors(device)
     optimizers = [
@@ -60,7 +60,7 @@ def test_steps_of_sgd_are_torchs(device, nesterov):
 
 @everywhere
 def test_a_run_can_go_on_with_either(device):
-    """The state of torch's is that of ours; a new rate and new addresses are seen."""
+    """The state of torch.optim.SGD can be loaded; a new learning rate and new addresses are used."""
     made, grads = tensors(device), tensors(device, 1)
     theirs = torch.optim.SGD(made, lr=0.1, momentum=0.9)
     for p, g in zip(made, grads, strict=True):
@@ -98,16 +98,16 @@ def test_without_momentum_torch_keeps_no_state_and_ours_goes_on_from_there(devic
         torch.testing.assert_close(p, old - 0.1)
 
 
-def test_a_rate_of_another_kind_is_refused():
+def test_lr_must_be_a_float32_tensor():
     for rate in (0.1, torch.tensor(0.1, dtype=torch.float64)):
         p = torch.ones(3, requires_grad=True)
         p.grad = torch.ones(3)
-        with pytest.raises(TypeError, match="rate"):
+        with pytest.raises(TypeError):
             sgd.SGD([p], lr=rate).step()
 
 
 @everywhere
-def test_only_what_has_a_gradient_learns(device):
+def test_parameters_without_gradient_are_not_updated(device):
     made = tensors(device)[1:3]
     made[0].grad = torch.ones_like(made[0])
     before = [p.clone() for p in made]
@@ -117,16 +117,16 @@ def test_only_what_has_a_gradient_learns(device):
 
 
 @everywhere
-def test_following_is_lerp(device):
-    keys, queries, pieces = tensors(device), tensors(device, 1), sgd.Pieces()
+def test_update_average_is_lerp(device):
+    keys, queries, pieces = tensors(device), tensors(device, 1), sgd.PieceTables()
     for _ in range(2):
         wanted = [k.lerp(q, 0.01) for k, q in zip(keys, queries, strict=True)]
-        sgd.follow(list(zip(keys, queries, strict=True)), 0.01, pieces)
+        sgd.update_average(list(zip(keys, queries, strict=True)), 0.01, pieces)
         for k, w in zip(keys, wanted, strict=True):
             torch.testing.assert_close(k, w)
 
 
-def test_tensors_in_another_order_are_refused():
+def test_tensors_with_different_strides_are_rejected():
     one = torch.randn(16, 5, 3, 3)
-    with pytest.raises(ValueError, match="against"):
-        sgd.Pieces().of([(one, one.to(memory_format=torch.channels_last))])
+    with pytest.raises(ValueError):
+        sgd.PieceTables().get([(one, one.to(memory_format=torch.channels_last))])

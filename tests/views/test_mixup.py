@@ -1,4 +1,4 @@
-"""mixup against a loop; and batches whose images show their label, so that a label that is not theirs is seen."""
+"""Test mixup against a loop, and batches of images that encode their labels, so that a wrong label is detected."""
 
 import copy
 import math
@@ -22,7 +22,7 @@ from longtail.views.mixup import mixup
 
 
 def mixed(batches: int, batch: int, alpha: float = 1.0, seed: int = 0) -> tuple[Tensor, ...]:
-    """Images, and what mixup makes of them; an image's label is its number, so that who was mixed in is known."""
+    """Return images and the result of mixup. The label of an image is its index, so that its partner is known."""
     n = batches * batch
     images = torch.randn(n, 3, 2, 2, generator=torch.Generator().manual_seed(5))
     return images, *mixup(images, torch.arange(n), batch, alpha, torch.Generator().manual_seed(seed))
@@ -50,7 +50,7 @@ def test_partners_are_a_permutation_of_the_batch():
 
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 4.0])
 def test_shares_follow_the_beta_distribution(alpha):
-    """By mean and variance: 1/2 and 1/(4 (2 alpha + 1)); the fourth moment tells how far a variance may be off."""
+    """The mean is 1/2 and the variance 1/(4 (2 alpha + 1)); the fourth moment gives the standard error of the variance."""
     n = 20_000
     share = mixed(n, 1, alpha)[3].double()
     assert share.min() >= 0 and share.max() <= 1
@@ -67,7 +67,7 @@ def test_mixup_is_a_function_of_the_generator():
 
 
 def test_nothing_waits_for_the_host():
-    """On fake tensors, which have shapes and no data, an `.item()` or a shape that depends on data raises."""
+    """Fake tensors have no data, so `.item()` and shapes that depend on data raise errors."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         images, labels = torch.zeros(12, 3, 2, 2), torch.zeros(12, dtype=torch.int64)
         made, other, share = mixup(images, labels, 4, 1.0, torch.Generator())
@@ -97,14 +97,14 @@ def stage(**changes) -> Stage:
 
 
 def shown(images: Tensor) -> Tensor:
-    """The label that each image shows, or the mean of two labels by their shares."""
+    """Return the label that each image encodes, or the weighted mean of two labels."""
     flat = images.double().flatten(1)
     assert (flat.amax(1) - flat.amin(1)).max() < 1e-5
     return (flat.mean(1) * 0.5 + 0.5) * 255 / LEVEL
 
 
 def steps(made: Batches, first_epoch: int = 0, epochs: int = 2) -> list[list[Batch]]:
-    """The batches of each step; copies, as a batch is its step's and the next may take its place."""
+    """Return copies of the batches of each step, because the next step may overwrite them."""
     found = []
     for step in range(epochs * made.steps_per_epoch):
         made.prepare(first_epoch + step // made.steps_per_epoch, step)
@@ -119,12 +119,12 @@ def labels_of(sampler: str, epoch: int, done: float, purpose: str = "order") -> 
 
 @pytest.fixture(params=[1, 3], ids=["one step ahead", "three steps ahead"])
 def ahead(request, monkeypatch):
-    """As on a CPU, and as on a GPU."""
+    """Prepare batches for one step, as on a CPU, or for three steps, as on a GPU."""
     monkeypatch.setattr(Batches, "_ahead", lambda self: request.param)
 
 
 def test_taking_a_batch_does_not_wait_for_the_host():
-    """As above: on a GPU the step is recorded, and a value that the host asks for would end that."""
+    """On a GPU the step is captured, which fails if the host reads a value."""
     made = batches(stage(mixup=1.0, partner="reversed", two_views=True))
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         for name in ("cursor", "rows_B"):
@@ -174,7 +174,7 @@ def test_without_mixup_and_partner_there_are_none(ahead):
 
 
 def test_a_later_stage_draws_by_its_own_epochs(ahead):
-    """Its sampler and its partner's go from their first epoch to their last, wherever in the run that is."""
+    """The samplers of a stage count the epochs of the stage, not of the run."""
     made = batches(stage(sampler="progressive", partner="progressive"), first_epoch=7)
     every = steps(made, first_epoch=7, epochs=3)
     for i in range(3):

@@ -199,7 +199,7 @@ def test_affine_takes_any_matrix(shape: tuple[int, int]) -> None:
 
 def test_affine_fills_the_uncovered_with_fill_alone() -> None:
     white = torch.full((1, 3, 8, 8), 255, dtype=torch.uint8)
-    moved = ops.affine(white, ops.translate(torch.tensor([3.0]), torch.tensor([-2.0])), FILL)
+    moved = ops.affine(white, ops.translation_matrix(torch.tensor([3.0]), torch.tensor([-2.0])), FILL)
     expected = torch.full((8, 8), 255, dtype=torch.uint8)
     expected[:, :3], expected[6:] = FILL, FILL
     assert torch.equal(moved, expected.expand(1, 3, 8, 8))
@@ -281,7 +281,7 @@ def test_tables_are_exactly_pils(op: Op) -> None:
 
 @pytest.mark.parametrize("op", [Op.COLOR, Op.SHARPNESS])
 def test_blends_are_exactly_pils(op: Op) -> None:
-    x, function = hard_images(32, 32), {Op.COLOR: lut.saturation, Op.SHARPNESS: lut.sharpness}[op]
+    x, function = hard_images(32, 32), {Op.COLOR: lut.adjust_saturation, Op.SHARPNESS: lut.adjust_sharpness}[op]
     assert torch.equal(function(x, FACTORS), by_pil(x, PHOTOMETRY[op][0], FACTORS))
 
 

@@ -21,7 +21,7 @@ from longtail.config import ViewConfig, ViewsConfig
 from longtail.views import Views, crops, make_view, ops, policies
 from longtail.views.ops import Op
 from longtail.views.view import STATISTICS
-from longtail.views.view import statistics as statistics_of
+from longtail.views.view import normalization_tensors as statistics_of
 from tests.raises import raises
 from tests.views.reference import apply_by_torchvision, move_by_pil
 from tests.views.test_ops import GEOMETRY, PHOTOMETRY
@@ -359,7 +359,7 @@ def test_jitter_is_in_place_of_sims_own() -> None:
     """Grayscale and blur are left to it; stacked, RandAugment follows."""
     x, rng = patches(32), after_flip(16)
     before = jittered(x, 0.4, rng)
-    draw = policies.draw_sim(16, rng, jitters=False)
+    draw = policies.draw_sim(16, rng, has_jitter=False)
     wanted = policies.apply_sim(before, draw._replace(jittered=torch.zeros(16, dtype=torch.bool)))
     assert not draw.jittered.any() and draw.gray.any() and (draw.sigma > 0).any()
     ours = raw(x, ViewConfig(crop="none", flip=False, policy="sim", jitter=0.4), 32)
@@ -382,7 +382,7 @@ def test_box_is_torchvisions(height: int, width: int, scale: tuple[float, float]
     box = crops.draw_box(sizes(DRAWS, height, width), scale, seeded())
     blank = torch.empty(3, height, width)
     torch.manual_seed(0)
-    drawn = [T.RandomResizedCrop.get_params(blank, list(scale), list(crops.RATIO)) for _ in range(3000)]
+    drawn = [T.RandomResizedCrop.get_params(blank, list(scale), list(crops.ASPECT_RATIO)) for _ in range(3000)]
     top, left, h, w = torch.tensor(drawn).unbind(1)
     assert (box.top >= 0).all() and (box.top + box.height <= height).all()
     assert (box.left >= 0).all() and (box.left + box.width <= width).all()
@@ -405,7 +405,7 @@ def test_box_falls_back_to_the_center(height: int, width: int) -> None:
     box = crops.draw_box(sizes(200, height, width), (1.0, 1.0), seeded())
     torch.manual_seed(0)
     blank = torch.empty(3, height, width)
-    theirs = Counter(T.RandomResizedCrop.get_params(blank, [1.0, 1.0], list(crops.RATIO)) for _ in range(200))
+    theirs = Counter(T.RandomResizedCrop.get_params(blank, [1.0, 1.0], list(crops.ASPECT_RATIO)) for _ in range(200))
     ours = Counter(zip(*(b.tolist() for b in box), strict=True))
     assert ours.most_common(1)[0][0] == theirs.most_common(1)[0][0]
     assert max(height, width) / min(height, width) < 1.5 or len(ours) == 1
@@ -643,7 +643,7 @@ def test_a_turned_view_is_pils_rotation_of_the_mirrored_image(flip: bool) -> Non
 
 
 def test_angles_are_uniform_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[policies.Draw] = []
+    drawn: list[policies.OpDraw] = []
     monkeypatch.setattr(policies, "apply_draw", lambda x, draw, fill, **_: drawn.append(draw) or x)
     raw(torch.zeros(DRAWS, 3, 4, 4, dtype=torch.uint8), ViewConfig(crop="none", rotate=15), 4)
     assert (drawn[0].op == Op.ROTATE).all() and len(drawn) == 1
@@ -656,5 +656,5 @@ def test_a_view_turns_before_its_policy_and_its_cutout() -> None:
     rng = after_flip(16)
     torch.rand(16, 1, generator=rng)  # the angles
     assert torch.equal(
-        raw(x, view, 32), ops.to_float(policies.random_cutout(policies._auto(turned, view, rng, False), 8, rng))
+        raw(x, view, 32), ops.to_float(policies.random_cutout(policies._auto_policy(turned, view, rng, False), 8, rng))
     )

@@ -13,7 +13,7 @@ from longtail.data.lazy_images import LazyImages
 from longtail.data.sources import draw_long_tail, open_data
 from longtail.engine.device import choose_device
 from longtail.errors import UserError
-from longtail.models.weights import Place, found_in
+from longtail.models.weights import WeightSource, find_weights
 
 HEADERS_READ = 256  # images whose headers are read
 GRAYSCALE_MODES = ("1", "L", "LA", "I;16", "I;16B", "I;16L")
@@ -33,7 +33,7 @@ class Facts:
     """Whether the training runs on a GPU."""
     memory: int
     """Memory of the GPU in bytes, or that of the machine if there is no GPU."""
-    find_weights: Callable[[str], Place | None]
+    find_weights: Callable[[str], WeightSource | None]
     """Returns where the pretrained weights of a network are available, or None if they are not."""
 
     @property
@@ -60,7 +60,7 @@ def inspect_data(data: DataConfig, device: str = "auto") -> Facts:
     shorter_side, is_grayscale = read_headers(images)
     has_gpu = choose_device(device).type == "cuda"
     counts = tuple(images.counts.tolist())
-    return Facts(counts, shorter_side, is_grayscale, has_gpu, read_memory(has_gpu), found_in)
+    return Facts(counts, shorter_side, is_grayscale, has_gpu, read_memory(has_gpu), find_weights)
 
 
 def read_headers(images: LazyImages) -> tuple[int, bool]:

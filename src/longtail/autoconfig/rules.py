@@ -14,7 +14,7 @@ from longtail import recipes
 from longtail.autoconfig.config_choices import SET_BY_USER, Choice, ConfigChoices, with_values
 from longtail.autoconfig.facts import Facts
 from longtail.config import Config
-from longtail.models.weights import normalization
+from longtail.models.weights import pretrained_normalization
 from longtail.theory import OPTIMUM, auto_alpha
 
 HEADER = "Settings selected for this data and machine (override with the flags shown):"
@@ -141,7 +141,7 @@ def choose_network(facts: Facts, choices: ConfigChoices) -> Network:
     size = choices.choose("data.image_size", size, reason, "{} px")
     if pretrained:
         choose_trainable(facts, choices)
-    normalize = normalization(name) if pretrained else "imagenet"
+    normalize = pretrained_normalization(name) if pretrained else "imagenet"
     bytes_per_pixel = BYTES_PER_PIXEL.get(name.split(".")[0], DEFAULT_BYTES_PER_PIXEL)
     return Network(name, pretrained, size, name.startswith(MODERN_NETWORKS), normalize, bytes_per_pixel)
 

@@ -56,6 +56,7 @@ def run_compare(args: list[str]) -> None:
         sections["train"] = replace(sections["train"], seeds=given.train.seeds)
 
     from longtail.comparison import compare, default_out
+    from longtail.reporting.summary import summary_lines
     from longtail.reporting.table import cost_table, to_rich
 
     def change(config: Config) -> Config:

@@ -21,7 +21,7 @@ from longtail.data.decode import available_cores, available_memory, decode_to_fi
 from longtail.data.jpeg import Decoder, is_plain
 from longtail.data.lazy_images import ImageArray, IntArray, StreamedImages
 from longtail.errors import UserError
-from longtail.kernels.canvas import lay_out, prepare
+from longtail.kernels.canvas import compile_kernel, copy_to_canvases
 
 PREFETCHED_BATCHES = 4
 BUFFERED_BATCHES = (
@@ -100,7 +100,7 @@ class BatchReader:
         self.workers = images.workers or available_cores()
         self.reading = threading.Semaphore(images.workers or CONCURRENT_READS) if decoder else contextlib.nullcontext()
         if decoder:
-            prepare(device)
+            compile_kernel(device)
         _suppress_read_only_warning()
 
     def read_batches(self, plan: Iterable[IntArray]) -> Generator[Frames]:
@@ -180,7 +180,7 @@ class BatchReader:
             else:  # nothing to copy
                 images = torch.empty_like(buffer.images, device=self.device, pin_memory=False)
             if decoded:
-                lay_out(decoded, images)
+                copy_to_canvases(decoded, images)
             if self.stream is None:
                 return DeviceBatch(Frames(images, size_N2), None)
             ready = torch.cuda.Event()

@@ -10,10 +10,10 @@ from torch import nn
 
 from longtail.config import Config, TrainConfig
 from longtail.errors import UserError
-from longtail.kernels import nvrtc
-from longtail.kernels.sgd import Pieces
+from longtail.kernels import nvrtc, resnet
+from longtail.kernels.sgd import PieceTables
 from longtail.methods import Method
-from longtail.models.backbones import FUSED_SIDE, CifarResNet, FeatureMaps, Trunk
+from longtail.models.backbones import FeatureMaps, Trunk, has_kernels
 from longtail.models.momentum import MomentumNetwork
 
 # Steps that repay torch.compile, on an H200: what follows a fused trunk takes some 15 s (5 where the cache has it) and saves a
@@ -87,12 +87,12 @@ def check_step(train: TrainConfig, device: torch.device) -> None:
 
 def uses_kernels(train: TrainConfig, device: torch.device) -> bool:
     """Whether our kernels do what they know: views, the CIFAR ResNets; they work in bf16."""
-    return train.execution in ("auto", "fused") and precision(train, device) == "bf16" and nvrtc.available(device)
+    return train.execution in ("auto", "fused") and precision(train, device) == "bf16" and nvrtc.is_available(device)
 
 
 def fits(net: nn.Module, config: Config) -> bool:
     """Whether our kernels know how to train this network."""
-    known = isinstance(net, CifarResNet) and config.data.image_size == FUSED_SIDE
+    known = has_kernels(net) and config.data.image_size == resnet.IMAGE_SIZE
     return known and config.train.channels_last and config.model.norm == "batch"
 
 
@@ -122,11 +122,10 @@ def compile_kernels(method: Method) -> None:
     """Compile the kernels of a fused network many at a time, before the first step asks for one after the other."""
     for part in method.net.trunk.modules():
         if isinstance(part, Trunk | FeatureMaps) and part.fused:
-            from longtail.models import fused
-
-            images = next(method.parameters()).new_empty(1, 3, FUSED_SIDE, FUSED_SIDE)  # no kernel depends on how many
+            # The kernels do not depend on the batch size.
+            images = next(method.parameters()).new_empty(1, 3, resnet.IMAGE_SIZE, resnet.IMAGE_SIZE)
             as_map = isinstance(part, FeatureMaps)
-            fused.compile_ahead(part.net if as_map else part.body, images, as_map)  # type: ignore[arg-type]
+            resnet.compile_kernels(part.net if as_map else part.body, images, as_map)  # type: ignore[arg-type]
 
 
 def is_fused(network: nn.Module) -> bool:
@@ -152,5 +151,5 @@ def to_device(method: Method, config: Config, device: torch.device) -> Method:
             net = part.body if isinstance(part, Trunk) else part.net
             part.fused = fits(net, config) and uses_kernels(train, device)
     for key in (m for m in method.modules() if isinstance(m, MomentumNetwork)):
-        key.pieces = Pieces() if is_fused(method) else None
+        key.pieces = PieceTables() if is_fused(method) else None
     return method

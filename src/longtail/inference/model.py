@@ -116,7 +116,7 @@ class Model:
 
     def logits(self, pixels: Sequence[ImageArray]) -> Tensor:
         """(N, C) on the CPU, from what `preprocessing.pixels` gives; not finite, it is a UserError."""
-        x = self.preprocessing.views.normalized(self.preprocessing.squares(pixels, self.device))
+        x = self.preprocessing.views.normalize(self.preprocessing.squares(pixels, self.device))
         try:
             with in_test_mode(self.method):
                 logits_NC = self.method(x).float().cpu()

@@ -47,12 +47,12 @@ class Preprocessing:
     def squares(self, images: Sequence[ImageArray], device: torch.device) -> Tensor:
         """What the network is shown, before it is normalized: uint8 (N, 3, size, size)."""
         if not self.side:
-            return self.views.square(torch.from_numpy(np.stack(images)).to(device))
+            return self.views.crop_for_test(torch.from_numpy(np.stack(images)).to(device))
         canvas = np.zeros((len(images), 3, self.side, self.side), np.uint8)
         for place, image in zip(canvas, images, strict=True):
             place[:, : image.shape[1], : image.shape[2]] = image
         size_N2 = torch.tensor([image.shape[1:] for image in images], device=device)
-        return self.views.square(torch.from_numpy(canvas).to(device), size_N2)
+        return self.views.crop_for_test(torch.from_numpy(canvas).to(device), size_N2)
 
     def describe(self) -> dict[str, Any]:
         """For who has to do it elsewhere."""

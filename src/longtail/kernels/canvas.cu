@@ -1,14 +1,14 @@
-// Images of their own sizes, each (channel, row, column), onto the upper left corners of square canvases.
+// Copies images of different sizes, each (channel, row, column), to the upper left corners of square canvases.
 
 using uchar = unsigned char;
 
 struct Image {
-  const uchar* pixels;  // null: there is none for this canvas
+  const uchar* pixels;  // null if this canvas has no image
   long long height, width;
 };
 
-// Sixteen bytes at a time where rows begin at multiples of these. Rows of blocks share an image.
-__global__ void __launch_bounds__(256) lay_out(const Image* images, uchar* canvases, int side) {
+// A column of the grid for each image; the rows of the grid share its pixels. Copies 16 bytes at a time if all rows are aligned.
+__global__ void __launch_bounds__(256) copy_to_canvases(const Image* images, uchar* canvases, int side) {
   Image image = images[blockIdx.x];
   if (image.pixels == nullptr) return;
   uchar* canvas = canvases + (size_t)blockIdx.x * 3 * side * side;

@@ -1,4 +1,4 @@
-"""Images of their own sizes on square canvases, so that a batch is one tensor."""
+"""Copy images of different sizes onto square canvases, so that a batch is one tensor."""
 
 import functools
 from pathlib import Path
@@ -8,32 +8,39 @@ from torch import Tensor
 
 from longtail.kernels import nvrtc
 
-BLOCKS = 16  # that share an image
+BLOCKS_PER_IMAGE = 16
 
 
 @functools.cache
-def source() -> nvrtc.CudaSource:
-    return nvrtc.read(Path(__file__).with_name("canvas.cu"))
+def cuda_source() -> nvrtc.CudaSource:
+    """Return the source canvas.cu; it is read once."""
+    return nvrtc.read_source(Path(__file__).with_name("canvas.cu"))
 
 
-def prepare(device: torch.device) -> None:
-    """Compile what `lay_out` will launch there, before another thread asks for it."""
-    if nvrtc.available(device):
-        source().kernel("lay_out")
+def compile_kernel(device: torch.device) -> None:
+    """Compile the kernel of `copy_to_canvases`, before a worker thread needs it."""
+    if nvrtc.is_available(device):
+        cuda_source().kernel("copy_to_canvases")
 
 
-def lay_out(found: dict[int, Tensor], canvases: Tensor) -> None:
-    """Image i, uint8 (3, height, width), in the upper left corner of canvas i of (N, 3, side, side).
+def copy_to_canvases(images: dict[int, Tensor], canvases: Tensor) -> None:
+    """Copy image i to the upper left corner of canvas i. On CUDA this is one launch, where slicing needs one per image.
 
-    On a GPU in one launch: a hundred slices and copies keep the host busy longer than the device, and the device longer than
-    they would have to.
+    Args:
+        images: uint8 images (3, height, width) by the index of their canvas.
+        canvases: uint8 (N, 3, side, side). Canvases without an image stay as they are.
     """
-    if not nvrtc.available(canvases.device):
-        onto = [canvases[i, :, : image.shape[1], : image.shape[2]] for i, image in found.items()]
-        torch._foreach_copy_(onto, list(found.values()))
+    if not nvrtc.is_available(canvases.device):
+        targets = [canvases[i, :, : image.shape[1], : image.shape[2]] for i, image in images.items()]
+        torch._foreach_copy_(targets, list(images.values()))
         return
-    images = {i: image.to(canvases.device).contiguous() for i, image in found.items()}  # alive until the launch
-    rows = [(images[i].data_ptr(), *images[i].shape[1:]) if i in images else (0, 0, 0) for i in range(len(canvases))]
+    # The contiguous copies must not be freed before the launch.
+    on_device = {i: image.to(canvases.device).contiguous() for i, image in images.items()}
+    rows = [
+        (on_device[i].data_ptr(), *on_device[i].shape[1:]) if i in on_device else (0, 0, 0)
+        for i in range(len(canvases))
+    ]
     table = torch.tensor(rows)
     table = table.pin_memory().to(canvases.device, non_blocking=True) if canvases.is_cuda else table
-    source().kernel("lay_out")((len(canvases), BLOCKS), 256, table, canvases, canvases.shape[3])
+    kernel = cuda_source().kernel("copy_to_canvases")
+    kernel((len(canvases), BLOCKS_PER_IMAGE), 256, table, canvases, canvases.shape[3])

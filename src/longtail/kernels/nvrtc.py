@@ -1,6 +1,7 @@
-"""Our CUDA sources, compiled when a kernel is first needed, one instance for each size, and kept on the disk for the next run.
+"""Compile CUDA sources at run time with NVRTC, cache the machine code on disk, and launch kernels.
 
-NVRTC, the compiler, and the driver's interface (cuda.bindings) come with torch where there is CUDA.
+Kernels are templates; each instance is compiled when it is first needed. NVRTC and the interface of the driver (cuda.bindings)
+are installed with CUDA builds of torch.
 """
 
 import ctypes
@@ -15,30 +16,40 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Argument = Tensor | int | float | ctypes.Array | None  # of a kernel
+KernelArgument = Tensor | int | float | ctypes.Array | None
 
 
 @functools.cache
-def available(device: torch.device) -> bool:
-    """Whether kernels can be compiled and run on this device, seen by trying; they want bf16, capability 8 or more."""
+def is_available(device: torch.device) -> bool:
+    """Return whether kernels can be compiled and launched on this device; a trial kernel is compiled and launched.
+
+    The kernels need bf16, that is, compute capability 8.0 or higher.
+    """
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
         return False
     try:
-        code, name = CudaSource("nothing", 'extern "C" __global__ void nothing() {}').compile("nothing", architecture())
+        trial = CudaSource("nothing", 'extern "C" __global__ void nothing() {}')
+        code, name = trial.compile("nothing", current_architecture())
         for early in (False, True):
             Kernel(code, name.decode())((1, 1), 1, early=early)
-    except (ImportError, OSError, RuntimeError):  # no bindings, no compiler, or one that does not know this device
+    except (ImportError, OSError, RuntimeError):  # no bindings, no compiler, or one that does not support this device
         return False
     return True
 
 
-def expression(name: str, *constants: int | bool) -> str:
-    """A template with its arguments, as C++ writes it."""
+def template_instance(name: str, *constants: int | bool) -> str:
+    """Return the C++ name of a template instance, for example "pool<64, 64, 8>"."""
     return f"{name}<{', '.join(str(c).lower() for c in constants)}>"
 
 
 class CudaSource:
-    """A text of CUDA C++, with the compiler's options for it."""
+    """The text of a CUDA C++ source with its compiler options, and its compiled kernels.
+
+    Args:
+        name: File name for compiler messages.
+        text: The source.
+        *options: Further options of NVRTC.
+    """
 
     def __init__(self, name: str, text: str, *options: str) -> None:
         self.name, self.text, self.options = name, text, options
@@ -46,109 +57,127 @@ class CudaSource:
         self.loaded: dict[str, Kernel] = {}
 
     def kernel(self, name: str) -> "Kernel":
-        """An instance, compiled and loaded once."""
+        """Return a kernel by its name with template arguments; it is compiled and loaded once."""
         if name not in self.loaded:
-            found = self.cubin(name, architecture())
+            cubin = self.cubin(name, current_architecture())
             try:
-                self.loaded[name] = Kernel(*found)
-            except RuntimeError:  # what lay on the disk was damaged
-                self.loaded[name] = Kernel(*self.compile_and_keep(name, architecture()))
+                self.loaded[name] = Kernel(*cubin)
+            except RuntimeError:  # the cached file is damaged
+                self.loaded[name] = Kernel(*self.compile_and_store(name, current_architecture()))
         return self.loaded[name]
 
     def compile_all(self, names: Iterable[str]) -> None:
-        """Many at a time; what is on the disk already costs nothing."""
-        here = architecture()
+        """Compile several kernels in parallel, except for those in the cache."""
+        architecture = current_architecture()
         with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda name: self.cubin(name, here), set(names)))
+            list(pool.map(lambda name: self.cubin(name, architecture), set(names)))
 
     def cubin(self, name: str, architecture: str) -> tuple[bytes, str]:
-        """Machine code of an instance, and the name it has there."""
+        """Return the machine code of a kernel and its mangled name, from the cache if possible."""
         if (name, architecture) not in self.compiled:
             try:
-                lowered, code = self.place(name, architecture).read_bytes().split(b"\0", 1)
-                self.compiled[name, architecture] = code, lowered.decode()
+                mangled, code = self.cache_path(name, architecture).read_bytes().split(b"\0", 1)
+                self.compiled[name, architecture] = code, mangled.decode()
             except (OSError, ValueError):
-                self.compiled[name, architecture] = self.compile_and_keep(name, architecture)
+                self.compiled[name, architecture] = self.compile_and_store(name, architecture)
         return self.compiled[name, architecture]
 
-    def place(self, name: str, architecture: str) -> Path:
-        """Where it lies on the disk."""
+    def cache_path(self, name: str, architecture: str) -> Path:
+        """Return the cache file of a kernel, which is named after everything that the machine code depends on."""
         from cuda.bindings import nvrtc
 
-        version = ".".join(map(str, checked(nvrtc.nvrtcVersion())))
+        version = ".".join(map(str, check_status(nvrtc.nvrtcVersion())))
         key = "\n".join((self.text, name, architecture, version, *self.options))
-        return cache() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
+        return cache_dir() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
 
-    def compile_and_keep(self, name: str, architecture: str) -> tuple[bytes, str]:
-        code, lowered = self.compile(name, architecture)
-        path = self.place(name, architecture)
+    def compile_and_store(self, name: str, architecture: str) -> tuple[bytes, str]:
+        """Compile a kernel and write it to the cache. A cache that is not writable is ignored."""
+        code, mangled = self.compile(name, architecture)
+        path = self.cache_path(name, architecture)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            fresh = path.with_suffix(f".{os.getpid()}.tmp")
-            fresh.write_bytes(lowered + b"\0" + code)
-            fresh.replace(path)
-        except OSError:  # a disk that cannot be written to costs time only
+            temporary = path.with_suffix(f".{os.getpid()}.tmp")
+            temporary.write_bytes(mangled + b"\0" + code)
+            temporary.replace(path)
+        except OSError:
             pass
-        return code, lowered.decode()
+        return code, mangled.decode()
 
     def compile(self, name: str, architecture: str) -> tuple[bytes, bytes]:
+        """Return the machine code of a kernel and its mangled name.
+
+        Raises:
+            RuntimeError: If the source does not compile; the message has the compiler's log.
+        """
         from cuda.bindings import nvrtc
 
-        program = checked(nvrtc.nvrtcCreateProgram(self.text.encode(), self.name.encode(), 0, None, None))
-        checked(nvrtc.nvrtcAddNameExpression(program, name.encode()))
+        program = check_status(nvrtc.nvrtcCreateProgram(self.text.encode(), self.name.encode(), 0, None, None))
+        check_status(nvrtc.nvrtcAddNameExpression(program, name.encode()))
         options = [o.encode() for o in ("--std=c++17", f"--gpu-architecture={architecture}", *self.options)]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            log = bytes(checked(nvrtc.nvrtcGetProgramLogSize(program)))
-            checked(nvrtc.nvrtcGetProgramLog(program, log))
-            raise RuntimeError(f"{name} does not compile for {architecture}: {log.decode(errors='replace')}")
-        lowered = bytes(checked(nvrtc.nvrtcGetLoweredName(program, name.encode())))
-        code = bytes(checked(nvrtc.nvrtcGetCUBINSize(program)))
-        checked(nvrtc.nvrtcGetCUBIN(program, code))
-        checked(nvrtc.nvrtcDestroyProgram(program))
-        return code, lowered
+            log = bytes(check_status(nvrtc.nvrtcGetProgramLogSize(program)))
+            check_status(nvrtc.nvrtcGetProgramLog(program, log))
+            raise RuntimeError(f"cannot compile {name} for {architecture}: {log.decode(errors='replace')}")
+        mangled = bytes(check_status(nvrtc.nvrtcGetLoweredName(program, name.encode())))
+        code = bytes(check_status(nvrtc.nvrtcGetCUBINSize(program)))
+        check_status(nvrtc.nvrtcGetCUBIN(program, code))
+        check_status(nvrtc.nvrtcDestroyProgram(program))
+        return code, mangled
 
 
-def read(path: Path, *options: str) -> CudaSource:
+def read_source(path: Path, *options: str) -> CudaSource:
+    """Read a CUDA source from a file; the options are those of `CudaSource`."""
     return CudaSource(path.name, path.read_text(encoding="utf-8"), *options)
 
 
 class Kernel:
-    """A loaded kernel.
+    """A loaded kernel, which can be called to launch it.
 
-    One that is launched `early` may begin while the launch before it on the stream, also a kernel, is still at work: it says by
-    itself from where on it must wait. Devices before capability 9 do not know this, and wait as usual.
+    Args:
+        code: Machine code (cubin).
+        name: The mangled name of the kernel.
     """
 
     def __init__(self, code: bytes, name: str) -> None:
         from cuda.bindings import driver
 
-        torch.cuda.current_stream().synchronize()  # makes the context, where there is none yet
-        self.launch, self.shared = driver.cuLaunchKernelEx, 0
-        self.module = checked(driver.cuModuleLoadData(code))
-        self.function = checked(driver.cuModuleGetFunction(self.module, name.encode()))
+        torch.cuda.current_stream().synchronize()  # creates the CUDA context if there is none yet
+        self.launch, self.max_shared = driver.cuLaunchKernelEx, 0
+        self.module = check_status(driver.cuModuleLoadData(code))
+        self.function = check_status(driver.cuModuleGetFunction(self.module, name.encode()))
 
     def __call__(
-        self, blocks: tuple[int, int], threads: int, *args: Argument, shared: int = 0, early: bool = False
+        self, blocks: tuple[int, int], threads: int, *args: KernelArgument, shared: int = 0, early: bool = False
     ) -> None:
-        """On the current stream, with so many bytes of shared memory beyond what the kernel declares."""
-        values = [as_c(a) for a in args]
-        addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        if shared > self.shared:  # more than the usual must be asked for
-            self.allow(shared)
-        how = launch_config(*blocks, threads, shared, torch.cuda.current_stream().cuda_stream, early)
-        checked(self.launch(how, self.function, ctypes.addressof(addresses), 0))
+        """Launch the kernel on the current stream.
 
-    def allow(self, shared: int) -> None:
+        Args:
+            blocks: Columns and rows of the grid.
+            threads: Threads per block.
+            *args: The arguments of the kernel, see `to_ctypes`.
+            shared: Bytes of dynamic shared memory.
+            early: Let the kernel start while the previous kernel on the stream still runs (programmatic dependent launch). The
+                kernel itself waits for it where it has to. Devices below compute capability 9.0 ignore this.
+        """
+        values = [to_ctypes(a) for a in args]
+        addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        if shared > self.max_shared:
+            self.raise_max_shared(shared)
+        config = launch_config(*blocks, threads, shared, torch.cuda.current_stream().cuda_stream, early)
+        check_status(self.launch(config, self.function, ctypes.addressof(addresses), 0))
+
+    def raise_max_shared(self, shared: int) -> None:
+        """Allow launches with so many bytes of dynamic shared memory; CUDA requires this above its default limit."""
         from cuda.bindings import driver
 
-        most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        checked(driver.cuFuncSetAttribute(self.function, most, shared))
-        self.shared = shared
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        check_status(driver.cuFuncSetAttribute(self.function, attribute, shared))
+        self.max_shared = shared
 
 
-def as_c(value: Argument) -> Any:
-    """Tensors are passed as pointers, None as a null pointer, numbers in 32 bits, and what ctypes has made by value."""
+def to_ctypes(value: KernelArgument) -> Any:
+    """Convert an argument: tensors become pointers, None a null pointer, numbers have 32 bits, ctypes objects are unchanged."""
     match value:
         case Tensor():
             return ctypes.c_void_p(value.data_ptr())
@@ -163,33 +192,35 @@ def as_c(value: Argument) -> Any:
 
 
 def launch_config(columns: int, rows: int, threads: int, shared: int, stream: int, early: bool) -> Any:
+    """Return the driver's launch configuration; the arguments are those of `Kernel.__call__`."""
     from cuda.bindings import driver
 
-    how = driver.CUlaunchConfig()
-    how.gridDimX, how.gridDimY, how.gridDimZ = columns, rows, 1
-    how.blockDimX, how.blockDimY, how.blockDimZ = threads, 1, 1
-    how.sharedMemBytes, how.hStream = shared, stream
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = columns, rows, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes, config.hStream = shared, stream
     if early and torch.cuda.get_device_capability() >= (9, 0):
         attribute = driver.CUlaunchAttribute()
         attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         attribute.value.programmaticStreamSerializationAllowed = 1
-        how.attrs, how.numAttrs = [attribute], 1
-    return how
+        config.attrs, config.numAttrs = [attribute], 1
+    return config
 
 
-def architecture() -> str:
-    """Of the current device, as the compiler names it."""
+def current_architecture() -> str:
+    """Return the name of the current device's architecture for the compiler, for example "sm_90"."""
     major, minor = torch.cuda.get_device_capability()
     return f"sm_{major}{minor}"
 
 
-def cache() -> Path:
+def cache_dir() -> Path:
+    """Return the folder of the compiled kernels."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longtail" / "kernels"
 
 
-def checked(answer: tuple[Any, ...]) -> Any:
-    """The answer of a CUDA call without its status, which must be success."""
-    status, *rest = answer
+def check_status(result: tuple[Any, ...]) -> Any:
+    """Return the result of a CUDA call without its status code. Raise RuntimeError if the call failed."""
+    status, *rest = result
     if status.value != 0:
-        raise RuntimeError(f"CUDA: {status!r}")
+        raise RuntimeError(f"CUDA call failed: {status!r}")
     return rest[0] if len(rest) == 1 else rest

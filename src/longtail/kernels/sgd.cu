@@ -1,13 +1,13 @@
-// All tensors of a network in one launch: a step of SGD, or of the moving average by which a key network follows.
+// Updates all tensors of a network in one launch: a step of SGD, or of the exponential moving average of a key network.
 //
-// A block works on a piece: at most as many neighboring numbers of one tensor as `update.py` says.
+// Each block processes one piece: up to PIECE_SIZE (sgd.py) consecutive elements of one tensor.
 
 struct Piece { float *to, *with; long long tensor, start, n; };
 
-constexpr int MOST = 256;  // tensors of a launch, as their gradients' addresses are passed by value
-struct Gradients { const float* of[MOST]; };
+constexpr int MAX_TENSORS = 256;  // of a launch; the addresses of their gradients are passed by value
+struct Gradients { const float* of[MAX_TENSORS]; };
 
-// with: the momentum, which starts at zero.
+// A piece has the parameter in `to` and the momentum buffer, which starts at zero, in `with`.
 extern "C" __global__ void __launch_bounds__(256) sgd(const Piece* pieces, Gradients gradients, const float* rate, float decay,
                                                       float momentum, int nesterov) {
   Piece p = pieces[blockIdx.x];
@@ -18,8 +18,8 @@ extern "C" __global__ void __launch_bounds__(256) sgd(const Piece* pieces, Gradi
   }
 }
 
-// with: whom to follow, by so large a share of the way.
-extern "C" __global__ void __launch_bounds__(256) follow(const Piece* pieces, float share) {
+// A piece has the average in `to` and the new value in `with`; to += weight * (with - to).
+extern "C" __global__ void __launch_bounds__(256) update_average(const Piece* pieces, float weight) {
   Piece p = pieces[blockIdx.x];
-  for (int i = p.start + threadIdx.x; i < p.start + p.n; i += 256) p.to[i] += share * (p.with[i] - p.to[i]);
+  for (int i = p.start + threadIdx.x; i < p.start + p.n; i += 256) p.to[i] += weight * (p.with[i] - p.to[i]);
 }

@@ -1,14 +1,14 @@
-// Views of images, a block of threads for each: the operations of ops.py one after another on what lies in shared memory (a small
-// image) or near (a large one), where torch makes a pass over all images for each of them, chosen or not. Compiled without fused
-// multiply-adds: rounding is as in ops.py.
+// Augmentation with one block of threads per image. A block applies the operations of views/ops.py one after another to an image in
+// shared memory (small images) or in a scratch buffer (large images); torch would pass over all images for every operation, whether
+// a sample uses it or not. Compiled without fused multiply-adds, so that rounding is as in ops.py.
 //
-// Images lie as (image, channel, row, column); SIDE is the height and the width.
+// Images have the layout (image, channel, row, column). SIDE is their height and width.
 
 using uchar = unsigned char;
-constexpr int SHARED = 40000;  // bytes of shared memory that images may take
-template <int SIDE> constexpr int THREADS = SIDE <= 64 ? 256 : 1024;  // as fused.py launches them
+constexpr int SHARED = 40000;  // bytes of shared memory for images; SHARED_BYTES in views.py
+template <int SIDE> constexpr int THREADS = SIDE <= 64 ? 256 : 1024;  // as in views.py
 
-// The codes of ops.Op
+// The codes of views.ops.Op
 enum { IDENTITY, SHEAR_X, SHEAR_Y, TRANSLATE_X, TRANSLATE_Y, ROTATE, BRIGHTNESS, COLOR, CONTRAST, SHARPNESS, POSTERIZE, SOLARIZE,
        SOLARIZE_ADD, AUTOCONTRAST, EQUALIZE, INVERT };
 
@@ -20,7 +20,7 @@ __device__ int gray_level(const uchar* image, int i, int P) {
   return (19595 * image[i] + 38470 * image[P + i] + 7471 * image[2 * P + i] + 0x8000) >> 16;
 }
 
-struct Matrix { float xx, xy, x0, yx, yy, y0; };  // from output to input positions
+struct Matrix { float xx, xy, x0, yx, yy, y0; };  // maps output positions to input positions
 
 template <int SIDE>
 __device__ Matrix matrix_of(int op, float v) {
@@ -36,7 +36,7 @@ __device__ Matrix matrix_of(int op, float v) {
   return m;
 }
 
-// Between the four pixels around (x, y), those at the border beyond it.
+// Bilinear interpolation at (x, y); positions outside of the image take the pixels at the border.
 template <int SIDE>
 __device__ uchar between(const uchar* from, float x, float y) {
   x = fminf(fmaxf(x - 0.5f, 0.f), SIDE - 1.f), y = fminf(fmaxf(y - 0.5f, 0.f), SIDE - 1.f);
@@ -77,13 +77,13 @@ __device__ void smooth_blend(const uchar* from, uchar* to, float factor) {
   }
 }
 
-struct Table {  // what a channel's levels become
+struct Table {  // lookup table of a channel
   uchar of[256];
   int count[256], low, high;
 };
 
-// The levels that a channel has, and how often. The extremes are found among 256 counts: asked of every pixel, all threads would
-// queue for two words.
+// Computes the histogram of each channel and its lowest and highest level. The extremes are found from the 256 counts, because
+// atomic operations of all pixels on two words would be slow.
 template <int SIDE>
 __device__ void count_levels(const uchar* image, Table* tables) {
   constexpr int P = SIDE * SIDE;
@@ -109,7 +109,7 @@ __device__ int mean_gray(const uchar* image, int P, int* sum) {
   return (2 * *sum + P) / (2 * P);
 }
 
-// Fills the tables; a thread for each level, others have nothing to do.
+// Fills the tables, with one thread for each of the 256 levels.
 template <int SIDE>
 __device__ void make_tables(const uchar* image, int op, float v, Table* tables, int* sum) {
   constexpr int P = SIDE * SIDE;
@@ -140,7 +140,8 @@ __device__ void make_tables(const uchar* image, int op, float v, Table* tables, 
   }
 }
 
-// policies.apply_draw: `steps` operations in a row. `near` has room for two images each, where shared memory has not.
+// policies.apply_draw: applies `steps` operations. `near` is a scratch buffer of two images per sample, used if they do not fit
+// into shared memory.
 template <int SIDE, bool BILINEAR>
 __global__ void __launch_bounds__(THREADS<SIDE>) apply_draw(const uchar* x, const long long* ops, const float* values,
                                                                 uchar* out, uchar* near, int steps, int fill) {
@@ -177,9 +178,9 @@ __global__ void __launch_bounds__(THREADS<SIDE>) apply_draw(const uchar* x, cons
   for (int i = threadIdx.x; i < 3 * P; i += blockDim.x) out[i] = image[i];
 }
 
-// ops.resized_crop and to_uint8: rows of blocks share the pixels of an image.
+// ops.resized_crop and to_uint8. A column of the grid for each image; the rows of the grid share its pixels.
 
-struct Taps {  // of a line of the box, those that an output pixel is made of
+struct Taps {  // the input pixels of a line of the box that contribute to an output pixel, with their weights
   int first, last;
   float center, slope;
   __device__ float weight(float middle) { return fmaxf(1 - fabsf(middle - center) * slope, 0.f); }
@@ -192,7 +193,7 @@ __device__ Taps taps_of(int place, int length) {
   return {first, last, center, 1 / reach};
 }
 
-// A byte as a float, by its place in the mantissa of 2^23: conversions have a quarter of the throughput.
+// Converts a byte to float by putting it into the mantissa of 2^23; a conversion instruction has a quarter of the throughput.
 __device__ float as_float(uchar level) { return __uint_as_float(0x4b000000u | level) - 8388608.f; }
 
 template <int SIZE>
@@ -224,27 +225,27 @@ __global__ void __launch_bounds__(256) crop(const uchar* x, const long long* top
   }
 }
 
-// ops.normalize of x (FLOATS: of floats in [0, 1]; else of to_float(x)), rounded to bf16 as bits, the channels of a pixel together.
+// ops.normalize of x (FLOATS: floats in [0, 1]; otherwise bytes, converted by to_float), as bits of bf16 with channels last.
 template <bool FLOATS>
-__global__ void __launch_bounds__(256) finish(const void* x, const float* mean, const float* std, unsigned short* out, int P) {
+__global__ void __launch_bounds__(256) normalize(const void* x, const float* mean, const float* std, unsigned short* out, int P) {
   const size_t image = (size_t)blockIdx.x * 3 * P;
   for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < P; i += gridDim.y * blockDim.x) {
     for (int c = 0; c < 3; c++) {
       size_t from = image + (size_t)c * P + i;
       float level = FLOATS ? ((const float*)x)[from] : ((const uchar*)x)[from] * (1.f / 255);
       union { float number; unsigned bits; } y = {(level - mean[c]) / std[c]};
-      out[image + 3 * i + c] = (y.bits + 0x7fff + (y.bits >> 16 & 1)) >> 16;  // to the nearest, ties to even
+      out[image + 3 * i + c] = (y.bits + 0x7fff + (y.bits >> 16 & 1)) >> 16;  // rounds to nearest, ties to even
     }
   }
 }
 
-// Floats in [0, 1]
+// Operations on floats in [0, 1]
 
 __device__ float luminance(float r, float g, float b) { return 0.2989f * r + 0.587f * g + 0.114f * b; }
 
 __device__ float clamp01(float x) { return fminf(fmaxf(x, 0.f), 1.f); }
 
-// The sum of a value per thread, for all threads.
+// Returns the sum of `mine` over all threads, to each thread.
 __device__ float sum_of(float mine, float* warps) {
   for (int far = 16; far; far /= 2) mine += __shfl_xor_sync(~0u, mine, far);
   __syncthreads();
@@ -260,25 +261,25 @@ __device__ void shift_hue(float& r, float& g, float& b, float hue) {
   float sixths = (value == r ? (g - b) / unit : value == g ? 2 + (b - r) / unit : 4 + (r - g) / unit) + 6 * hue;
   float* to[3] = {&r, &g, &b};
   for (int c = 0; c < 3; c++) {
-    float phase = sixths + (5 - 2 * c);  // from -3 to 13: its remainder by 6 without a division, and as exact
+    float phase = sixths + (5 - 2 * c);  // from -3 to 13; the next line is an exact remainder by 6 without a division
     phase += phase < 0.f ? 6.f : phase < 6.f ? 0.f : phase < 12.f ? -6.f : -12.f;
     *to[c] = value - chroma * clamp01(2 - fabsf(phase - 2));
   }
 }
 
-template <int SIDE> constexpr int RADIUS = 6 < SIDE ? 6 : SIDE - 1;  // of the blur, in pixels
-template <int SIDE> constexpr int SEGMENT = SIDE < 128 ? SIDE : 128;  // of a row, that a warp blurs at a time
-template <int SIDE> constexpr int LINE = SEGMENT<SIDE> + 2 * RADIUS<SIDE>;  // what it looks at for that
-constexpr int STRIP = 8;  // rows, that a thread blurs at a time
+template <int SIDE> constexpr int RADIUS = 6 < SIDE ? 6 : SIDE - 1;  // of the blur in pixels; ops.BLUR_RADIUS
+template <int SIDE> constexpr int SEGMENT = SIDE < 128 ? SIDE : 128;  // pixels of a row that a warp blurs at a time
+template <int SIDE> constexpr int LINE = SEGMENT<SIDE> + 2 * RADIUS<SIDE>;  // pixels that it needs for this
+constexpr int STRIP = 8;  // rows that a thread blurs at a time
 
-// The place of a pixel beyond the border, mirrored at it; who asks for one further out does not look at the answer.
+// Reflects a position at the border. Positions further out than that are clamped; their values are not used.
 template <int SIDE>
 __device__ int mirrored(int place) {
   place = place < 0 ? -place : place;
   return max(place < SIDE ? place : 2 * SIDE - 2 - place, 0);
 }
 
-// Along the columns: neighboring threads have neighboring columns, and each pixel is fetched for several rows.
+// Blurs along the columns. Neighboring threads process neighboring columns; a thread loads each pixel once for several rows.
 template <int SIDE>
 __device__ void blur_down(const float* from, float* to, const float* taps) {
   constexpr int R = RADIUS<SIDE>, STRIPS = (SIDE + STRIP - 1) / STRIP;
@@ -297,7 +298,7 @@ __device__ void blur_down(const float* from, float* to, const float* taps) {
   }
 }
 
-// Along the rows: a warp brings a segment near, and its threads look at it. `lines`: LINE for each warp.
+// Blurs along the rows. A warp copies a segment to shared memory first. `lines` has LINE floats for each warp.
 template <int SIDE>
 __device__ void blur_across(const float* from, float* to, const float* taps, float* lines) {
   constexpr int R = RADIUS<SIDE>, SEGMENTS = (SIDE + SEGMENT<SIDE> - 1) / SEGMENT<SIDE>;
@@ -319,8 +320,8 @@ __device__ void blur_across(const float* from, float* to, const float* taps, flo
 
 struct Pixel { float r, g, b; };
 
-// The changes of tone that an image gets, one after another: 0 brightness, 1 contrast, 2 saturation, 3 hue. Their kinds and
-// factors in the order of turns, read once: what is written to an image could be these, for all that the compiler knows.
+// The color changes of an image, in the order of application: 0 brightness, 1 contrast, 2 saturation, 3 hue. Kinds and factors are
+// copied to registers once, because the compiler must assume that writing to an image changes them in memory.
 template <int TURNS>
 struct Jitter {
   int kinds[TURNS];
@@ -333,7 +334,7 @@ struct Jitter {
     }
   }
 
-  // Up to the contrast, or all; `mean` is the luminance of the image when the contrast's turn comes.
+  // Applies all changes, or only those before contrast. `mean` is the mean luminance of the image before contrast.
   __device__ Pixel change(Pixel p, float mean, bool all) {
     #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
@@ -366,7 +367,7 @@ __device__ float mean_before_contrast(const uchar* x, Jitter& jitter, float* war
   return sum_of(mine, warps) / P;
 }
 
-// ops.tone_jitter of to_float(x), and to_uint8 of that.
+// color.tone_jitter of to_float(x), converted by to_uint8.
 template <int SIDE>
 __global__ void __launch_bounds__(THREADS<SIDE>) apply_tone(const uchar* x, const float* factors, const long long* orders,
                                                                 uchar* out) {
@@ -382,8 +383,8 @@ __global__ void __launch_bounds__(THREADS<SIDE>) apply_tone(const uchar* x, cons
   }
 }
 
-// policies.apply_sim of to_float(x): color jitter in each sample's order, grayscale, blur. `near` has room for another image
-// each, where shared memory has not.
+// policies.apply_sim of to_float(x): color jitter in the order of each sample, grayscale, blur. `near` is a scratch buffer of one
+// image per sample, used if two images do not fit into shared memory.
 template <int SIDE>
 __global__ void __launch_bounds__(THREADS<SIDE>) apply_sim(const uchar* x, const bool* jittered, const float* factors,
                                                                const float* hues, const long long* orders, const bool* grays,

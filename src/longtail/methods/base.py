@@ -118,16 +118,16 @@ class Method(nn.Module):
     @classmethod
     def build_trunk(cls, config: Config, pretrained: bool) -> Trunk:
         """Return the backbone, with the parts frozen that the configuration says."""
-        from longtail.models.backbones import make_body, sized, wrap  # imports timm
-        from longtail.models.split_resnets import early_convolutions
+        from longtail.models.backbones import image_size_options, make_backbone, wrap_backbone
+        from longtail.models.split_resnets import weights_before_last_block
 
         name, size, learns = config.model.name, config.data.image_size, config.model.trainable
-        net = make_body(name, pretrained, **sized(name, size))
-        frozen = early_convolutions(net, name) if learns == "last-block" else []
-        trunk = wrap(cls.body(net, config), name, size)
-        trunk.fix(frozen)
+        net = make_backbone(name, pretrained, **image_size_options(name, size))
+        frozen = weights_before_last_block(net, name) if learns == "last-block" else []
+        trunk = wrap_backbone(cls.body(net, config), name, size)
+        trunk.freeze_params(frozen)
         if learns == "head":
-            trunk.hold(net)
+            trunk.freeze_module(net)
         return trunk
 
     @classmethod

@@ -12,7 +12,7 @@ from longtail.methods.base import Method, Stage, Start, accuracy
 from longtail.methods.decouple import class_means
 from longtail.methods.stages import second_stage
 from longtail.models.heads import linear_head
-from longtail.models.split_resnets import Attended
+from longtail.models.split_resnets import AttentionResNet
 
 REACH = 10.0  # the reachability of a feature at distance 1 from its nearest centroid
 REPEL = 0.01  # weight of the distance to other centroids, beside that to the own
@@ -56,7 +56,7 @@ class OLTR(Method, settings="oltr"):
 
     @classmethod
     def body(cls, net: nn.Module, config: cfg.Config) -> nn.Module:
-        return Attended(net, config.model.name, config.data.image_size)
+        return AttentionResNet(net, config.model.name, config.data.image_size)
 
     @classmethod
     def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
@@ -64,8 +64,8 @@ class OLTR(Method, settings="oltr"):
         return MemoryHead(width, classes, config.method.scale)
 
     @property
-    def parts(self) -> tuple[Attended, MemoryHead]:
-        assert isinstance(self.net.trunk.body, Attended) and isinstance(self.net.head, MemoryHead)
+    def parts(self) -> tuple[AttentionResNet, MemoryHead]:
+        assert isinstance(self.net.trunk.body, AttentionResNet) and isinstance(self.net.head, MemoryHead)
         return self.net.trunk.body, self.net.head
 
     @property
@@ -76,7 +76,7 @@ class OLTR(Method, settings="oltr"):
         super().set_stage(stage)
         second = stage.name == "memory"
         body, head = self.parts
-        body.attends = head.uses_memory = second
+        body.uses_attention = head.uses_memory = second
         for part in (body.attention, head.select, head.weight, head.centroid_CF):
             part.requires_grad_(second)
 

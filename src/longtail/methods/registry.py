@@ -32,5 +32,5 @@ def make(config: Config, counts: Any, stored: bool = False) -> Method:
     kind = find_method(config.method)
     net = kind.build_network(config, len(counts), config.model.pretrained and not stored)
     method = kind(net, torch.as_tensor(counts), config)
-    norms.convert(method, config.model.norm, config.model.ghost)
+    norms.convert_batch_norms(method, config.model.norm, config.model.ghost)
     return method

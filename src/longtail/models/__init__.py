@@ -1,1 +1,1 @@
-"""What looks: trunks, heads, and the momentum network with its queue."""
+"""Networks: backbones, heads, and the momentum network with its queue."""

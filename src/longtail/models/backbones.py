@@ -1,7 +1,8 @@
-"""Trunks by timm name. The CIFAR ResNets are registered with timm, so that one call makes any trunk.
+"""Backbones by their timm names. The CIFAR ResNets are registered with timm, so that one function makes any backbone.
 
-"ResNet-32" on CIFAR is the 16/32/64-wide network of He et al. (2016) with parameter-free shortcuts: 470,004 parameters with
-a 100-way classifier. The 3x3-stem ResNet-18/50 are the wide ones of the contrastive literature, under their own names.
+"ResNet-32" on CIFAR is the network of He et al. (2016) with 16, 32 and 64 channels and shortcuts without parameters: 470,004
+parameters with a classifier of 100 classes. ResNet-18 and ResNet-50 with a 3x3 stem are the wide networks of the contrastive
+learning literature; they are registered as `resnet18_cifar` and `resnet50_cifar`.
 """
 
 from collections.abc import Iterable
@@ -16,11 +17,12 @@ from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
 
 from longtail.errors import UserError, unknown_name
+from longtail.kernels import resnet
 from longtail.models import weights
 
 
-class Block(nn.Module):
-    """Two 3x3 convolutions and a shortcut that subsamples and pads channels with zeros ("option A": no parameters)."""
+class CifarBlock(nn.Module):
+    """Two 3x3 convolutions, and a shortcut that subsamples and pads channels with zeros ("option A": no parameters)."""
 
     def __init__(self, width_in: int, width: int, stride: int) -> None:
         super().__init__()
@@ -38,14 +40,21 @@ class Block(nn.Module):
         return F.relu(out + x)
 
 
-WIDTHS = (16, 32, 64)  # of the stages
+STAGE_WIDTHS = (16, 32, 64)  # channels of each stage
 
 
 class CifarResNet(nn.Module):
-    """The ResNet of depth 6n+2 for small images, with timm's manners: num_features, forward_features, forward_head."""
+    """ResNet of depth 6n+2 for small images, with the interface of timm models: num_features, forward_features, forward_head.
+
+    Args:
+        depth: Number of layers with weights: 8, 14, 20, …
+        num_classes: Number of classes; 0 for no classifier.
+        in_chans: Number of channels of the images.
+        channels: Number of channels of each stage.
+    """
 
     def __init__(
-        self, depth: int, num_classes: int = 100, in_chans: int = 3, channels: tuple[int, ...] = WIDTHS, **_: Any
+        self, depth: int, num_classes: int = 100, in_chans: int = 3, channels: tuple[int, ...] = STAGE_WIDTHS, **_: Any
     ) -> None:
         super().__init__()
         n, widths = (depth - 2) // 6, channels
@@ -55,7 +64,7 @@ class CifarResNet(nn.Module):
         self.stages = nn.ModuleList()
         for i, width in enumerate(widths):
             ins, strides = [widths[max(i - 1, 0)]] + [width] * (n - 1), [min(i + 1, 2)] + [1] * (n - 1)
-            self.stages.append(nn.Sequential(*(Block(w, width, s) for w, s in zip(ins, strides, strict=True))))
+            self.stages.append(nn.Sequential(*(CifarBlock(w, width, s) for w, s in zip(ins, strides, strict=True))))
         self.reset_classifier(num_classes)
         self.apply(kaiming_normal)
 
@@ -67,7 +76,7 @@ class CifarResNet(nn.Module):
         return self.fc
 
     def group_matcher(self, coarse: bool = False) -> dict[str, str]:
-        """The order of its layers, as timm asks for it: the stem, then block by block."""
+        """Return the order of the layers for layer-wise learning rate decay in timm: the stem, then each block."""
         return {"stem": r"^conv1|^bn1", "blocks": r"^stages\.(\d+)" if coarse else r"^stages\.(\d+)\.(\d+)"}
 
     def forward_features(self, x: Tensor) -> Tensor:
@@ -85,13 +94,13 @@ class CifarResNet(nn.Module):
 
 
 def kaiming_normal(layer: nn.Module) -> None:
-    """He initialization of convolutions and linear layers, as the CIFAR ResNets of this field have it."""
+    """Initialize a convolution or linear layer as in He et al. (2015), which is usual for CIFAR ResNets."""
     if isinstance(layer, nn.Conv2d | nn.Linear):
         nn.init.kaiming_normal_(layer.weight)
 
 
-def _small_images(block: Any, layers: tuple[int, ...], **kwargs: Any) -> ResNet:
-    """timm's ResNet with a 3x3 stem of stride 1 and no pooling: 32x32 images keep their resolution."""
+def _resnet_for_small_images(block: Any, layers: tuple[int, ...], **kwargs: Any) -> ResNet:
+    """Return a timm ResNet with a 3x3 stem of stride 1 and no max pooling, so that 32x32 images keep their resolution."""
     net: Any = ResNet(block, layers, **kwargs)
     net.conv1 = nn.Conv2d(kwargs.get("in_chans", 3), 64, 3, padding=1, bias=False)
     nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
@@ -99,93 +108,113 @@ def _small_images(block: Any, layers: tuple[int, ...], **kwargs: Any) -> ResNet:
     return net
 
 
-def _untrained(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """timm passes its own book-keeping along; the constructors want none of it."""
+def _drop_pretrained_options(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Remove the options that timm adds for pretrained weights; the constructors do not accept them."""
     return {k: v for k, v in kwargs.items() if not k.startswith("pretrained") and k != "cache_dir"}
 
 
 @register_model
 def resnet8_cifar(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
-    return CifarResNet(8, **_untrained(kwargs))
+    """ResNet-8 for CIFAR with 16, 32 and 64 channels; there are no pretrained weights."""
+    return CifarResNet(8, **_drop_pretrained_options(kwargs))
 
 
 @register_model
 def resnet20_cifar(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
-    return CifarResNet(20, **_untrained(kwargs))
+    """ResNet-20 for CIFAR with 16, 32 and 64 channels; there are no pretrained weights."""
+    return CifarResNet(20, **_drop_pretrained_options(kwargs))
 
 
 @register_model
 def resnet32_cifar(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
-    return CifarResNet(32, **_untrained(kwargs))
+    """ResNet-32 for CIFAR with 16, 32 and 64 channels; there are no pretrained weights."""
+    return CifarResNet(32, **_drop_pretrained_options(kwargs))
 
 
 @register_model
 def resnet44_cifar(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
-    return CifarResNet(44, **_untrained(kwargs))
+    """ResNet-44 for CIFAR with 16, 32 and 64 channels; there are no pretrained weights."""
+    return CifarResNet(44, **_drop_pretrained_options(kwargs))
 
 
 @register_model
 def resnet56_cifar(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
-    return CifarResNet(56, **_untrained(kwargs))
+    """ResNet-56 for CIFAR with 16, 32 and 64 channels; there are no pretrained weights."""
+    return CifarResNet(56, **_drop_pretrained_options(kwargs))
 
 
 @register_model
 def resnet74_cifar(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
-    return CifarResNet(74, **_untrained(kwargs))
+    """ResNet-74 for CIFAR with 16, 32 and 64 channels; there are no pretrained weights."""
+    return CifarResNet(74, **_drop_pretrained_options(kwargs))
 
 
 @register_model
 def resnet18_cifar(pretrained: bool = False, **kwargs: Any) -> ResNet:
-    return _small_images(WideBasicBlock, (2, 2, 2, 2), **_untrained(kwargs))
+    """Wide ResNet-18 with a 3x3 stem for CIFAR; there are no pretrained weights."""
+    return _resnet_for_small_images(WideBasicBlock, (2, 2, 2, 2), **_drop_pretrained_options(kwargs))
 
 
 @register_model
 def resnet50_cifar(pretrained: bool = False, **kwargs: Any) -> ResNet:
-    return _small_images(Bottleneck, (3, 4, 6, 3), **_untrained(kwargs))
-
-
-FUSED_SIDE = 32  # pixels: the images that our kernels know
+    """Wide ResNet-50 with a 3x3 stem for CIFAR; there are no pretrained weights."""
+    return _resnet_for_small_images(Bottleneck, (3, 4, 6, 3), **_drop_pretrained_options(kwargs))
 
 
 class Trunk(nn.Module):
-    """Any headless network as a map from images to float32 features: only its inside may run in low precision."""
+    """The backbone with its pooling: maps images to float32 features of `width` channels.
+
+    "Backbone" means this module throughout the documentation. The class and the attribute `trunk` of other modules keep their
+    names because they are part of the keys of checkpoints.
+
+    Attributes:
+        body: Any headless network. It runs in `precision`; everything outside of it runs in float32.
+        width: Number of features.
+        precision: torch.float32, or the dtype for autocast.
+        fused: Use the kernels of `kernels.resnet` where they support the network and the images.
+        frozen_params: Names of parameters that stay frozen when `requires_grad_(True)` is called.
+        frozen_modules: Modules that stay in evaluation mode when `train()` is called.
+    """
 
     def __init__(self, body: nn.Module, width: int) -> None:
         super().__init__()
         self.body, self.width = body, width
         self.precision = torch.float32
-        self.fused = False  # train a CIFAR ResNet by our own kernels
-        self.fixed: list[str] = []  # parameters that never learn, by name
-        self.still: list[nn.Module] = []  # parts of the inside that are as in test mode, always
+        self.fused = False
+        self.frozen_params: list[str] = []
+        self.frozen_modules: list[nn.Module] = []
 
-    def fix(self, parameters: Iterable[Tensor]) -> None:
-        """From now on these never learn."""
-        chosen = {id(p) for p in parameters}
-        self.fixed = [name for name, p in self.named_parameters() if id(p) in chosen]
+    def freeze_params(self, parameters: Iterable[Tensor]) -> None:
+        """Exclude these parameters from training. The next call of `requires_grad_` takes this into account."""
+        ids = {id(p) for p in parameters}
+        self.frozen_params = [name for name, p in self.named_parameters() if id(p) in ids]
 
-    def hold(self, part: nn.Module) -> None:
-        """From now on this part of the inside stays as it is: no parameter learns, and batch norm keeps its averages."""
-        self.fix(part.parameters())
-        self.still = [part]
+    def freeze_module(self, module: nn.Module) -> None:
+        """Freeze the parameters of a module inside `body`, and keep it in evaluation mode (fixed batch-norm statistics)."""
+        self.freeze_params(module.parameters())
+        self.frozen_modules = [module]
 
     def train(self, mode: bool = True) -> "Trunk":
         super().train(mode)
-        for part in self.still:
-            part.eval()
+        for module in self.frozen_modules:
+            module.eval()
         return self
 
     def requires_grad_(self, requires_grad: bool = True) -> "Trunk":
         super().requires_grad_(requires_grad)
-        for name in self.fixed:
+        for name in self.frozen_params:
             self.get_parameter(name).requires_grad_(False)
         return self
 
     def forward(self, x: Tensor, *part: Any) -> Tensor:
-        """Of the whole inside, or of the `part` that the inside knows by that name."""
-        if self.fused and can_use_kernels(self.body, x):
-            from longtail.models import fused  # cuda.bindings come with torch where there is CUDA
+        """Compute the features of images.
 
-            return fused.features(self.body, x)  # type: ignore[arg-type]
+        Args:
+            x: The normalized images.
+            *part: Further arguments of `body`, for example the name of the branch to compute.
+        """
+        if self.fused and can_use_kernels(self.body, x):
+            return resnet.features(self.body, x)  # type: ignore[arg-type]
         low = self.precision != torch.float32
         with torch.autocast(x.device.type, self.precision if low else torch.bfloat16, enabled=low):
             features = self.body(x, *part)
@@ -193,62 +222,101 @@ class Trunk(nn.Module):
 
 
 class FeatureMaps(nn.Module):
-    """The convolutions of a network, from images to the last map; inside a trunk that goes on from there."""
+    """The convolutions of a network, from images to the last feature map; for trunks whose body continues from there."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
-        self.fused = False  # train them by our own kernels
+        self.fused = False  # as in `Trunk`
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fused and can_use_kernels(self.net, x):
-            from longtail.models import fused
-
-            return fused.features(self.net, x, as_map=True)  # type: ignore[arg-type]
+            return resnet.features(self.net, x, as_map=True)  # type: ignore[arg-type]
         return self.net.forward_features(x)  # type: ignore[operator]
 
 
+def has_kernels(net: nn.Module) -> bool:
+    """Return whether `kernels.resnet` can train this network: a CIFAR ResNet of the standard widths."""
+    return isinstance(net, CifarResNet) and resnet.supports(net)
+
+
 def can_use_kernels(net: nn.Module, x: Tensor) -> bool:
-    """Images of their size, for a network that learns or from which something learns; the plain one is what is measured."""
+    """Return whether `kernels.resnet` can process these images with this network in its present mode.
+
+    The kernels are for training: of a network in training mode, or of the head on a frozen network. Evaluation always uses the
+    plain network.
+    """
     frozen = torch.is_grad_enabled() and not any(p.requires_grad for p in net.parameters())
-    return x.shape[-2:] == (FUSED_SIDE, FUSED_SIDE) and (net.training or frozen)
+    return x.shape[-2:] == (resnet.IMAGE_SIZE, resnet.IMAGE_SIZE) and (net.training or frozen) and has_kernels(net)
 
 
 def make_trunk(name: str, pretrained: bool = False, image_size: int = 32) -> Trunk:
-    """The trunk of a timm model."""
-    return wrap(make_body(name, pretrained, **sized(name, image_size)), name, image_size)
+    """Return a timm model without its classifier, as a `Trunk`.
+
+    Args:
+        name: Name of a timm model.
+        pretrained: Load pretrained weights.
+        image_size: Height and width of the images in pixels.
+    """
+    return wrap_backbone(make_backbone(name, pretrained, **image_size_options(name, image_size)), name, image_size)
 
 
-def sized(name: str, image_size: int) -> dict[str, int]:
-    """What timm wants to be told of the images by networks that are made for one size (a ViT's positions); of others nothing.
+def image_size_options(name: str, image_size: int) -> dict[str, int]:
+    """Return the option `img_size` for models with a fixed input size (such as a ViT), otherwise no options.
 
-    Pretrained positions are resampled.
+    timm resamples pretrained position embeddings to this size.
     """
     known = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
     return {"img_size": image_size} if known and known.fixed_input_size else {}
 
 
-def make_body(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
-    """A headless network by its timm name."""
+def make_backbone(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
+    """Return a timm model without its classifier.
+
+    Args:
+        name: Name of a timm model.
+        pretrained: Load pretrained weights.
+        **options: Further arguments of `timm.create_model`.
+
+    Raises:
+        UserError: If the name is unknown or timm cannot make the model.
+    """
     if not timm.is_model(name):
         raise unknown_name("model", name, timm.list_models())
     try:
-        return weights.pretrained(name, **options) if pretrained else timm.create_model(name, num_classes=0, **options)
+        if pretrained:
+            return weights.load_pretrained(name, **options)
+        return timm.create_model(name, num_classes=0, **options)
     except (OSError, RuntimeError, AssertionError, ValueError, ArithmeticError) as error:
         raise UserError(
-            f"cannot make {name!r} (pretrained={pretrained}): {str(error).splitlines()[0]}",
+            f"cannot create the model {name!r} (pretrained={pretrained}): {_first_line(error)}",
             kind="download-failed" if isinstance(error, OSError) else "conflict",
         ) from error
 
 
-def wrap(body: nn.Module, name: str, image_size: int) -> Trunk:
-    """A network as a trunk, tried on one blank image: what timm declares as its width is not always what comes out."""
+def wrap_backbone(body: nn.Module, name: str, image_size: int) -> Trunk:
+    """Return a network as a `Trunk`. Its width is measured with one blank image, because timm's `num_features` can differ.
+
+    Args:
+        body: The network, without a classifier.
+        name: Its name for error messages.
+        image_size: Height and width of the images in pixels.
+
+    Raises:
+        UserError: If the network cannot process images of this size.
+    """
     try:
         with torch.no_grad():
             width = body.eval()(torch.zeros(1, 3, image_size, image_size)).shape[-1]
     except (RuntimeError, AssertionError, ValueError, ArithmeticError) as error:
-        reason = str(error).splitlines()[0]
         raise UserError(
-            f"{name!r} takes no images of {image_size} pixels ({reason}): set --data.image_size", kind="conflict"
+            f"the model {name!r} does not accept images of {image_size}x{image_size} pixels ({_first_line(error)}): "
+            "set --data.image_size",
+            kind="conflict",
         ) from error
     return Trunk(body.train(), width)
+
+
+def _first_line(error: Exception) -> str:
+    """Return the first line of an error message; messages about weights may have hundreds of lines."""
+    return next(iter(str(error).splitlines()), type(error).__name__)

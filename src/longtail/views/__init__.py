@@ -1,4 +1,4 @@
-"""What the networks see of the images: batched augmentation on the device, one parameter set per sample."""
+"""Views of images: batched augmentation on the device, with separate random parameters for each sample."""
 
 from longtail.views.view import Views, make_view
 

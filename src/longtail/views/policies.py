@@ -1,10 +1,10 @@
-"""What the networks see of an image: SimAugment, RandAugment, both stacked, and the CIFAR AutoAugment policy.
+"""Augmentation policies: SimAugment, RandAugment, both stacked, and the CIFAR AutoAugment policy.
 
-Each is drawn for the whole batch at once, with fixed shapes and from one generator on the images' device (the same
-generator state gives the same views), and made of `ops`.
+Random parameters are drawn for the whole batch at once, with fixed shapes, from one generator on the device of the images. The
+same generator state gives the same views. Policies are composed of the operations in `ops`.
 """
 
-# N samples, S operations in a row per sample.
+# N samples, S operations per sample.
 
 import functools
 from collections.abc import Callable
@@ -17,18 +17,26 @@ from longtail.config import ViewConfig
 from longtail.kernels import views
 from longtail.views import color, lut, ops
 from longtail.views.ops import Op
-from longtail.views.random import bernoulli, randint, sign, uniform
+from longtail.views.random import bernoulli, randint, random_sign, uniform
 
 
-class Draw(NamedTuple):
+class OpDraw(NamedTuple):
     """The operations of each sample, in the order of application, with their values."""
 
     op: Tensor  # (N, S) int64, codes of Op
     value: Tensor  # (N, S) float32
 
 
-def apply_draw(x: Tensor, draw: Draw, fill: int, bilinear: bool = False, kernels: bool = False) -> Tensor:
-    """uint8 to uint8."""
+def apply_draw(x: Tensor, draw: OpDraw, fill: int, bilinear: bool = False, kernels: bool = False) -> Tensor:
+    """Apply the drawn operations to uint8 images.
+
+    Args:
+        x: uint8 images.
+        draw: The operations.
+        fill: Gray level of uncovered pixels.
+        bilinear: Interpolate bilinearly instead of taking the nearest pixel.
+        kernels: Use the CUDA kernels if they support the images.
+    """
     if kernels and views.supports(x):
         return views.apply_draw(x, draw.op, draw.value, fill, bilinear)
     for op_N, value_N in zip(draw.op.unbind(1), draw.value.unbind(1), strict=True):
@@ -36,9 +44,9 @@ def apply_draw(x: Tensor, draw: Draw, fill: int, bilinear: bool = False, kernels
     return x
 
 
-# AutoAugment (Cubuk et al. 2019): the policy found on CIFAR-10, with the magnitudes of torchvision.
+# AutoAugment (Cubuk et al. 2019): the policy found on CIFAR-10, with the magnitudes of torchvision
 
-# Pairs of operation, probability and magnitude bin (0 to 9).
+# Pairs of (operation, probability, magnitude bin 0 to 9).
 CIFAR_POLICY = (
     ((Op.INVERT, 0.1, 0), (Op.CONTRAST, 0.2, 6)),
     ((Op.ROTATE, 0.7, 2), (Op.TRANSLATE_X, 0.3, 9)),
@@ -69,45 +77,52 @@ CIFAR_POLICY = (
 
 
 def auto_value(op: Op, magnitude_bin: int, side: int) -> tuple[float, float]:
-    """Base and swing: the operation's value is base + swing or base - swing, for images of `side` pixels."""
-    share = magnitude_bin / 9
+    """Return (base, swing) of an operation on images of `side` pixels: its value is base + swing or base - swing at random."""
+    fraction = magnitude_bin / 9
     match op:
         case Op.SHEAR_X | Op.SHEAR_Y:
-            return 0, 0.3 * share
+            return 0, 0.3 * fraction
         case Op.TRANSLATE_X | Op.TRANSLATE_Y:
-            return 0, int(150 / 331 * side * share)  # 150 pixels of the 331 that the search used
+            return 0, int(150 / 331 * side * fraction)  # up to 150 pixels of images of 331 pixels in the paper
         case Op.ROTATE:
-            return 0, 30 * share
+            return 0, 30 * fraction
         case Op.BRIGHTNESS | Op.COLOR | Op.CONTRAST | Op.SHARPNESS:
-            return 1, 0.9 * share
+            return 1, 0.9 * fraction
         case Op.POSTERIZE:
-            return 8 - round(4 * share), 0
+            return 8 - round(4 * fraction), 0
         case Op.SOLARIZE:
-            return 255 * (1 - share), 0
+            return 255 * (1 - fraction), 0
     return 0, 0
 
 
 @functools.cache
 def _auto_table(side: int, device: torch.device) -> Tensor:
-    """(25, 2, 4): operation, probability, base and swing; made once per device, as a copy from the host waits."""
+    """Return operation, probability, base and swing of the policy, (25, 2, 4); cached, to copy them to the device only once."""
     rows = [[(op, p, *auto_value(op, level, side)) for op, p, level in pair] for pair in CIFAR_POLICY]
     return torch.tensor(rows, dtype=torch.float64, device=device)
 
 
-def draw_autoaugment(n: int, side: int, rng: torch.Generator) -> Draw:
-    """One of the 25 pairs per sample, each half with its probability and a random sign."""
+def draw_autoaugment(n: int, side: int, rng: torch.Generator) -> OpDraw:
+    """Draw one of the 25 pairs for each sample; each of its operations has a probability and a random sign.
+
+    Args:
+        n: Number of samples.
+        side: Height and width of the images.
+        rng: The random generator.
+    """
     pair_N = randint((n,), len(CIFAR_POLICY), rng)
     op, probability, base, swing = _auto_table(side, rng.device)[pair_N].unbind(2)
     used = bernoulli((n, 2), probability, rng)
-    value = base + swing * sign((n, 2), rng)
-    return Draw((op * used).long(), value.float())  # Op.IDENTITY is 0
+    value = base + swing * random_sign((n, 2), rng)
+    return OpDraw((op * used).long(), value.float())  # Op.IDENTITY is 0
 
 
-# RandAugment (Cubuk et al. 2020), as timm draws it for `rand-nS-mM-mstdD`.
+# RandAugment (Cubuk et al. 2020), with the distribution of timm's `rand-nS-mM-mstdD`
 
-RAND_PROBABILITY = 0.5  # of each operation that was drawn
+RAND_PROBABILITY = 0.5  # with which each drawn operation is applied
 
-# Operation; its value at level 0; what level 10 adds; random sign; cut to a whole number. Shifts: shares of the side.
+# Operation; value at level 0; difference of the value at level 10; random sign; truncated to an integer. Translations are
+# fractions of the image size.
 RAND_OPS = (
     (Op.AUTOCONTRAST, 0.0, 0.0, False, False),
     (Op.EQUALIZE, 0.0, 0.0, False, False),
@@ -133,40 +148,65 @@ def _rand_table(device: torch.device) -> Tensor:
 
 
 def rand_value(row: Tensor, level: Tensor, sign: Tensor, side: int) -> Tensor:
-    """The value at levels 0 to 10 of operations given as rows (..., 5) of RAND_OPS."""
-    op, base, span, signed, whole = row.unbind(-1)
-    value = base + level / 10 * span  # float64: int(0.7 * 110) must fall where timm's does
-    value = torch.where(whole > 0, value.trunc(), value)
-    shift = (op == Op.TRANSLATE_X) | (op == Op.TRANSLATE_Y)
-    return torch.where(signed > 0, value * sign, value) * torch.where(shift, side, 1)
+    """Return the values of operations.
+
+    Args:
+        row: Rows of RAND_OPS, (..., 5).
+        level: Levels, 0 to 10.
+        sign: 1 or -1, for operations with a random sign.
+        side: Height and width of the images.
+    """
+    op, base, span, is_signed, is_integer = row.unbind(-1)
+    value = base + level / 10 * span  # float64, so that int(0.7 * 110) is the same as in timm
+    value = torch.where(is_integer > 0, value.trunc(), value)
+    is_translation = (op == Op.TRANSLATE_X) | (op == Op.TRANSLATE_Y)
+    return torch.where(is_signed > 0, value * sign, value) * torch.where(is_translation, side, 1)
 
 
-def draw_randaugment(n: int, side: int, ops: int, magnitude: float, std: float, rng: torch.Generator) -> Draw:
-    """`ops` operations per sample, drawn with replacement, at levels Normal(magnitude, std) cut to [0, 10]."""
+def draw_randaugment(n: int, side: int, ops: int, magnitude: float, std: float, rng: torch.Generator) -> OpDraw:
+    """Draw operations for each sample, with replacement.
+
+    Args:
+        n: Number of samples.
+        side: Height and width of the images.
+        ops: Number of operations per sample.
+        magnitude: Mean level.
+        std: Standard deviation of the normally distributed level, which is clipped to [0, 10].
+        rng: The random generator.
+    """
     shape = (n, ops)
     row = _rand_table(rng.device)[randint(shape, len(RAND_OPS), rng)]
     used = bernoulli(shape, RAND_PROBABILITY, rng)
     noise = torch.randn(shape, generator=rng, device=rng.device)
     level = (magnitude + std * noise.double()).clamp(0, 10)
-    value = rand_value(row, level, sign(shape, rng), side)
-    return Draw((row[..., 0] * used).long(), value.float())
+    value = rand_value(row, level, random_sign(shape, rng), side)
+    return OpDraw((row[..., 0] * used).long(), value.float())
 
 
-# SimAugment (SimCLR, MoCo v2): color jitter, grayscale and blur, each with its probability.
+# SimAugment (SimCLR, MoCo v2): color jitter, grayscale and blur, each with a probability
 
 
 class SimDraw(NamedTuple):
-    jittered: Tensor  # (N,) bool
-    factor: Tensor  # (N, 3) of brightness, contrast and saturation
-    hue: Tensor  # (N,) turns
-    order: Tensor  # (N, 4) permutations, as tones.color_jitter has them
-    gray: Tensor  # (N,) bool
-    sigma: Tensor  # (N,) pixels, 0: no blur
+    """The random parameters of SimAugment."""
+
+    jittered: Tensor  # (N,) bool: apply color jitter
+    factor: Tensor  # (N, 3): brightness, contrast and saturation
+    hue: Tensor  # (N,): shift on the hue circle of length 1
+    order: Tensor  # (N, 4): permutations for color.color_jitter
+    gray: Tensor  # (N,) bool: convert to grayscale
+    sigma: Tensor  # (N,) of the blur in pixels; 0: no blur
 
 
-def draw_sim(n: int, rng: torch.Generator, jitters: bool = True) -> SimDraw:
+def draw_sim(n: int, rng: torch.Generator, has_jitter: bool = True) -> SimDraw:
+    """Draw the random parameters of SimAugment.
+
+    Args:
+        n: Number of samples.
+        rng: The random generator.
+        has_jitter: If false, no sample gets color jitter. The same number of random values is drawn.
+    """
     return SimDraw(
-        jittered=bernoulli((n,), 0.8 if jitters else 0.0, rng),
+        jittered=bernoulli((n,), 0.8 if has_jitter else 0.0, rng),
         factor=uniform((n, 3), 0.6, 1.4, rng),
         hue=uniform((n,), -0.1, 0.1, rng),
         order=uniform((n, 4), 0, 1, rng).argsort(1),
@@ -175,55 +215,68 @@ def draw_sim(n: int, rng: torch.Generator, jitters: bool = True) -> SimDraw:
     )
 
 
-def apply_sim(x: Tensor, draw: SimDraw, jitters: bool = True) -> Tensor:
-    """Floats in [0, 1] to the same."""
-    if jitters:
+def apply_sim(x: Tensor, draw: SimDraw, has_jitter: bool = True) -> Tensor:
+    """Apply SimAugment.
+
+    Args:
+        x: Float images in [0, 1].
+        draw: The random parameters.
+        has_jitter: If false, skip color jitter; no sample of `draw` may have it.
+    """
+    if has_jitter:
         brightness, contrast, saturation = draw.factor.unbind(1)
         jittered = color.color_jitter(x, brightness, contrast, saturation, draw.hue, draw.order)
-        x = lut.choose(draw.jittered, jittered, x)
-    x = lut.choose(draw.gray, color.grayscale(x), x)
+        x = lut.where_samples(draw.jittered, jittered, x)
+    x = lut.where_samples(draw.gray, color.grayscale(x), x)
     return ops.gaussian_blur(x, draw.sigma)
 
 
-# Policies, from uint8 images to the same, or to floats in [0, 1].
+# Policies: functions from uint8 images to uint8 images or to floats in [0, 1]
 
 
-def _plain(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Tensor:
+def _none_policy(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Tensor:
     return x
 
 
-def _sim(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Tensor:
-    jitters = not view.jitter  # else it was done
-    draw = draw_sim(len(x), rng, jitters)
-    return views.apply_sim(x, *draw) if kernels and views.supports(x) else apply_sim(ops.to_float(x), draw, jitters)
+def _sim_policy(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Tensor:
+    has_jitter = not view.jitter  # otherwise it has been applied already
+    draw = draw_sim(len(x), rng, has_jitter)
+    return views.apply_sim(x, *draw) if kernels and views.supports(x) else apply_sim(ops.to_float(x), draw, has_jitter)
 
 
-def _rand(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Tensor:
+def _rand_policy(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Tensor:
     draw = draw_randaugment(len(x), x.shape[3], view.rand_ops, view.rand_magnitude, view.rand_std, rng)
-    # timm interpolates, bilinear or bicubic at random; bilinear here.
+    # timm chooses bilinear or bicubic interpolation at random; here it is always bilinear.
     return apply_draw(x, draw, view.fill, bilinear=True, kernels=kernels)
 
 
-def _stacked_rand(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Tensor:
-    """Jitter with probability 0.8, grayscale 0.2 and blur 0.5, then RandAugment on the rounded result."""
-    return _rand(ops.to_uint8(255 * _sim(x, view, rng, kernels)), view, rng, kernels)
+def _stacked_rand_policy(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Tensor:
+    """Apply SimAugment, round to uint8, and apply RandAugment."""
+    return _rand_policy(ops.to_uint8(255 * _sim_policy(x, view, rng, kernels)), view, rng, kernels)
 
 
-def _auto(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Tensor:
+def _auto_policy(x: Tensor, view: ViewConfig, rng: torch.Generator, kernels: bool) -> Tensor:
     return apply_draw(x, draw_autoaugment(len(x), x.shape[3], rng), view.fill, kernels=kernels)
 
 
 POLICIES: dict[str, Callable[[Tensor, ViewConfig, torch.Generator, bool], Tensor]] = {
-    "none": _plain,
-    "sim": _sim,
-    "rand": _rand,
-    "stacked-rand": _stacked_rand,
-    "auto": _auto,
+    "none": _none_policy,
+    "sim": _sim_policy,
+    "rand": _rand_policy,
+    "stacked-rand": _stacked_rand_policy,
+    "auto": _auto_policy,
 }
 
 
-def jitter(x: Tensor, amount: float, rng: torch.Generator, kernels: bool) -> Tensor:
-    """torchvision's ColorJitter(amount, amount, amount): uint8 to uint8."""
+def random_color_jitter(x: Tensor, amount: float, rng: torch.Generator, kernels: bool) -> Tensor:
+    """Apply torchvision's ColorJitter(amount, amount, amount) to uint8 images.
+
+    Args:
+        x: uint8 images.
+        amount: Maximum deviation of the factors from 1.
+        rng: The random generator.
+        kernels: Use the CUDA kernels if they support the images.
+    """
     factor_N3 = uniform((len(x), 3), 1 - amount, 1 + amount, rng)
     order_N3 = uniform((len(x), 3), 0, 1, rng).argsort(1)
     if kernels and views.supports(x):
@@ -232,11 +285,19 @@ def jitter(x: Tensor, amount: float, rng: torch.Generator, kernels: bool) -> Ten
 
 
 def random_cutout(x: Tensor, side: int, rng: torch.Generator) -> Tensor:
+    """Apply Cutout with a square of `side` pixels at a random position."""
     center_y, center_x = (randint((len(x),), length, rng) for length in x.shape[2:])
     return ops.cutout(x, center_y, center_x, side)
 
 
-def random_rotate(x: Tensor, most: float, rng: torch.Generator, kernels: bool) -> Tensor:
-    """By an angle of up to `most` degrees, what it uncovers black, as torchvision's RandomRotation."""
-    angle = uniform((len(x), 1), -most, most, rng)
-    return apply_draw(x, Draw(torch.full_like(angle, Op.ROTATE, dtype=torch.int64), angle), 0, kernels=kernels)
+def random_rotate(x: Tensor, max_degrees: float, rng: torch.Generator, kernels: bool) -> Tensor:
+    """Rotate uint8 images by random angles, as torchvision's RandomRotation. Uncovered pixels are black.
+
+    Args:
+        x: uint8 images.
+        max_degrees: Maximum angle.
+        rng: The random generator.
+        kernels: Use the CUDA kernels if they support the images.
+    """
+    angle = uniform((len(x), 1), -max_degrees, max_degrees, rng)
+    return apply_draw(x, OpDraw(torch.full_like(angle, Op.ROTATE, dtype=torch.int64), angle), 0, kernels=kernels)

@@ -1,4 +1,4 @@
-"""The views of a run, each from uint8 images to what a network takes: crop, policy, normalized."""
+"""Views: functions from uint8 images to the normalized input of a network (crop, policy, normalization)."""
 
 import functools
 
@@ -8,8 +8,8 @@ from torch import Tensor
 from longtail.config import ViewConfig, ViewsConfig
 from longtail.kernels import views
 from longtail.views import ops
-from longtail.views.crops import crop, resize
-from longtail.views.policies import POLICIES, jitter, random_cutout, random_rotate
+from longtail.views.crops import center_crop_resize, crop_view
+from longtail.views.policies import POLICIES, random_color_jitter, random_cutout, random_rotate
 
 
 def make_view(
@@ -23,22 +23,33 @@ def make_view(
     size_N2: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """One view of uint8 images N,3,H,W: crop, mirror, turn, jitter, policy, Cutout, normalize; N,3,size,size, float32 or `out`.
+    """Compute one random view of each image: crop, flip, rotation, color jitter, policy, Cutout, normalization, in this order.
 
-    `size_N2`: height and width of each, where they do not fill H and W. `kernels`: by our own where there are some for such
-    images, equal to the operations up to the rounding of sums.
+    Args:
+        x: uint8 images N,3,H,W.
+        view: The settings of the view.
+        size: Height and width of the result.
+        rng: The random generator.
+        mean_C11: Mean of each channel for the normalization.
+        std_C11: Standard deviation of each channel.
+        kernels: Use the CUDA kernels if they support the images. Their results differ only by rounding.
+        size_N2: Height and width of each image, if the images do not fill H and W.
+        out: Where to write the result, in its dtype and memory format. By default, a new float32 tensor is returned.
+
+    Returns:
+        The views, N,3,size,size.
     """
-    with torch.autocast(x.device.type, enabled=False):  # eight bits of mantissa would blur the resampling weights
-        x = crop(x, size_N2, view, size, rng, kernels)
+    with torch.autocast(x.device.type, enabled=False):  # bf16 is too coarse for the weights of resampling
+        x = crop_view(x, size_N2, view, size, rng, kernels)
         if view.rotate:
             x = random_rotate(x, view.rotate, rng, kernels)
         if view.jitter:
-            x = jitter(x, view.jitter, rng, kernels)
+            x = random_color_jitter(x, view.jitter, rng, kernels)
         x = POLICIES[view.policy](x, view, rng, kernels)
         if view.cutout:
             x = random_cutout(x, view.cutout, rng)
-        if kernels and out is not None and views.can_write_into(x, out):
-            return views.finish(x, mean_C11, std_C11, out)
+        if kernels and out is not None and views.can_normalize_into(x, out):
+            return views.normalize_into(x, mean_C11, std_C11, out)
         x = ops.normalize(ops.to_float(x), mean_C11, std_C11)
         return x if out is None else out.copy_(x)
 
@@ -53,17 +64,22 @@ STATISTICS = {
 
 
 @functools.cache
-def statistics(name: str, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each channel, (3, 1, 1) each; made once per device."""
+def normalization_tensors(name: str, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of each channel, (3, 1, 1) each; cached, to copy them to the device only once."""
     mean, std = torch.tensor(STATISTICS[name], device=device)[..., None, None]
     return mean, std
 
 
 class Views:
-    """The views of a run: `query` and `key` are drawn, `plain` is what the network sees at test time.
+    """The views of a run: random `query` and `key` views for training, and the deterministic `plain` view for evaluation.
 
-    Of images x, uint8 N,3,H,W, with the height and width of each where they do not fill H and W. `out`: where to put them, in
-    its type and layout; else they are float32.
+    All methods take uint8 images `x` (N,3,H,W) and, if the images do not fill H and W, the height and width of each
+    (`size_N2`). `rng` is the random generator. Results are float32, or are written to `out` in its dtype and memory format.
+
+    Args:
+        config: The settings of the views.
+        size: Height and width of the results.
+        kernels: Use the CUDA kernels if they support the images.
     """
 
     def __init__(self, config: ViewsConfig, size: int, kernels: bool = False) -> None:
@@ -72,23 +88,27 @@ class Views:
     def query(
         self, x: Tensor, rng: torch.Generator, size_N2: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
+        """Return random query views."""
         return self._make(x, size_N2, self.config.query, rng, out)
 
     def key(self, x: Tensor, rng: torch.Generator, size_N2: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """Return random key views."""
         return self._make(x, size_N2, self.config.key, rng, out)
 
     def plain(self, x: Tensor, size_N2: Tensor | None = None) -> Tensor:
-        return self.normalized(self.square(x, size_N2))
+        """Return the view for evaluation: a central crop, normalized."""
+        return self.normalize(self.crop_for_test(x, size_N2))
 
-    def square(self, x: Tensor, size_N2: Tensor | None = None) -> Tensor:
-        """The part that is tested on: uint8 N,3,size,size."""
-        return resize(x, self.size, size_N2, self.config.test_crop, self.kernels)
+    def crop_for_test(self, x: Tensor, size_N2: Tensor | None = None) -> Tensor:
+        """Return the part of each image that is used for evaluation, uint8 N,3,size,size, not normalized."""
+        return center_crop_resize(x, self.size, size_N2, self.config.test_crop, self.kernels)
 
-    def normalized(self, x: Tensor) -> Tensor:
-        return ops.normalize(ops.to_float(x), *statistics(self.config.normalize, x.device))
+    def normalize(self, x: Tensor) -> Tensor:
+        """Normalize uint8 images, or floats in [0, 1]."""
+        return ops.normalize(ops.to_float(x), *normalization_tensors(self.config.normalize, x.device))
 
     def _make(
         self, x: Tensor, size_N2: Tensor | None, view: ViewConfig, rng: torch.Generator, out: Tensor | None
     ) -> Tensor:
-        scale = statistics(self.config.normalize, x.device)
+        scale = normalization_tensors(self.config.normalize, x.device)
         return make_view(x, view, self.size, rng, *scale, self.kernels, size_N2, out)

@@ -1,30 +1,30 @@
-// The CIFAR ResNets in training: a 3x3 convolution with the batch norms on both sides of it in one launch, in bf16.
+// Training of CIFAR ResNets in bf16: one launch computes a 3x3 convolution and the batch norms before and after it.
 //
-// Activations lie pixel by pixel, (images, rows, columns, channels). What a convolution leaves in memory is its raw output y and
-// the two sums over pixels that batch norm needs; whoever reads y normalizes it on the way in:
+// Activations have the layout (images, rows, columns, channels). A convolution writes its raw output y and the two sums over pixels
+// that batch norm needs. Every kernel that reads y normalizes it while loading it:
 //
 //     bn(y) = scale · y + shift,   scale = gamma · rstd,   shift = beta - mean · scale.
 //
-// Backwards, g is the gradient of bn(y), and its sums are the gradients of beta and gamma: G1 = sum g and
-// G2 = sum g · (y - mean) · rstd. The gradient of y is then linear in g and y, with a constant per channel:
+// In the backward pass, g is the gradient of bn(y). Its sums are the gradients of beta and gamma: G1 = sum g and
+// G2 = sum g · (y - mean) · rstd. The gradient of y is then linear in g and y, plus a constant per channel:
 //
-//     dy = scale · (g - G1/P - (y - mean) · rstd · G2/P)        (P: pixels).
+//     dy = scale · (g - G1/P - (y - mean) · rstd · G2/P)        (P: number of pixels).
 //
-// The sums of all layers lie in one piece, (2, T).
+// The sums of all layers are one array of shape (2, T), where T is the number of channels of all layers.
 //
-// A block of threads works on some rows of one image. It brings them to shared memory once, with a border of one pixel, and
-// multiplies from there for each of the nine taps with the tensor cores' 16x8x16 products. The weights are there already.
+// A block of threads processes some rows of one image. It copies the packed weights and these rows, with a border of one pixel, to
+// shared memory once. Then it multiplies them for each of the nine taps with 16x8x16 products of the tensor cores.
 //
-// Every launch of the chain begins while the one before it ends (`take_turn`): what comes before that line may read only what was
-// written two launches ago or earlier.
+// A launch starts while the previous one finishes (`take_turn`). Code before that call may read only data that was written two
+// launches ago or earlier.
 
 using bf16 = unsigned short;  // as bits
-constexpr float EPS = 1e-5f, MOMENTUM = 0.1f;  // of batch norm, as torch has them
+constexpr float EPS = 1e-5f, MOMENTUM = 0.1f;  // of batch norm; the defaults of torch
 
-constexpr int ROWS = 8;  // of an image, that a block works on
-__device__ constexpr int warps_for(int channels) { return channels == 64 ? 8 : 4; }  // of a block, by the width of its result
+constexpr int ROWS = 8;  // image rows per block; ROWS_PER_BLOCK in resnet.py
+__device__ constexpr int warps_for(int channels) { return channels == 64 ? 8 : 4; }  // by the channels of the result
 
-#ifndef EMULATED  // the tests bring a processor of their own
+#ifndef EMULATED  // tests/emulator has its own versions of these functions
 
 __device__ unsigned pack(float low, float high) {
   unsigned pair;
@@ -32,7 +32,7 @@ __device__ unsigned pack(float low, float high) {
   return pair;
 }
 
-// The same of what is above zero; a NaN stays one.
+// Packs relu of both values; NaN stays NaN.
 __device__ unsigned pack_above_zero(float low, float high) {
   unsigned pair;
   asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -57,7 +57,7 @@ __device__ void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0,
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Waits until the launch before this one has ended, and lets the next one begin.
+// Waits until the previous launch has finished, and allows the next one to start.
 __device__ void take_turn() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -65,20 +65,20 @@ __device__ void take_turn() {
 #endif
 }
 
-// Shared memory, as much as the launch asks for.
+// Returns the dynamic shared memory of the launch.
 __device__ char* room() {
   extern __shared__ __align__(16) char bytes[];
   return bytes;
 }
 
-// Sixteen bytes, of which nobody needs to know before `await_copies`.
+// Starts to copy 16 bytes; `await_copies` waits for the copies of this thread.
 __device__ void copy(void* to_shared, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at(to_shared)), "l"(from) : "memory");
 }
 
 __device__ void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Not __ldg, which is for what nobody writes while the kernel runs: the launch before this one may still be at it.
+// Not __ldg: it requires that nothing writes the data while the kernel runs, but the previous launch may still be writing it.
 template <class T>
 __device__ T load(const void* p) { return *(const T*)p; }
 
@@ -96,14 +96,14 @@ __device__ void add_two(float* to, float a, float b) {
 __device__ float low(unsigned pair) { return __uint_as_float(pair << 16); }
 __device__ float high(unsigned pair) { return __uint_as_float(pair & 0xffff0000u); }
 
-// relu, but a NaN stays one: a run that diverges must be seen to.
+// relu that keeps NaN, so that a diverging run does not go on unnoticed.
 __device__ float above_zero(float x) { return x < 0.f ? 0.f : x; }
 
-// Batch norm, per channel
+// Batch norm of each channel
 
 struct Moments { float first, second; };
 
-// Sums over P pixels, as means.
+// Divides the sums of a channel by the number of pixels P.
 __device__ Moments moments(const float* sums, int c, int T, float P) {
   return {__fdividef(sums[c], P), __fdividef(sums[T + c], P)};
 }
@@ -115,7 +115,7 @@ __device__ Statistics statistics(const float* sums, int c, int T, float P) {
   return {m.first, rsqrtf(above_zero(m.second - m.first * m.first) + EPS)};
 }
 
-// A thread for each channel: every block has more of them than there are channels.
+// The following functions use one thread for each channel. Every block has at least as many threads as channels.
 
 template <int C>
 __device__ void scale_and_shift(float* scale, float* shift, const float* sums, const float* gamma, const float* beta, int T,
@@ -141,7 +141,7 @@ __device__ void backward_affine(float* of_g, float* of_y, float* constant, const
   }
 }
 
-// Running averages of a layer: mean and unbiased variance. `sums` are those of all layers.
+// Running statistics of a layer: mean and unbiased variance. `sums` has the sums of all layers.
 struct Average { float *mean, *variance; long long *count, first, channels, side; };
 
 __device__ void update(const Average& a, const float* sums, int images, int T) {
@@ -156,14 +156,14 @@ __device__ void update(const Average& a, const float* sums, int images, int T) {
   if (c == 0) ++*a.count;
 }
 
-// Tiles in shared memory: a pixel has 16 bytes to spare, so that eight neighbors lie in different banks
+// Tiles in shared memory. Each pixel is padded by 16 bytes, so that eight neighbors are in different banks
 
 __device__ constexpr int bytes_of(int C) { return 2 * C + 16; }
 __device__ constexpr int bordered(int n, int stride) { return (n - 1) * stride + 3; }
 
-// A tile on its way from memory: `fetch` asks for it and `store` puts it down, so that other work fits in between. It has R image
-// rows of WIDE pixels, more rows above and below, and a border of zeros on the sides, where the image ends (`clear_sides`). A thread
-// carries the same eight channels of several pixels.
+// Loads a tile: `fetch` reads it from global memory to registers and `store` writes it to shared memory, so that other work can be
+// done in between. A tile has R image rows of WIDE pixels, BEFORE rows above and AFTER rows below, and a border of zeros at the
+// sides (`clear_sides`). A thread loads the same eight channels of several pixels.
 
 template <int C, int N_THREADS, int WIDE, int R, int BEFORE, int AFTER>
 struct Carrier {
@@ -188,15 +188,15 @@ struct Carrier {
   }
 };
 
-// Eight neighbors in shared memory, at once.
+// Reads eight consecutive floats from shared memory.
 __device__ void read(float (&to)[8], const float* from) {
   uint4 bits[2] = {*(const uint4*)from, *(const uint4*)(from + 4)};
 #pragma unroll
   for (int k = 0; k < 8; k++) to[k] = __uint_as_float(((const unsigned*)bits)[k]);
 }
 
-// What a block of the network adds to its branch: pixel (r, c) of x, or for a STEP of two every second pixel and row, with channels
-// of zeros on both sides. Eight of the C channels, from `part` on; 0 for X_C means nothing is added.
+// The shortcut of a residual block: pixel (r, c) of x, or with STEP 2 every second pixel and row, padded on both sides with
+// channels of zeros. Returns eight of the C channels, starting at `part`. X_C 0 means that there is no shortcut.
 template <int C, int X_C, int SIDE>
 __device__ uint4 shortcut(const bf16* x, int image, int r, int c, int part) {
   if constexpr (X_C > 0) {
@@ -207,7 +207,7 @@ __device__ uint4 shortcut(const bf16* x, int image, int r, int c, int part) {
   return {0, 0, 0, 0};
 }
 
-// relu(bn(y) + more) of eight channels; scale and shift are theirs. Without a shortcut `more` is not looked at.
+// Returns relu(bn(y) + more) of eight channels, where scale and shift belong to these channels. Without ADDS, `more` is ignored.
 template <bool ADDS>
 __device__ uint4 joined(uint4 y, uint4 more, const float* scale, const float* shift) {
   unsigned *to = (unsigned*)&y, *add = (unsigned*)&more;
@@ -220,9 +220,9 @@ __device__ uint4 joined(uint4 y, uint4 more, const float* scale, const float* sh
   return y;
 }
 
-// The input of a convolution for the rows [row, row + R) of its output, with border. Its FORM: FINISHED; RAW, to be
-// normalized; or a JOINT of a raw branch and a shortcut of X_C channels, which is also written to `out`. Of three channels (the
-// images) it makes sixteen, the others zero.
+// The input of a convolution for the rows [row, row + R) of its output, with border. FORM says what is stored: FINISHED, the input
+// itself; RAW, to be normalized; JOINT, a raw branch to which a shortcut with X_C channels is added, and the sum is also written to
+// `out`. Three channels (images) are padded with zeros to sixteen.
 constexpr int FINISHED = 0, RAW = 1, JOINT = 2;
 
 template <int STORED, int SIDE, int R, int STRIDE, int FORM, int X_C, int N_THREADS>
@@ -231,7 +231,7 @@ struct Input : Carrier<STORED == 3 ? 16 : STORED, N_THREADS, SIDE * STRIDE, R * 
   static constexpr bool ADDS = FORM == JOINT && X_C > 0;
   using Base = Carrier<STORED == 3 ? 16 : STORED, N_THREADS, FULL, R * STRIDE, 1, STRIDE == 1>;
   uint4 carried[Base::EACH], more[ADDS ? Base::EACH : 1];
-  unsigned inside;  // a bit for each: zeros stay zeros
+  unsigned inside;  // a bit for each pixel that is inside the image; the others stay zero
 
   __device__ void fetch(const bf16* x, const bf16* short_x, int image, int row) {
     inside = 0;
@@ -261,7 +261,7 @@ struct Input : Carrier<STORED == 3 ? 16 : STORED, N_THREADS, SIDE * STRIDE, R * 
       if (FORM != FINISHED && inside >> e & 1) {
         int r = Base::line(e) - 1;
         carried[e] = joined<ADDS>(carried[e], more[ADDS ? e : 0], a, b);
-        if (FORM == JOINT && r >= 0 && r < R * STRIDE)  // those above and below are for other blocks to write
+        if (FORM == JOINT && r >= 0 && r < R * STRIDE)  // other blocks write the rows above and below
           *(uint4*)(out + ((image * FULL + row * STRIDE + r) * FULL + Base::column(e)) * STORED + Base::part()) = carried[e];
       }
       Base::put(tile, e, carried[e]);
@@ -269,8 +269,8 @@ struct Input : Carrier<STORED == 3 ? 16 : STORED, N_THREADS, SIDE * STRIDE, R * 
   }
 };
 
-// dy for the rows [row, row + R), with a border of BEFORE and AFTER pixels, and of its C channels the SOME that g and y
-// point to.
+// dy for the rows [row, row + R), with a border of BEFORE and AFTER pixels. Loads SOME of the C channels, those that g and y point
+// to.
 template <int C, int SOME, int SIDE, int R, int BEFORE, int AFTER, int N_THREADS>
 struct Gradient : Carrier<SOME, N_THREADS, SIDE, R, BEFORE, AFTER> {
   using Base = Carrier<SOME, N_THREADS, SIDE, R, BEFORE, AFTER>;
@@ -307,10 +307,11 @@ struct Gradient : Carrier<SOME, N_THREADS, SIDE, R, BEFORE, AFTER> {
   }
 };
 
-// The products of a tile with the weights. A warp's share are 16 of the N channels of the result, as two pieces of 8, and of its
-// pixels UP times 16: below each other, in images of 32 columns half a row each, in images of 8 columns two rows each. Of each piece
-// thread `lane` has in [0], [1] two channels of pixel lane / 4, in [2], [3] those of the pixel eight further. Which channels make up
-// a piece is ours to say: those of one thread are neighbors, so that it reads and writes them at once.
+// The product of a tile with the weights, and which part of it a warp computes: 16 of the N channels of the result, as two pieces
+// of 8, and UP groups of 16 pixels. The groups are below each other; a group is half a row of an image with 32 columns, or two rows
+// of an image with 8 columns. In each piece, thread `lane` has two channels of pixel lane / 4 in [0] and [1], and the same channels
+// of the pixel eight further in [2] and [3]. Channels are assigned to pieces such that those of one thread are neighbors and can be
+// read and written at once.
 
 template <int N, int SIDE>
 struct Share {
@@ -322,15 +323,16 @@ struct Share {
   static __device__ int channel(int piece) { return (threadIdx.x / 32 % ACROSS * 4 + threadIdx.x % 4) * 4 + 2 * piece; }
 };
 
-// A thread's channels of one pixel, two to a word.
+// The channels of a pixel that a thread has in one row of both pieces, two per word.
 struct alignas(8) Channels { unsigned pair[2]; };
 
-// Weights lie as (output channel, tap, input channel), float32. The products want them in bf16, in the order in which threads take
-// them: for each sixteen of the K channels going in, tap by tap, and each sixteen of the N channels coming out, two pairs of pairs
-// per thread. A job packs one layer in one direction; `back` goes from output to input channels, the taps reversed.
-struct Job { const float* from; uint2* to; long long K, N, stored, back; };  // K: 16 where 3 are stored
+// Weights are stored as float32 (output channel, tap, input channel). The products need them in bf16 in the order in which threads
+// load them: for each tap, each sixteen of the K input channels and each sixteen of the N output channels, two pairs of pairs per
+// thread. A job packs one layer for one direction. `back` is the backward direction, from output to input channels with the taps
+// reversed.
+struct Job { const float* from; uint2* to; long long K, N, stored, back; };  // K is 16 if 3 channels are stored
 
-// Being the first launch of all, it also clears what later ones add to.
+// This is the first launch, so it also clears the buffers to which later launches add.
 extern "C" __global__ void __launch_bounds__(256) pack_weights(const Job* jobs, float* cleared, int n_cleared) {
   for (int i = (blockIdx.y * gridDim.x + blockIdx.x) * 256 + threadIdx.x; i < n_cleared; i += gridDim.y * gridDim.x * 256)
     cleared[i] = 0.f;
@@ -346,7 +348,7 @@ extern "C" __global__ void __launch_bounds__(256) pack_weights(const Job* jobs, 
   job.to[i] = make_uint2(pack(weight(k), weight(k + 1)), pack(weight(k + 8), weight(k + 9)));
 }
 
-// All of them, to shared memory.
+// Starts to copy all packed weights of a layer to shared memory.
 template <int K, int N, int N_THREADS>
 __device__ const uint4* bring_weights(const uint4* w) {
   uint4* here = (uint4*)room();
@@ -359,15 +361,15 @@ __device__ void multiply_add(float (&total)[2][4], const unsigned (&a)[4], uint4
   multiply_add(total[1], a, b.z, b.w);
 }
 
-// For each tap the pixels come from another place of the tile. The way back through a stride of two gives each pixel of dy
-// SPREAD² = 4 pixels of the result, and each tap belongs to one of them: total[2·p + q] is at (2·row + p, 2·column + q). The tile
-// then has a border behind only.
+// Adds the products of all taps; each tap reads the pixels at another offset in the tile. In the backward pass through a stride of
+// two, each pixel of dy contributes to SPREAD² = 4 pixels of the result, and each tap to one of them: total[2·p + q] belongs to
+// (2·row + p, 2·column + q). In this case the tile has a border only after the last row and column.
 template <int K, int N, int SIDE, int STRIDE, int SPREAD>
 __device__ void multiply(float (&total)[SPREAD * SPREAD][Share<N, SIDE>::UP][2][4], const char* tile, const uint4* weights) {
   using S = Share<N, SIDE>;
   constexpr int W = SPREAD == 1 ? bordered(SIDE, STRIDE) : SIDE + 1, AT_ONCE = SPREAD == 1 ? 1 : 3, STEPS = K / 16;
   int lane = threadIdx.x % 32;
-  unsigned start[S::UP];  // where this thread's row of eight numbers begins
+  unsigned start[S::UP];  // address of this thread's row of eight numbers
 #pragma unroll
   for (int up = 0; up < S::UP; up++) {
     int pixel = S::first_pixel(up) + lane % 16;
@@ -392,8 +394,8 @@ __device__ void multiply(float (&total)[SPREAD * SPREAD][Share<N, SIDE>::UP][2][
     }
 }
 
-// The same without a stride, where what one row of taps takes from the tile, the next one takes for the pixels above: it is brought
-// once for all three.
+// The same for stride one. A row of the tile is loaded once for all three rows of taps, because each of them uses it for another
+// row of the result.
 template <int K, int N, int SIDE>
 __device__ void multiply_rows(float (&total)[1][Share<N, SIDE>::UP][2][4], const char* tile, const uint4* weights) {
   using S = Share<N, SIDE>;
@@ -405,7 +407,7 @@ __device__ void multiply_rows(float (&total)[1][Share<N, SIDE>::UP][2][4], const
   for (int column = 0; column < 3; column++)
 #pragma unroll
     for (int step = 0; step < STEPS; step++) {
-      uint4 b[3];  // of the three rows of taps
+      uint4 b[3];  // for the three rows of taps
 #pragma unroll
       for (int row = 0; row < 3; row++) b[row] = mine[((row * 3 + column) * STEPS + step) * (N / 16) * 32];
       unsigned a[4], before[4];
@@ -416,7 +418,7 @@ __device__ void multiply_rows(float (&total)[1][Share<N, SIDE>::UP][2][4], const
 #pragma unroll
           for (int row = 0; row < 3; row++)
             if (i >= row && i - row < S::UP) multiply_add(total[0][i - row], a, b[row]);
-        } else {  // two image rows: the middle taps take the second row of these and the first of the next
+        } else {  // two image rows: the middle taps use the second of them and the first of the next two
           if (i > 0) {
             unsigned middle[4] = {before[1], a[0], before[3], a[2]};
             multiply_add(total[0][i - 1], middle, b[1]);
@@ -430,8 +432,8 @@ __device__ void multiply_rows(float (&total)[1][Share<N, SIDE>::UP][2][4], const
     }
 }
 
-// Sums over pixels, of a block's warps to the totals in memory: each of GROUPS warps has left its own in `part`, 2N of them. Atomic
-// additions to shared memory would do the same, but they are loops that try until they succeed.
+// Adds the sums over pixels of a block's warps to the totals in global memory. Each of GROUPS warps has written its 2N sums to
+// `part`. Atomic additions in shared memory would be slower, because they are compare-and-swap loops.
 template <int N, int GROUPS>
 __device__ void add_parts(const float (*part)[2 * N], float* sums, int T) {
   __syncthreads();
@@ -443,7 +445,7 @@ __device__ void add_parts(const float (*part)[2 * N], float* sums, int T) {
   }
 }
 
-// Adds the column sums of two values per result (first, second), from registers to the totals in memory.
+// Adds the sums over pixels of two values per result (first, second) from registers to the totals in global memory.
 template <int N, int SIDE>
 __device__ void add_sums(float (&first)[2][2], float (&second)[2][2], float* sums, int T) {
   using S = Share<N, SIDE>;
@@ -463,7 +465,7 @@ __device__ void add_sums(float (&first)[2][2], float (&second)[2][2], float* sum
   add_parts<N, S::GROUPS>(part, sums, T);
 }
 
-// y = x * w and its sums; FORM, short_x and out as in `Input`. SIDE is that of y's images.
+// Convolution: y = x * w, and the sums of y. FORM, short_x and out are as in `Input`. SIDE is the height and width of y.
 template <int IN, int OUT, int SIDE, int STRIDE, int FORM, int X_C>
 __global__ void __launch_bounds__(32 * warps_for(OUT))
     convolve(const bf16* x, const uint4* w, bf16* y, float* sums, const float* x_sums, const float* x_gamma, const float* x_beta,
@@ -505,10 +507,10 @@ __global__ void __launch_bounds__(32 * warps_for(OUT))
   add_sums<OUT, SIDE>(first, second, sums, T);
 }
 
-// The gradient of a convolution's input, through that input's relu, to x_g of the batch norm before it, and its sums.
-// (g, y, sums, grads, gamma) belong to the convolution's own batch norm, x_… to the one before it. At the START of a block of the
-// network the input is x_out, the sum of a branch and a shortcut, and the gradient `skip` of this block's shortcut is added.
-// SIDE is that of y's images; x's are STRIDE times as wide.
+// The gradient of a convolution's input, multiplied by the derivative of that input's relu: x_g, the gradient of the result of the
+// previous batch norm, and its sums. (g, y, sums, grads, gamma) belong to the batch norm after the convolution, x_… to the one
+// before it. At the START of a residual block, the input is x_out, the sum of a branch and a shortcut, and `skip`, the gradient of
+// this block's shortcut, is added. SIDE is the height and width of y; x is STRIDE times as large.
 template <int IN, int OUT, int SIDE, int STRIDE, bool START>
 __global__ void __launch_bounds__(32 * warps_for(IN))
     input_grad(const bf16* g, const bf16* y, const float* sums, const float* grads, const float* gamma, const uint4* w,
@@ -536,12 +538,12 @@ __global__ void __launch_bounds__(32 * warps_for(IN))
   __syncthreads();
   gradient.store(tile, of_g, of_y, constant);
   __syncthreads();
-  auto here = [&](int which, int q) {  // where x's pixel begins that belongs to pixel q of the tile
+  auto here = [&](int which, int q) {  // offset of the pixel of x that belongs to pixel q of the tile
     int r = (row + q / SIDE) * STRIDE + which / STRIDE, c = q % SIDE * STRIDE + which % STRIDE;
     return ((image * FULL + r) * FULL + c) * IN + S::channel(0);
   };
   using Some = Channels;
-  Some raw[EACH][S::UP][2], out[EACH][S::UP][2], more[S::UP][2];  // asked for before they are needed
+  Some raw[EACH][S::UP][2], out[EACH][S::UP][2], more[S::UP][2];  // loaded before they are needed
 #pragma unroll
   for (int up = 0; up < S::UP; up++)
 #pragma unroll
@@ -587,13 +589,13 @@ __global__ void __launch_bounds__(32 * warps_for(IN))
   add_sums<IN, SIDE>(first, second, x_grads, T);
 }
 
-// How `weight_grad` shares out its work. In general a warp has one tap. Of 16 channels it has room for more: a column of three taps,
-// and of the tile a band of rows, so that what it has brought of x serves three rows of dy.
+// How `weight_grad` divides its work. In general a warp computes one tap. With 16 channels it has enough registers for a column of
+// three taps, and it processes a band of the tile's rows, so that each row of x is loaded once for three rows of dy.
 __device__ constexpr bool by_column(int K, int stride) { return K == 16 && stride == 1; }
 constexpr int BANDS = 4;
 __device__ constexpr int weight_warps(int K, int stride) { return by_column(K, stride) ? 3 * BANDS : 9; }
 
-// x^T · dy for a tap: into total[SOME / 16 of dy's channels][K / 8 of x's channels].
+// Adds x^T · dy for one tap to total[SOME / 16 of the channels of dy][K / 8 of the channels of x].
 template <int K, int SOME, int SIDE, int STRIDE, int PIXELS>
 __device__ void add_tap(float (&total)[SOME / 16][K / 8][4], const char* tile, const char* dy) {
   constexpr int W = bordered(SIDE, STRIDE);
@@ -618,7 +620,7 @@ __device__ void add_tap(float (&total)[SOME / 16][K / 8][4], const char* tile, c
   }
 }
 
-// The same of 16 channels for a column of taps and a band of the tile's R rows: into total[row of the taps].
+// The same with 16 channels, for a column of taps and a band of the tile's R rows: adds to total[row of the taps].
 template <int SIDE, int R>
 __device__ void add_column(float (&total)[3][2][4], const char* tile, const char* dy) {
   constexpr int HIGH = R / BANDS, W = SIDE + 2;
@@ -641,13 +643,13 @@ __device__ void add_column(float (&total)[3][2][4], const char* tile, const char
   }
 }
 
-// Adds to dw the gradient of the weights, the block's tiles in turn, and of the output channels at most 32 (blockIdx.y says which),
-// so that registers suffice. x as in `convolve` (no JOINT), g and y as above.
+// Adds the gradient of the weights to dw. A block processes several tiles and at most 32 output channels (selected by blockIdx.y),
+// limited by the number of registers. x is as in `convolve` (not JOINT), g and y as in `input_grad`.
 template <int IN, int OUT, int SIDE, int STRIDE, int FORM>
 __global__ void __launch_bounds__(32 * weight_warps(IN == 3 ? 16 : IN, STRIDE))
     weight_grad(const bf16* g, const bf16* y, const float* sums, const float* grads, const float* gamma, const bf16* x,
                 const float* x_sums, const float* x_gamma, const float* x_beta, float* dw, int P, int x_P, int T) {
-  // large tiles, as each means waiting for memory; those of a stride are large already
+  // Large tiles, because every tile waits for memory once. With a stride of two the tiles of x are already large.
   constexpr int R = SIDE == 16 && STRIDE == 1 ? 16 : ROWS, PIXELS = R * SIDE, TILES = SIDE / R;
   constexpr int K = IN == 3 ? 16 : IN, SOME = OUT < 32 ? OUT : 32, THREADS = 32 * weight_warps(K, STRIDE);
   constexpr bool COLUMNS = by_column(K, STRIDE);
@@ -659,7 +661,7 @@ __global__ void __launch_bounds__(32 * weight_warps(IN == 3 ? 16 : IN, STRIDE))
   __shared__ __align__(16) float scale[K], shift[K], of_g[OUT], of_y[OUT], constant[OUT];
   input.clear_sides(tile);
   float total[COLUMNS ? 3 : SOME / 16][K / 8][4] = {};
-  for (int t = -1, next = blockIdx.x;; t = next, next += gridDim.x) {  // tile t is here, the next one on its way
+  for (int t = -1, next = blockIdx.x;; t = next, next += gridDim.x) {  // tile t is in shared memory, the next one is being loaded
     if (next < P / PIXELS) {
       input.fetch(x, nullptr, next / TILES, next % TILES * R);
       gradient.fetch(g + from, y + from, next / TILES, next % TILES * R);
@@ -680,7 +682,7 @@ __global__ void __launch_bounds__(32 * weight_warps(IN == 3 ? 16 : IN, STRIDE))
     __syncthreads();
   }
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  if constexpr (COLUMNS) {  // one band after the other to shared memory, and from there in one piece
+  if constexpr (COLUMNS) {  // add the bands in shared memory, then to global memory
     __shared__ float gathered[16 * 9 * IN];
     for (int band = 0; band < BANDS; band++) {
       if (warp / 3 == band)
@@ -709,8 +711,9 @@ __global__ void __launch_bounds__(32 * weight_warps(IN == 3 ? 16 : IN, STRIDE))
   }
 }
 
-// The end: out = relu(bn(y) + shortcut of x), and its mean over each image's pixels. A block for an image, a thread for eight
-// channels. All sums are known here, so that it also updates the averages of all layers; y's is the last one.
+// The end of the network: out = relu(bn(y) + shortcut of x), and its mean over the pixels of each image. One block per image, one
+// thread per eight channels. Since the sums of all layers are complete, it also updates all running statistics; y is the last
+// layer.
 template <int C, int X_C, int SIDE>
 __global__ void __launch_bounds__(256) pool(const bf16* y, const float* sums, const float* gamma, const float* beta,
                                             const bf16* x, bf16* out, float* means, const Average* layers, int n_layers,
@@ -746,8 +749,8 @@ __global__ void __launch_bounds__(256) pool(const bf16* y, const float* sums, co
   }
 }
 
-// From the gradient of the mean over an image's pixels (float), or of its pixels (MAP; bf16), to g of the last batch norm, and
-// its sums. A block for an image, a thread for two channels.
+// The start of the backward pass: g of the last batch norm and its sums, given the gradient of the features (float; the mean over
+// pixels) or of the last feature map (MAP; bf16). One block per image, one thread per two channels.
 template <int C, int SIDE, bool MAP>
 __global__ void __launch_bounds__(256) last_grad(const void* grad, const bf16* out, const bf16* y, const float* sums, bf16* g,
                                                  float* grads, int P, int T) {
