@@ -17,9 +17,8 @@ import pytest
 from PIL import Image
 
 import longtail
-from longtail import recipes
+from longtail import config, recipes
 from longtail.cli import VERBS, main, reference
-from longtail.config import methods as config_methods
 from longtail.metrics import mean_std, paired_difference
 from longtail.reporting.table import table
 from tests.data.test_sources import cifar_entry, write
@@ -53,7 +52,7 @@ def test_python_runs(page, whole, tmp_path, monkeypatch, request):
     if not whole:
         request.getfixturevalue("simple_maps")
         monkeypatch.setattr(recipes, "digits_lt", lambda **given: recipes.with_epochs(digits_lt(**given), 1))
-    for known in (recipes.METHODS, config_methods.METHODS):  # docs/methods.md adds one, which is gone after the test
+    for known in (recipes.METHODS, config.METHODS):  # docs/methods.md adds one, which is gone after the test
         monkeypatch.setitem(known, "cdt", None)
     names: dict = {"__name__": "page"}
     for block in PYTHON[page]:

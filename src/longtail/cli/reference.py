@@ -12,8 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from longtail.cli import VERBS
 from longtail.cli.verbs import DATA_VERBS
-from longtail.config import Config, ViewConfig
-from longtail.config.methods import METHODS
+from longtail.config import METHODS, Config, ViewConfig
 from longtail.config.section import Section
 
 PARTS = {"data": {name: kind for name, (kind, _) in DATA_VERBS.items()}}  # verbs that have verbs of their own
