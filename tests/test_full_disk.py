@@ -25,9 +25,7 @@ ONE_MESSAGE = "no space left to write {}: free some, or name another place"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("made")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("longtail.engine.evaluate.latency", lambda *_: 1.0)
-        return finished_run(place / "run/seed0", folder_config(photographs(place / "data"), "ce"))
+    return finished_run(place / "run/seed0", folder_config(photographs(place / "data"), "ce"))
 
 
 def full(path: Path) -> Path:
@@ -145,7 +143,6 @@ def test_a_run_that_is_measured_again(run, monkeypatch, capsys):
     def save(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("longtail.engine.evaluate.latency", lambda *_: 1.0)
     monkeypatch.setattr(np, "savez_compressed", save)
     assert main(["eval", str(run), "--device", "cpu"]) == 1
     assert (

@@ -530,6 +530,20 @@ def test_a_stop_says_how_to_go_on(tmp_path, monkeypatch, capsys):
 # Damage
 
 
+def test_a_run_without_what_a_folder_may_lack_is_recorded(place, no_training):
+    """The shape of environment.json and metrics.json lets these be absent."""
+    (place / "results/dig_its.json").unlink()
+    for path in place.glob("runs/*/seed*/environment.json"):
+        tree = json.loads(path.read_text())
+        for key in ("parameters", "commit", "device", "versions"):
+            del tree[key]
+        del tree["data"]["images"], tree["data"]["notes"]
+        path.write_text(json.dumps(tree))
+    tree = again(place, methods=["paco"], imbalance=[40], epochs=1)
+    assert len(tree["runs"]) == 2 and all(run["data"]["images"] == sum(run["counts"]) for run in tree["runs"])
+    assert again(place, methods=["paco"], imbalance=[40], epochs=1)["runs"] == tree["runs"]
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -546,6 +560,13 @@ def test_a_stop_says_how_to_go_on(tmp_path, monkeypatch, capsys):
         lambda tree: tree | {"runs": [{**tree["runs"][0], "data": {}}]},
         lambda tree: tree | {"runs": [{**tree["runs"][0], "resumed": [{}]}]},
         lambda tree: tree | {"runs": [{**tree["runs"][0], "imbalance": 39}]},
+        lambda tree: tree | {"runs": [{**tree["runs"][0], "seed": -1}]},
+        lambda tree: tree | {"runs": [{**tree["runs"][0], "seed": True}]},
+        lambda tree: tree | {"runs": [{**tree["runs"][0], "epochs": 0}]},
+        lambda tree: tree | {"runs": [{**tree["runs"][0], "per_class": [1e300]}]},
+        lambda tree: tree | {"runs": [{**tree["runs"][0], "counts": [-1] * 10}]},
+        lambda tree: tree | {"runs": [{**tree["runs"][0], "data": tree["runs"][0]["data"] | {"images": 0}}]},
+        lambda tree: tree | {"runs": [{**tree["runs"][0], "data": tree["runs"][0]["data"] | {"images": 10**400}}]},
     ],
 )
 def test_a_damaged_file_is_one_line_and_stays(damage, place, calls, capsys):

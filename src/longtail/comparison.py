@@ -41,6 +41,7 @@ def compare(
     again. Writes OUT/table.md, OUT/table.json, OUT/comparison.png and OUT/report.html. A method that fails is named, and the
     others go on.
     """
+    files.check_working_directory((Path(out or "runs"),))
     names, budget = select_methods(methods), budget or usual_budget(data, imbalance)
     configs = {name: configure(budget(name), seeds, epochs, change) for name in names}
     where = Path(out) if out else default_out(data, next(iter(configs.values())))

@@ -15,7 +15,7 @@ import secrets
 import shutil
 import stat
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
@@ -24,13 +24,17 @@ try:
 except ImportError:  # Windows has no flock
     fcntl = None  # type: ignore[assignment]
 
-from longtail.errors import Kind, disk_full_as_user_error
+from longtail.errors import Kind, UserError, disk_full_as_user_error
 
 if TYPE_CHECKING:
     import numpy as np
 
 TEXT_LIMIT = 64 * 2**20
 """Largest text or JSON file in bytes; metrics.json of a million classes has about 50 MB."""
+SMALL_LIMIT = 2**20
+"""Largest JSON file in bytes whose content does not grow with the number of classes, such as config.json."""
+MOST_VALUES = 2**22
+"""Values in a JSON file; metrics.json of a million classes has three million. Each takes up to about a hundred bytes."""
 ARRAYS_LIMIT = 2**31
 """Largest size in bytes of the arrays of an .npz file, after decompression."""
 TEMPORARY_PREFIX = ".longtail-"
@@ -164,6 +168,17 @@ def read_text(
     return read_bytes(path, limit, folder).decode(encoding, errors)
 
 
+def parse_json(text: str | bytes, most: int = MOST_VALUES) -> Any:
+    """Return the value of a JSON text; ValueError if it is no JSON, or may have more than `most` values.
+
+    Values are counted before they are made: an empty list takes three characters, and about sixty bytes of memory.
+    """
+    signs = (b",", b"[", b"{") if isinstance(text, bytes) else (",", "[", "{")
+    if sum(map(text.count, signs)) > most:  # type: ignore[arg-type]
+        raise ValueError(f"it may have more than {most:,} values")
+    return json.loads(text)
+
+
 def read_arrays(path: Path | str, folder: Path | None = None, limit: int = ARRAYS_LIMIT) -> "dict[str, np.ndarray]":
     """Return the arrays of an .npz file.
 
@@ -224,6 +239,17 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> "np.ndarra
         if len(content) != wanted or file.read(1):
             raise ValueError(f"{member.filename} has another length than its header says")
     return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C").copy()
+
+
+def check_working_directory(paths: Iterable[Path | None]) -> None:
+    """Raise UserError if one of the paths is relative and the working directory has been deleted."""
+    if all(path is None or path.is_absolute() for path in paths):
+        return
+    try:
+        os.getcwd()
+    except OSError as error:
+        fix = "change to another one, or give full paths"
+        raise UserError(f"the working directory no longer exists: {fix}", kind="missing-file") from error
 
 
 def walk(

@@ -6,7 +6,6 @@ checkpoint/state.pt               all state, for --resume
 model.safetensors  predictions.npz  features.npz  examples/  calibration.json  and last metrics.json: the run has finished
 """
 
-import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -115,7 +114,7 @@ def split_finished(paths: Iterable[Path | str] | Path | str) -> tuple[list[Path]
     done: list[Path] = []
     others: list[Path] = []
     for folder in find(paths):
-        (done if (folder / METRICS).exists() else others).append(folder)
+        (done if os.path.lexists(folder / METRICS) else others).append(folder)
     return done, others
 
 
@@ -182,8 +181,8 @@ def finished(paths: Iterable[Path | str] | Path | str) -> list[FinishedRun]:
 
 def load_config(path: Path) -> Config:
     """Of a run folder, or of the file itself."""
-    file = path if path.is_file() else path / CONFIG
-    tree = read_json(file)
+    file = path if os.path.isfile(path) else path / CONFIG
+    tree = read_json(file, limit=files.SMALL_LIMIT)
     try:
         return from_dict(Config, tree)
     except UserError as error:
@@ -206,13 +205,13 @@ def stored_config(path: Path) -> Config:
     return replace(config, train=replace(config.train, processes=1))
 
 
-def read_json(path: Path, folder: Path | None = None) -> Any:
+def read_json(path: Path, folder: Path | None = None, limit: int = files.TEXT_LIMIT) -> Any:
     """Return the content of a JSON file that belongs to `folder` (its own directory if not given); a UserError if it has none.
 
-    The file must be a regular file of a bounded size, and no symbolic link that leaves the folder.
+    The file must be a regular file of at most `limit` bytes, and no symbolic link that leaves the folder.
     """
     try:
-        return json.loads(files.read_text(path, folder=folder or path.parent))
+        return files.parse_json(files.read_text(path, limit=limit, folder=folder or path.parent))
     except OSError as error:
         raise UserError(
             f"cannot read {path} ({error_text(error)}): {ASK}", kind=files.read_error_kind(error)

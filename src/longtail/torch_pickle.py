@@ -6,10 +6,13 @@ storages. This module interprets the pickle without building anything, and admit
 plain values.
 """
 
+import os
 import pickletools
 import re
+import struct
 import sys
 import zipfile
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -32,6 +35,12 @@ GLOBALS = {
     *(f"torch {name}Storage" for name in ITEM_SIZES),
 }
 STORAGE = re.compile(r"torch (\w+)Storage")
+END = struct.Struct("<4s4H2LH")
+"""The end of a ZIP archive: signature, disks, entries, size and offset of the directory, length of a comment."""
+END_64 = struct.Struct("<4sQ2H2L4Q")
+LOCATOR_64 = struct.Struct("<4sLQL")
+LARGEST = (2**16 - 1, 2**32 - 1, 2**32 - 1)
+"""Entries, size and offset in END if the values are in END_64."""
 
 
 class Global(NamedTuple):
@@ -41,7 +50,15 @@ class Global(NamedTuple):
 
 
 class Opaque(NamedTuple):
-    """A value that is not followed: a dictionary, a list, a tensor."""
+    """A value that is not followed: a list, a tensor."""
+
+
+@dataclass(eq=False)
+class Table:
+    """A dictionary, of which the keys are known."""
+
+    ordered: bool = False
+    keys: set[str | int] = field(default_factory=set)
 
 
 class Mark(NamedTuple):
@@ -59,16 +76,21 @@ def check_checkpoint(path: Path, file: BinaryIO, limit: int) -> None:
     file.seek(0)
     if file.read(4) != b"PK\x03\x04":
         raise ValueError("it is no archive of torch.save: save it again with a current version of torch")
+    check_directory(file)
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         files.check_archive(path, members, limit, compressed=False)
         sizes = {member.filename: member.file_size for member in members}
-        if len(sizes) != len(members):
+        if len({name.lower() for name in sizes}) != len(members):  # torch does not distinguish upper and lower case
             raise ValueError("it has two members of one name")
         pickles = [name for name in sizes if name == "data.pkl" or name.endswith("/data.pkl")]
         if len(pickles) != 1 or sizes[pickles[0]] > STRUCTURE_LIMIT:
             raise ValueError("its structure is missing or too large")
         prefix = pickles[0].removesuffix("data.pkl")
+        if any(
+            name.split("/")[0] != prefix.removesuffix("/") for name in sizes
+        ):  # torch looks in the folder of the first one
+            raise ValueError("its members are in several folders")
         check_pickle(archive.read(pickles[0]), {name.removeprefix(prefix): size for name, size in sizes.items()})
         order = archive.read(f"{prefix}byteorder") if f"{prefix}byteorder" in sizes else b"little"
         if sizes.get(f"{prefix}byteorder", 0) > 16 or order.decode("latin1") != sys.byteorder:
@@ -76,6 +98,34 @@ def check_checkpoint(path: Path, file: BinaryIO, limit: int) -> None:
         if bad := archive.testzip():
             raise ValueError(f"{bad} is damaged")
     file.seek(0)
+
+
+def check_directory(file: BinaryIO) -> None:
+    """Raise ValueError unless the directory of a ZIP archive is where all of its offsets say, at the end of the file.
+
+    `zipfile` and torch find the directory in different ways: torch could otherwise read other members than those checked here.
+    """
+    size = file.seek(0, os.SEEK_END)
+    start = size - END.size
+    end = END.unpack(_read_at(file, start, END.size))
+    entries, length, offset = end[4:7]
+    if start >= END_64.size + LOCATOR_64.size:
+        signature, _, place, _ = LOCATOR_64.unpack(_read_at(file, start - LOCATOR_64.size, LOCATOR_64.size))
+        if signature == b"PK\6\7":
+            start -= END_64.size + LOCATOR_64.size
+            signature, *_, entries, length, offset = END_64.unpack(_read_at(file, start, END_64.size))
+            same = all(x in (y, most) for x, y, most in zip(end[4:7], (entries, length, offset), LARGEST, strict=True))
+            if signature != b"PK\6\6" or place != start or not same:
+                raise ValueError("the directory of its archive is damaged")
+    if end[0] != b"PK\5\6" or end[7] or offset + length != start:
+        raise ValueError("the directory of its archive is damaged")
+
+
+def _read_at(file: BinaryIO, offset: int, size: int) -> bytes:
+    if offset < 0:
+        raise ValueError("it is too short for an archive")
+    file.seek(offset)
+    return file.read(size)
 
 
 def check_pickle(content: bytes, sizes: dict[str, int]) -> None:
@@ -98,7 +148,9 @@ def step(name: str, argument: Any, stack: list[Any], memo: dict[int, Any], sizes
                 stack.append(argument)
             case "NONE" | "NEWTRUE" | "NEWFALSE":
                 stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[name])
-            case "EMPTY_DICT" | "EMPTY_LIST":
+            case "EMPTY_DICT":
+                stack.append(Table())
+            case "EMPTY_LIST":
                 stack.append(Opaque())
             case "EMPTY_TUPLE":
                 stack.append(())
@@ -123,23 +175,29 @@ def step(name: str, argument: Any, stack: list[Any], memo: dict[int, Any], sizes
                 arguments, function = stack.pop(), stack.pop()
                 if not isinstance(function, Global) or not isinstance(arguments, tuple):
                     raise ValueError("it calls something that is no function")
-                if function.name == "collections OrderedDict" and arguments:
+                is_table = function.name == "collections OrderedDict"
+                if is_table and arguments:
                     raise ValueError("it fills a dictionary in an unusual way")
-                stack.append(Opaque())
+                stack.append(Table(ordered=True) if is_table else Opaque())
             case "BINPERSID":
                 check_storage(stack.pop(), sizes)
                 stack.append(Opaque())
             case "SETITEM":
-                check_keys([stack[-2]])
+                add_keys(stack[-3], [stack[-2]])
                 del stack[-2:]
             case "SETITEMS":
-                check_keys(pop_to_mark(stack)[::2])
+                keys = pop_to_mark(stack)[::2]
+                add_keys(stack[-1], keys)
             case "APPEND":
                 stack.pop()
             case "APPENDS":
                 pop_to_mark(stack)
-            case "BUILD":  # the attributes of an OrderedDict, which torch drops
-                stack.pop()
+            case "BUILD":  # the attributes of an OrderedDict: a method would be replaced by one of its name
+                attributes, target = stack.pop(), stack[-1]
+                if not (isinstance(target, Table) and target.ordered and isinstance(attributes, Table)):
+                    raise ValueError("it sets attributes of what is no dictionary")
+                if attributes.keys - {"_metadata"}:
+                    raise ValueError("it sets attributes that torch does not write")
             case _:
                 raise ValueError(f"its structure has the instruction {name}, which torch.save does not write")
     except (IndexError, KeyError, TypeError) as error:
@@ -169,10 +227,13 @@ def pop_to_mark(stack: list[Any]) -> list[Any]:
     return items
 
 
-def check_keys(keys: list[Any]) -> None:
-    """Raise ValueError unless all keys of a dictionary are text or numbers."""
+def add_keys(table: Any, keys: list[Any]) -> None:
+    """Remember new keys of a dictionary; ValueError unless all of them are text or numbers."""
+    if not isinstance(table, Table):
+        raise ValueError("it sets items of what is no dictionary")
     if not all(type(key) in (str, int) for key in keys):
         raise ValueError("it has a dictionary whose keys are neither text nor numbers")
+    table.keys.update(keys)
 
 
 def check_storage(identity: Any, sizes: dict[str, int]) -> None:

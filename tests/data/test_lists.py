@@ -10,13 +10,14 @@ from PIL import Image
 
 from longtail import recipes
 from longtail.config import DataConfig
-from longtail.data import load
+from longtail.data import lists, load
 from longtail.data.folder import file_pool
 from longtail.data.lazy_images import split_files
-from longtail.data.lists import READERS
+from longtail.data.lists import READERS, read_list
 from longtail.data.long_tail import validation_split
-from longtail.errors import Kind
+from longtail.errors import Kind, UserError
 from tests.expected_text import check_text
+from tests.odd.harness import within
 from tests.raises import raises
 
 FILES = {"train/cat": 6, "train/dog": 3, "val/cat": 2, "val/dog": 1}
@@ -364,3 +365,37 @@ def test_a_path_says_what_kind_of_source_it_is(images):
     assert set(recipes.LISTS) == set(READERS)
     with raises("missing-file", "train/cat/0.png"):
         recipes.make(images / "train/cat/0.png")
+
+
+# Lists from other people
+
+
+def test_a_csv_of_very_many_columns_and_rows(tmp_path):
+    """The time grows with the size of the file, not with columns times rows."""
+    names = ",".join(f"column {i}" for i in range(40_000))
+    (tmp_path / "a.csv").write_text(f"path,label,{names}\n" + "a.png,0\n" * 40_000)
+    with within(10):
+        assert len(read_list(tmp_path / "a.csv").lines) == 40_000
+
+
+def test_columns_of_a_csv_in_any_order_and_rows_that_are_short(tmp_path):
+    (tmp_path / "a.csv").write_text("label,more,path\n\n1,,a.png\n2,x, b.png \n")
+    assert [line[1:] for line in read_list(tmp_path / "a.csv").lines] == [("a.png", "1"), ("b.png", "2")]
+    for row in ("3", "3,x", "3,x,,y", ",,a.png"):
+        (tmp_path / "a.csv").write_text(f"label,more,path\n{row}\n")
+        with pytest.raises(UserError):
+            read_list(tmp_path / "a.csv")
+
+
+def test_lists_of_too_many_lines_or_values_are_refused_before_they_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(lists, "MOST_LINES", 10)
+    monkeypatch.setattr(lists, "MOST_VALUES", 10)
+    for name, text in {
+        "a.txt": "a 0\n" * 11,
+        "b.txt": "a 0\x85" * 11,
+        "a.csv": "path,label\n" + "a,0\r" * 11,
+        "a.json": json.dumps({"images": [[]] * 11}),
+    }.items():
+        (tmp_path / name).write_text(text)
+        with pytest.raises(UserError):
+            read_list(tmp_path / name)

@@ -1,5 +1,6 @@
 """Images, lists, folders and shards that somebody has crafted, or that cannot be accessed, end in one line."""
 
+import io
 import json
 import os
 import subprocess
@@ -11,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
+from PIL import GifImagePlugin, Image
 
 from longtail.config import DataConfig
-from longtail.data import decode, lazy_images, shards
+from longtail.data import decode, lazy_images, parquet_pages, shards
 from longtail.data.decode import BadImage, probe_image, read_file
 from longtail.data.inspection import inspect
 from longtail.data.write_shards import shard
@@ -97,6 +98,33 @@ def test_image_files_of_gigabytes(tmp_path):
         file.truncate(decode.LARGEST_IMAGE + 1)
     outcome = run_guarded(lambda: read_file(tmp_path / "huge.jpg"), memory=2**26)
     assert outcome.kind == "traceback" and "BadImage: " in outcome.text and "536,870,913 bytes" in outcome.text
+
+
+def test_frames_of_an_animation_are_not_counted(monkeypatch):
+    """A GIF of a few megabytes can have a million frames."""
+    seeks, seek = [], GifImagePlugin.GifImageFile._seek
+    monkeypatch.setattr(
+        GifImagePlugin.GifImageFile, "_seek", lambda self, *args: seeks.append(args) or seek(self, *args)
+    )
+    for frames in (1, 50):
+        seeks.clear()
+        file = io.BytesIO()
+        pictures = [Image.new("L", (4, 4), shade) for shade in range(frames)]
+        pictures[0].save(file, "GIF", save_all=True, append_images=pictures[1:])
+        assert probe_image(file.getvalue()).moving == (frames > 1) and len(seeks) < 10
+
+
+def test_few_images_are_held_in_memory(monkeypatch):
+    """What is read ahead is bounded, and nothing more is begun where nobody goes on."""
+    monkeypatch.setattr(decode, "cores", lambda: 2)
+    begun: list[int] = []
+    every = decode.in_threads(lambda index: begun.append(index) or index, np.arange(100))
+    for place, found in enumerate(every):
+        assert found == place and len(begun) <= place + 1 + 2 * decode.AT_ONCE
+        if place == 50:
+            break
+    every.close()
+    assert len(begun) < 70
 
 
 @pytest.mark.parametrize("path", ["a\0b.jpg", "a\ud800.jpg", Path("a\0b.jpg")])
@@ -223,7 +251,11 @@ from pathlib import Path
 from longtail.config import DataConfig
 from longtail.data.inspection import inspect
 from longtail.data.write_shards import shard
+from longtail import recipes
+from longtail.comparison import compare
+from longtail.engine.train import train
 from longtail.errors import UserError
+from longtail.paper.figures import figure
 root = Path(sys.argv[1])
 os.rmdir(os.getcwd())
 for work in (
@@ -232,6 +264,10 @@ for work in (
     lambda: inspect(DataConfig(name="shards", root=Path("shards")), quick=True),
     lambda: inspect(DataConfig(name="cifar10", root=Path("data"), download=False), quick=True),
     lambda: shard(DataConfig(name="folder", root=root), "out"),
+    lambda: DataConfig(name="list", train_list=Path("list.txt")),
+    lambda: figure("extra"),
+    lambda: train(recipes.digits_lt("ce"), Path("out")),
+    lambda: compare("digits-lt", ["ce"], "out"),
 ):
     try:
         work()
@@ -252,7 +288,7 @@ def test_working_directory_that_was_deleted(tmp_path):
         text=True,
         timeout=120,
     )
-    assert done.stdout.splitlines() == ["UserError True"] * 5 + ["[5, 5]"], done.stderr
+    assert done.stdout.splitlines() == ["UserError True"] * 9 + ["[5, 5]"], done.stderr
 
 
 # Shards
@@ -424,6 +460,62 @@ def test_dictionaries_that_expand_to_gigabytes(tmp_path, monkeypatch, column):
         assert outcome.kind == "done"
     else:
         assert outcome.kind == "UserError" and f"{shards.LARGEST_TEXT:,}" in outcome.text
+
+
+def varint(number: int, length: int = 1) -> bytes:
+    """Return a signed integer of Thrift's compact protocol, filled up to a length."""
+    left, found = number << 1, []
+    while left or len(found) < length:
+        found.append(left & 0x7F | 0x80)
+        left >>= 7
+    return bytes(found[:-1]) + bytes([found[-1] & 0x7F])
+
+
+@pytest.mark.parametrize("column", ["image", "label"])
+def test_shards_whose_footer_contradicts_their_pages(tmp_path, column):
+    """The footer says that the column has ten bytes; a dictionary in it has 16 MB, which a thousand rows repeat."""
+    images, labels = repeated(encoded(0), 1000), pa.array([i % 2 for i in range(1000)])
+    if column == "image":
+        images = repeated(encoded(0) + bytes(2**24), 1000)
+    else:
+        labels = repeated("x" * 2**24, 1000)
+    root = write_shard(tmp_path / "shards", images, labels, compression="zstd", store_schema=False)
+    path = root / "train.parquet"
+    group, whole = pq.read_metadata(path).row_group(0), path.read_bytes()
+    found = group.column(["image", "label"].index(column)).total_uncompressed_size
+    start = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    footer = whole[start:]
+    for size in (found, group.total_byte_size):
+        footer = footer.replace(varint(size), varint(10, len(varint(size))))
+    path.write_bytes(whole[:start] + footer)
+    assert pq.read_metadata(path).row_group(0).column(["image", "label"].index(column)).total_uncompressed_size == 10
+    outcome = outcome_of(root, quick=column == "label", memory=2**31, seconds=60)
+    assert outcome.kind == ("done" if column == "image" else "UserError"), outcome.text
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.binary(4), pa.struct([("a", pa.int64())])], ids=str)
+def test_labels_that_are_not_one_value_in_a_row(tmp_path, kind):
+    outcome = outcome_of(write_shard(tmp_path / "shards", pa.array(ROWS), pa.nulls(20, kind)))
+    assert outcome.kind == "UserError"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x15", b"\x19\xf7" + b"\xff" * 9 + b"\x01", b"\x1c" * 100, b"\x18\xff\xff\xff\x7f"]
+)
+def test_damaged_page_headers_are_refused(content):
+    with pytest.raises(ValueError):
+        parquet_pages.Compact(content).struct()
+
+
+def test_sizes_of_pages_are_those_of_pyarrow(tmp_path):
+    images = pa.array([encoded(i) + bytes(2**18) for i in range(20)])
+    for options in ({}, {"use_dictionary": False}, {"data_page_version": "2.0", "data_page_size": 2**16}):
+        path = write_shard(tmp_path / "shards", images, LABELS, compression="zstd", **options) / "train.parquet"
+        group = pq.read_metadata(path).row_group(0)
+        with open(path, "rb") as file:
+            for chunk in map(group.column, range(group.num_columns)):
+                size = parquet_pages.expanded_size(file, chunk)
+                assert 0 < chunk.total_uncompressed_size - size < 1000  # the headers
 
 
 def test_groups_of_images_that_expand_are_bad_images(tmp_path, monkeypatch):

@@ -92,8 +92,7 @@ def test_logits_that_are_not_finite_are_refused():
         calibrate(lambda: [torch.full((2, 3), torch.nan)], torch.tensor([0, 1]), torch.full((3,), 1 / 3))
 
 
-def test_a_run_with_validation_images_stores_it_and_others_do_not(tmp_path, monkeypatch):
-    monkeypatch.setattr("longtail.engine.evaluate.latency", lambda *_: 1.0)
+def test_a_run_with_validation_images_stores_it_and_others_do_not(tmp_path):
     config = tiny("balanced-softmax")
     (plain,) = train(config, tmp_path / "plain")
     (held,) = train(replace(config, data=replace(config.data, val_fraction=0.2)), tmp_path / "held")

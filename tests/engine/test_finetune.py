@@ -69,7 +69,7 @@ def test_a_long_gradient_is_shortened(tmp_path):
 @pytest.mark.parametrize("optim", [{"layer_decay": 0.75, "clip": 1.0}, {"name": "sgd", "lr": 0.05, "head_lr": 10}])
 def test_it_stops_and_resumes_bit_for_bit(optim, tmp_path):
     """AdamW's averages and its count of steps, each group with its own rate."""
-    config = tuned("paco", **optim)
+    config = tuned("paco", epochs=2, **optim)
     whole = run_until(config, tmp_path / "whole")
     for stop in (4, 9):
         run_until(config, tmp_path / "parts", stop)

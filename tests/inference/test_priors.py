@@ -5,6 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from longtail import files
+from longtail.errors import UserError
 from longtail.inference.priors import make_prior, named
 from tests.expected_text import check_text
 from tests.raises import raises
@@ -50,6 +52,9 @@ GOOD = {"cat": 1, "dog, wild": 1, "Ähre": 1}
         (GOOD | {"cat": float("inf")}, "invalid-value", ["class 'cat'", "inf"]),
         (dict.fromkeys(GOOD, 0), "invalid-value", ["0"]),
         ([1, 2, 3], "damaged-file", []),
+        (GOOD | {"cat": 10**400}, "invalid-value", ["class 'cat'"]),
+        (GOOD | {"cat": {}}, "invalid-value", ["class 'cat'"]),
+        (dict.fromkeys(GOOD, 1e308), "invalid-value", []),
     ],
 )
 def test_what_is_wrong_in_json_is_said(tree, kind, values, tmp_path):
@@ -74,6 +79,11 @@ def test_what_is_wrong_in_csv_is_said(text, kind, values, tmp_path):
 
 
 def test_files_that_are_none(tmp_path):
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "many.json").write_text("[" + "[]," * files.MOST_VALUES + "[]]")
+    for name in ("deep.json", "many.json"):
+        with pytest.raises(UserError):
+            make_prior(tmp_path / name, NAMES, COUNTS)
     (tmp_path / "a.json").write_text("{")
     (tmp_path / "a.csv").write_bytes(b"\xff\xfe\x00")
     for path, kind in (("a.json", "damaged-file"), ("a.csv", "damaged-file"), ("unifrom", "missing-file")):

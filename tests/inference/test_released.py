@@ -5,6 +5,7 @@ import pickle
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
@@ -12,6 +13,8 @@ from PIL import Image
 from torch import nn
 
 import longtail
+from longtail import methods
+from longtail.errors import UserError
 from tests.raises import raises
 
 
@@ -142,3 +145,46 @@ def test_nothing_is_executed_and_what_is_no_checkpoint_is_said(tmp_path, monkeyp
         with raises("damaged-file", name, *values):
             longtail.load(name)
     assert not Path("broken").exists()
+
+
+LAYER = "encoder_q.layer1.0.conv1.weight"
+ODD_STATES = {
+    "numbers as names": {0: torch.ones(3), 2**40: torch.ones(3)},
+    "classifier alone": {"linear.weight": torch.ones(3, 64)},
+    "no dimension": {LAYER: torch.ones(1), "linear.weight": torch.ones(())},
+    "one dimension": {LAYER: torch.ones(1), "linear.weight": torch.ones(3)},
+    "no class": {LAYER: torch.ones(1), "linear.weight": torch.ones(0, 64)},
+    "no tensors": {LAYER: "x", "linear.weight": [1, 2]},
+    "complex": {LAYER: torch.ones(1), "linear.weight": torch.ones(3, 64, dtype=torch.complex64)},
+    "integers": {LAYER: torch.ones(1), "linear.weight": torch.ones(3, 64, dtype=torch.int64)},
+    "expanded": {LAYER: torch.ones(1), "linear.weight": torch.ones(1, 64).expand(10_000, 64), "x": torch.ones(10**6)},
+    "narrow": {LAYER: torch.ones(1), "linear.weight": torch.ones(1000, 1)},
+}
+
+
+@pytest.mark.parametrize("name", ODD_STATES)
+def test_odd_state_dicts_are_refused(tmp_path, name, monkeypatch):
+    """A network for as many classes as the file has is not made before its classifier is known to fit."""
+    made, make = [], methods.make
+    monkeypatch.setattr(
+        methods, "make", lambda config, counts, **options: made.append(len(counts)) or make(config, counts, **options)
+    )
+    for tree in (
+        {"arch": "resnet20", "state_dict": ODD_STATES[name]},
+        {"arch": "resnet20", **{str(k): v for k, v in ODD_STATES[name].items()}},
+    ):
+        torch.save(tree, tmp_path / "x.pth")
+        with pytest.raises(UserError):
+            longtail.load(tmp_path / "x.pth", "cpu")
+    assert max(made, default=0) <= 3
+
+
+@pytest.mark.parametrize(
+    "arch", [None, 3, ["resnet20"], "no such network", "hf-hub:somebody/something", "local-dir:/tmp", "resnet20\0"]
+)
+def test_odd_names_of_networks_are_refused(tmp_path, arch):
+    torch.save(
+        {"arch": arch, "state_dict": ODD_STATES["narrow"] | {"linear.weight": torch.ones(3, 64)}}, tmp_path / "x.pth"
+    )
+    with pytest.raises(UserError):
+        longtail.load(tmp_path / "x.pth", "cpu")

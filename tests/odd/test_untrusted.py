@@ -643,3 +643,106 @@ def test_the_live_page_says_that_folders_are_nested_too_deeply(tmp_path):
         place = place / "d"
     place.mkdir(parents=True)
     assert b"nested" in Board([tmp_path / "runs"]).page()
+
+
+# What a second review found
+
+
+def archived(*members: tuple[str, bytes]) -> bytes:
+    """Return a ZIP archive of these members, without compression."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, data in members:
+            archive.writestr(name, data)
+    return content.getvalue()
+
+
+HARMLESS, ALLOCATING = (b"\x80\x02}X\x01\x00\x00\x00aK\x01s.", b"\x80\x02cbuiltins\nbytearray\nJ\x00\x00\x00\x70\x85R.")
+VERSION = ("archive/version", b"3\n")
+
+
+def two_directories() -> bytes:
+    """Return an archive with two directories: zipfile finds the last one, torch the one at the offset that the end names."""
+    first, second = (archived(("archive/data.pkl", data.ljust(64, b".")), VERSION) for data in (ALLOCATING, HARMLESS))
+    return first[:-22] + second
+
+
+AMBIGUOUS = {
+    "names in capitals": archived(("archive/DATA.PKL", ALLOCATING), ("archive/data.pkl", HARMLESS), VERSION),
+    "two folders": archived(("other/version", b"3\n"), ("archive/data.pkl", HARMLESS), ("other/x", ALLOCATING)),
+    "two directories": two_directories(),
+    "a comment": archived(("archive/data.pkl", HARMLESS), VERSION)[:-2] + b"\x01\x00x",
+}
+
+
+@pytest.mark.parametrize("kind", AMBIGUOUS)
+def test_an_archive_that_torch_would_read_in_another_way_is_refused(tmp_path, kind):
+    """zipfile, which the check uses, and torch find members of an archive in different ways."""
+    path = tmp_path / "x" / "state.pth"
+    path.parent.mkdir()
+    path.write_bytes(AMBIGUOUS[kind])
+    for load in (lambda: checkpoint.load(path, CPU), lambda: longtail.load(path, "cpu")):
+        with pytest.raises(UserError):
+            load()
+
+
+@pytest.mark.parametrize(
+    "instructions",
+    [
+        b"ccollections\nOrderedDict\n)R}X\x05\x00\x00\x00itemsNsb",  # replaces a method of the dictionary
+        b"ccollections\nOrderedDict\n)RNb",
+        b"}X\x01\x00\x00\x00a" + tensor(4, 4) + b")bs",  # calls Tensor.set_
+        b"]K\x00K\x01s",
+    ],
+)
+def test_a_pickle_sets_no_attributes(tmp_path, instructions):
+    path = tmp_path / "checkpoint" / "state.pt"
+    path.parent.mkdir()
+    path.write_bytes(pickled(instructions))
+    with pytest.raises(UserError):
+        checkpoint.load(path, CPU)
+
+
+def test_the_metadata_of_a_state_dict_passes(tmp_path):
+    path = tmp_path / "checkpoint" / "state.pt"
+    state = torch.nn.BatchNorm1d(3).state_dict()
+    checkpoint.save(path, {"method": state})
+    assert checkpoint.load(path, CPU)["method"].keys() == state.keys()
+
+
+def test_json_files_are_bounded_by_their_size_and_by_their_values(finished, tmp_path):
+    """An empty list takes three bytes of a file, and twenty times as much memory."""
+    many = "[" + "[]," * files.MOST_VALUES + "[]]"
+    for name in (run_folder.CONFIG, run_folder.ENVIRONMENT, run_folder.METRICS, run_folder.CALIBRATION):
+        run = copied(finished, tmp_path / name)
+        (run / name).write_text(many)
+        with pytest.raises(UserError):
+            longtail.load(run, "cpu")
+    assert files.parse_json(json.dumps({"per_class": [1.5] * 1000})) == {"per_class": [1.5] * 1000}
+    with pytest.raises(ValueError):
+        files.parse_json(b"[1, 2, 3, [4]]", most=4)
+
+
+def test_a_log_row_of_very_many_values_is_left_out(tmp_path):
+    run = make_run(tmp_path / "run", tiny("paco"), 0, FEW)
+    rows = reading.log(run_folder.read(run))
+    with open(run / run_folder.LOG, "a") as file:
+        file.write(json.dumps({f"key {i}": 1 for i in range(100_000)}) + "\n")
+    assert reading.log(run_folder.read(run)) == rows and len(rows) == 5
+
+
+def test_a_figure_says_which_file_cannot_be_read(tmp_path, monkeypatch):
+    def fail(paths):
+        raise PermissionError(13, "Permission denied", "runs/x")
+
+    monkeypatch.setattr(run_folder, "finished", fail)
+    for name in ("latency", "gradient"):
+        with pytest.raises(UserError) as caught:
+            longtail.figure(name, tmp_path, tmp_path / "x.svg")
+        assert caught.value.kind == "unreadable-file" and "runs/x" in str(caught.value)
+
+
+def test_class_counts_of_a_file_are_bounded(tmp_path):
+    (tmp_path / "counts.txt").write_text("9 " * 2_000_000)
+    with within(10):
+        assert main(["theory", "--counts", str(tmp_path / "counts.txt")]) == 2

@@ -12,9 +12,7 @@ from longtail.views.view import STATISTICS
 from tests.emulator import ORDERS, Emulated, emulate
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-rest = (pytest.param(order, marks=pytest.mark.long) for order in ORDERS[1:-1])
-devices = [ORDERS[0], ORDERS[-1], *rest, pytest.param("cuda", marks=cuda)]
-everywhere = pytest.mark.parametrize("device", devices, indirect=True)
+everywhere = pytest.mark.parametrize("device", [*ORDERS, pytest.param("cuda", marks=cuda)], indirect=True)
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
+from longtail import files
 from longtail.config.section import MAX_NUMBER, Limit, Section, ge, gt, increasing, interval, require
 
 Sampler = Literal["uniform", "balanced", "sqrt", "reversed", "progressive"]
@@ -83,6 +84,7 @@ class DataConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        files.check_working_directory((self.train_list, self.test_list))
         for name in ("train_list", "test_list"):  # stored as absolute paths: a run may be resumed from another folder
             path: Path | None = getattr(self, name)
             object.__setattr__(self, name, path.absolute() if path else None)

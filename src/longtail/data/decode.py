@@ -5,8 +5,9 @@ import errno
 import io
 import os
 import warnings
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 ORIENTATION = 0x0112  # EXIF's tag; 1 is upright
-AT_ONCE = 512  # images under way
+AT_ONCE = 4  # images under way for each thread; each may have LARGEST_IMAGE bytes
 LARGEST_IMAGE = 2**29  # bytes of a file; an uncompressed 8-bit image of the most pixels that PIL admits has fewer
 FIX = "replace or remove it, or leave such images out with --data.on_error skip"
 MOVING = ("GIF", "WEBP", "PNG", "AVIF")  # formats whose frames are an animation; those of others are pages, or views
@@ -86,9 +87,19 @@ def in_threads(work: Callable[[int], T], indices: IntArray) -> Generator[T | Bad
             return error
 
     # Threads suffice: PIL releases the interpreter lock while it decodes and resizes.
-    with ThreadPoolExecutor(cores()) as threads:
-        for start in range(0, len(indices), AT_ONCE):
-            yield from threads.map(one, indices[start : start + AT_ONCE].tolist())
+    workers = cores()
+    with ThreadPoolExecutor(workers) as threads:
+        waiting: deque[Future[T | BadImage]] = deque()
+        try:
+            for index in indices.tolist():
+                if len(waiting) == AT_ONCE * workers:
+                    yield waiting.popleft().result()
+                waiting.append(threads.submit(one, index))
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
 
 
 def cores() -> int:
@@ -238,9 +249,12 @@ def _levels(image: "Image.Image") -> tuple[tuple[int, int], ...]:
 
 
 def _moves(image: "Image.Image") -> bool:
-    """To count frames is to read them all; only the first is used, so that a damaged one after it is no fault."""
+    """Return whether there is a second frame; a damaged one is no fault, since only the first is used.
+
+    `n_frames` would read all frames of a GIF, of which a small file can have millions.
+    """
     try:
-        return image.format in MOVING and getattr(image, "n_frames", 1) > 1
+        return image.format in MOVING and bool(getattr(image, "is_animated", False))
     except Exception:  # decoders raise anything
         return True
 

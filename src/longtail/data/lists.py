@@ -6,7 +6,6 @@ What a list gets wrong is told with its place.
 
 import csv
 import io
-import json
 import os
 import re
 from collections import Counter
@@ -27,6 +26,9 @@ from longtail.text import preview
 COLUMNS = ("path", "label")  # of a CSV that does not say otherwise
 LABEL_DIGITS = 9  # a number with more is no class
 LIST_LIMIT = 2**30  # bytes; a list of ten million images has about 600 MB
+MOST_LINES = 2**24  # as many as rows of shards; each takes about 300 bytes of memory
+MOST_VALUES = 2**26  # of a JSON file; an image of iNaturalist has about 20
+LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"  # those of str.splitlines
 NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
 
 
@@ -97,6 +99,8 @@ def read_list(path: Path, columns: Sequence[str] = ()) -> Listed:
         ) from error
     if "\0" in text:
         raise UserError(f"{path} is no UTF-8 text: save it as such", kind="bad-list")
+    if sum(map(text.count, LINE_ENDS)) > MOST_LINES:
+        raise UserError(f"the list {path} has more than {MOST_LINES:,} lines: divide it", kind="bad-list")
     listed = READERS[ending](path, text, columns)
     if not listed.lines:
         raise UserError(f"the list {path} names no image", kind="bad-list")
@@ -126,23 +130,25 @@ def _read_lines(path: Path, text: str, _: Sequence[str]) -> Listed:
 def _read_csv(path: Path, text: str, columns: Sequence[str]) -> Listed:
     """With a heading; classes are numbers, or else names."""
     mark = "\t" if path.suffix.lower() == ".tsv" else ","
-    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=mark, skipinitialspace=True, strict=True)
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=mark, skipinitialspace=True, strict=True)
     file, label = columns or COLUMNS
     lines = []
     try:
+        heading = next(rows, [])
+        at = {column: i for i, column in enumerate(heading)}
         for column in (file, label):
-            if column not in (rows.fieldnames or ()):
-                there = ", ".join(rows.fieldnames or ())[:200] or "no heading"
+            if column not in at:
+                there = ", ".join(heading)[:200] or "no heading"
                 fix = f"name its two with --data.columns PATH LABEL, and separate them by {'tabs' if mark != ',' else 'commas'}"
                 raise UserError(f"{path} has no column {column!r} ({there}): {fix}", kind="bad-list")
-        for row in rows:
+        for row in filter(None, rows):  # without a dictionary for each row: there may be very many columns
             place = f"{path}, line {rows.line_num}"
-            if None in row:
+            if len(row) > len(heading):
                 raise UserError(
                     f"{place}: it has more fields than the heading: put a field with a comma into quotes",
                     kind="bad-list",
                 )
-            values = {column: (row[column] or "").strip() for column in (file, label)}
+            values = {column: row[at[column]].strip() if at[column] < len(row) else "" for column in (file, label)}
             for column, value in values.items():
                 if not value:
                     raise UserError(f"{place}: {column} is missing", kind="bad-list")
@@ -157,9 +163,9 @@ def _read_csv(path: Path, text: str, columns: Sequence[str]) -> Listed:
 def _read_inaturalist(path: Path, text: str, _: Sequence[str]) -> Listed:
     """{"images": [{id, file_name}], "annotations": [{image_id, category_id}], "categories": [{id, name}]}."""
     try:
-        tree: Any = json.loads(text)
-        files = {str(image["id"]): str(image["file_name"]) for image in tree["images"]}
-        many = len(tree["images"]) - len(files)
+        tree: Any = files.parse_json(text, MOST_VALUES)
+        names_of = {str(image["id"]): str(image["file_name"]) for image in tree["images"]}
+        many = len(tree["images"]) - len(names_of)
         known = sorted(tree["categories"], key=lambda category: category["id"])
         pairs = [(str(a["image_id"]), str(a["category_id"])) for a in tree["annotations"]]
         ids = [str(category["id"]) for category in known]
@@ -176,10 +182,10 @@ def _read_inaturalist(path: Path, text: str, _: Sequence[str]) -> Listed:
     lines = []
     for i, (image, category) in enumerate(pairs):
         place = f"{path}, annotation {i}"
-        if image not in files:
+        if image not in names_of:
             raise UserError(f"{place}: there is no image of id {image} in the file", kind="bad-list")
-        lines.append(Line(place, files[image], category))
-    bare = len(files) - len({image for image, _ in pairs})
+        lines.append(Line(place, names_of[image], category))
+    bare = len(names_of) - len({image for image, _ in pairs})
     notes = (f"warning: {bare:,} images of {path.name} have no annotation and are left out",) if bare else ()
     return Listed(lines, dict(zip(ids, names, strict=True)), notes)
 

@@ -4,7 +4,6 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterable
 from pathlib import Path
 
 from longtail.errors import UserError
@@ -34,18 +33,6 @@ def list_directory(folder: Path) -> list[Path]:
     except OSError as error:
         raise UserError(
             f"cannot list {folder} ({error.strerror}): check its permissions", kind="unreadable-file"
-        ) from error
-
-
-def check_working_directory(paths: Iterable[Path | None]) -> None:
-    """Raise UserError if one of the paths is relative and the working directory has been deleted."""
-    if all(path is None or path.is_absolute() for path in paths):
-        return
-    try:
-        os.getcwd()
-    except OSError as error:
-        raise UserError(
-            "the working directory no longer exists: change to another one, or give full paths", kind="missing-file"
         ) from error
 
 

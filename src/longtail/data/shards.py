@@ -3,8 +3,9 @@
 Labels are a column of their own, so that counts and samplers need no image. A row group holds about a megabyte, which is what
 one image costs to fetch in whatever order. Nothing in such a file is ever executed.
 
-Compression and dictionaries let a small file promise any number of rows and bytes. What a file says of itself is therefore
-checked against limits before a column is read, and columns are read in batches whose content is counted.
+Compression and dictionaries let a small file promise any number of rows and bytes. What a file says of itself, in its footer
+and in the headers of its pages, is therefore checked against limits before a column is read, and columns are read in batches
+whose content is counted.
 """
 
 import json
@@ -23,6 +24,7 @@ from longtail import files
 from longtail.data.decode import LARGEST_IMAGE, BadImage, encoded_pool, refuse_shortage
 from longtail.data.folder import EVALUATION, own_split
 from longtail.data.lazy_images import LazyImages, RawDataset, check_last_label, name_array, no_image_notes
+from longtail.data.parquet_pages import expanded_size
 from longtail.data.paths import check_text, is_directory, list_directory
 from longtail.errors import UserError
 from longtail.text import preview
@@ -137,8 +139,12 @@ class Shard:
                     raise UserError(
                         f"{path} has no column {column!r} ({_words(', '.join(there))}): {fix}", kind="bad-list"
                     )
-            self.bytes_column = _bytes_column(path, file.schema_arrow, image)
-            self._check_size(image, label)
+            self.bytes_column, self.fixed_bytes = _bytes_column(path, file.schema_arrow, image)
+            if not _is_flat(file.schema_arrow.field(label).type):
+                have = f"{path}: column {label!r} is {_words(file.schema_arrow.field(label).type)}"
+                raise UserError(f"{have}: its labels must be whole numbers, or names", kind="bad-labels")
+            self.text_columns = [*_path_column(file.schema_arrow, image), label]
+            self._check_size()
             self.labels: list[Any] = []
             self.paths: list[str | None] = []
             self._read_labels(file, image, label)
@@ -155,7 +161,7 @@ class Shard:
         for image_path in self.paths:
             check_text(image_path or "", path, "path")
 
-    def _check_size(self, image: str, label: str) -> None:
+    def _check_size(self) -> None:
         """Raise UserError where the file promises more rows or bytes than are read, or contradicts itself."""
         rows, size = self.metadata.num_rows, os.stat(self.path).st_size
         groups = [self.metadata.row_group(g) for g in range(self.metadata.num_row_groups)]
@@ -169,26 +175,31 @@ class Shard:
             raise UserError(
                 f"{self.path} promises {rows:,} rows in {size:,} bytes: the limit is {limit}", kind="unsafe-file"
             )
-        largest = dict.fromkeys((self.bytes_column, f"{image}.path", label), 0)
-        for group in groups:
-            for chunk in map(group.column, range(group.num_columns)):
-                for column in largest:
-                    if chunk.path_in_schema == column or chunk.path_in_schema.startswith(f"{column}."):
-                        largest[column] = max(largest[column], chunk.total_uncompressed_size)
+        largest = dict.fromkeys((self.bytes_column, *self.text_columns), 0)
+        with files.open_regular(self.path) as pages:
+            for group in groups:
+                for number, chunk in enumerate(map(group.column, range(group.num_columns))):
+                    for column in largest:
+                        if chunk.path_in_schema == column or chunk.path_in_schema.startswith(f"{column}."):
+                            largest[column] = max(largest[column], chunk.total_uncompressed_size)
+                            if column == self.bytes_column:
+                                self.image_chunk = number  # whose pages are looked at when they are read
+                            else:
+                                largest[column] = max(largest[column], expanded_size(pages, chunk))
         if max(largest.values()) > LARGEST_COLUMN:
             limit = f"the limit is {LARGEST_COLUMN:,}: write it with smaller row groups"
             raise UserError(
                 f"{self.path} has a row group of {max(largest.values()):,} bytes in a column: {limit}",
                 kind="unsafe-file",
             )
-        self.image_batch = _batch_rows(largest[self.bytes_column])
-        self.text_batch = _batch_rows(max(largest[f"{image}.path"], largest[label]))
+        self.image_batch = _batch_rows(max(largest[self.bytes_column], self.fixed_bytes))
+        self.text_batch = _batch_rows(max(largest[column] for column in self.text_columns))
         self.sizes = np.repeat(np.array([g.total_byte_size for g in groups], np.int64), self.group_rows)
 
     def _read_labels(self, file: Any, image: str, label: str) -> None:
         size = 0
         same: dict[Any, Any] = {}  # a label that many rows have is kept once
-        for batch in file.iter_batches(self.text_batch, columns=[f"{image}.path", label], use_threads=False):
+        for batch in file.iter_batches(self.text_batch, columns=self.text_columns, use_threads=False):
             size += batch.nbytes
             if size > LARGEST_TEXT:
                 raise UserError(
@@ -268,9 +279,12 @@ class Rows:
         import pyarrow as pa
 
         file, size, rows = self._file(shard), 0, []
-        for batch in file.iter_batches(
-            shard.image_batch, row_groups=[group], columns=[shard.bytes_column], use_threads=False
-        ):
+        with files.open_regular(shard.path) as pages:
+            expanded = expanded_size(pages, shard.metadata.row_group(group).column(shard.image_chunk))
+        if expanded > LARGEST_COLUMN:
+            raise ExpandedTooFar
+        in_batch = min(shard.image_batch, _batch_rows(expanded))
+        for batch in file.iter_batches(in_batch, row_groups=[group], columns=[shard.bytes_column], use_threads=False):
             size += batch.nbytes
             if size > LARGEST_COLUMN:
                 raise ExpandedTooFar
@@ -357,8 +371,25 @@ def _class_names(schema: "pa.Schema", label: str) -> tuple[str, ...] | None:
         return None
 
 
-def _bytes_column(path: Path, schema: "pa.Schema", image: str) -> str:
-    """Return the name of the column that holds the bytes of image files: `image`, or a field of it."""
+def _is_flat(kind: "pa.DataType") -> bool:
+    """Return whether a row has one value of this type, which takes room: a list may have billions that take none."""
+    import pyarrow.types as types
+
+    value = kind.value_type if types.is_dictionary(kind) else getattr(kind, "storage_type", kind)
+    return not types.is_nested(value) and not types.is_fixed_size_binary(value)
+
+
+def _path_column(schema: "pa.Schema", image: str) -> list[str]:
+    """Return the name of the column with the paths of the images, if there is one."""
+    import pyarrow.types as types
+
+    kind = schema.field(image).type
+    has_paths = types.is_struct(kind) and kind.get_field_index("path") >= 0 and _is_flat(kind.field("path").type)
+    return [f"{image}.path"] if has_paths else []
+
+
+def _bytes_column(path: Path, schema: "pa.Schema", image: str) -> tuple[str, int]:
+    """Return the column that holds the bytes of image files, `image` or a field of it, and how many each row has; 0: any."""
     import pyarrow.types as types
 
     kind = schema.field(image).type
@@ -368,8 +399,10 @@ def _bytes_column(path: Path, schema: "pa.Schema", image: str) -> str:
     if types.is_dictionary(kind):
         kind = kind.value_type
     views = getattr(types, "is_binary_view", lambda _: False)
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind) or views(kind):
-        return column
+    if types.is_binary(kind) or types.is_large_binary(kind) or views(kind):
+        return column, 0
+    if types.is_fixed_size_binary(kind) and kind.byte_width <= LARGEST_IMAGE:  # which rows without an image have too
+        return column, kind.byte_width
     have = f"{path}: column {image!r} is {_words(schema.field(image).type)}, without the bytes of image files"
     raise UserError(
         f"{have}: write it with the images embedded, or name another column with --data.columns", kind="bad-list"

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from longtail import files
 from longtail.config import DataConfig
 from longtail.data.benchmark_lists import PUBLISHED, open_published
 from longtail.data.cifar import open_cifar
@@ -37,7 +38,6 @@ from longtail.data.lazy_images import (
 )
 from longtail.data.lists import open_lists
 from longtail.data.long_tail import PROFILES, checksum, draw, shot_groups
-from longtail.data.paths import check_working_directory
 from longtail.data.shards import open_shards
 from longtail.errors import UserError
 from longtail.text import escape_nonprintable
@@ -178,7 +178,7 @@ def open_data(config: DataConfig) -> RawDataset:
         raise UserError(
             f"--data.test_list goes with a list of training images, and the data are {config.name}", kind="conflict"
         )
-    check_working_directory((config.root, config.train_list, config.test_list))
+    files.check_working_directory((config.root, config.train_list, config.test_list))
     opened = _open(config, config.on_error == "skip")
     check_classes(opened.name, opened.train)
     return opened

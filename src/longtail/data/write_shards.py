@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from longtail import files
 from longtail.config import DataConfig
 from longtail.data.decode import BadImage, cannot_read, in_threads, probe_image
 from longtail.data.lazy_images import LazyImages, Skipped
-from longtail.data.paths import check_working_directory
 from longtail.data.shards import Writer
 from longtail.data.sources import long_tail, open_data
 from longtail.errors import UserError, disk_full_as_user_error
@@ -56,7 +56,7 @@ def shard(data: DataConfig, out: Path | str, megabytes: int = 256) -> Packed:
 
 
 def check_place(data: DataConfig, out: Path) -> None:
-    check_working_directory((out, data.root))
+    files.check_working_directory((out, data.root))
     if os.path.lexists(out):
         raise UserError(f"{out} is there already: choose another --out, or remove it", kind="exists")
     if data.name == "folder" and data.root and out.resolve().is_relative_to(data.root.resolve()):

@@ -59,6 +59,7 @@ def check_folder(folder: Path, config: Config, resume: bool, top: Path | None = 
 
 def check_links(folder: Path, top: Path) -> None:
     """Raise a UserError if a symbolic link leads from a run folder out of `top`, the folder that the user named."""
+    files.check_working_directory((folder, top))
     try:
         files.check_inside(folder, top)
     except files.RefusedFile as error:

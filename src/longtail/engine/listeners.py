@@ -46,7 +46,7 @@ def scalars(row: Row, group: str) -> dict[str, float]:
 def parse_row(line: str) -> Row | None:
     """Return a row of log.jsonl; None if the line is damaged."""
     try:
-        row = json.loads(line)
+        row = files.parse_json(line)
     except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) and isinstance(row.get("stage"), str) else None
@@ -87,7 +87,7 @@ class WandB:
         self.path = folder / run_folder.WANDB
         known: Row = {"id": uuid.uuid4().hex[:12], "epochs": 0}
         if os.path.lexists(self.path):
-            known = run_folder.read_json(self.path)
+            known = run_folder.read_json(self.path, limit=files.SMALL_LIMIT)
             if wrong := validate(known, {"id": lambda value: bool(WANDB_ID.fullmatch(str(value))), "epochs": count}):
                 raise UserError(f"{self.path}: {wrong}: remove it to start another run there", kind="damaged-file")
         self.id, self.seen = known["id"], known["epochs"]

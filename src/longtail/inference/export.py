@@ -92,6 +92,7 @@ def output_path(model: Model, to: str, out: Path | str | None) -> Path:
     path = Path(out) if out else folder / f"{'model' if origin.is_dir() else origin.name.split('.')[0]}{suffix}"
     if path.suffix != suffix:
         raise UserError(f"--out {path}: name it *{suffix}, by which others know what it is")
+    files.check_working_directory((path, origin))
     if os.path.isdir(path) or os.path.realpath(path) in map(os.path.realpath, (origin, origin / run_folder.MODEL)):
         raise UserError(f"--out {path} would replace what is exported: name another file", kind="exists")
     return path

@@ -1,6 +1,5 @@
 """A network from its run folder, from an exported file, or from a checkpoint of the released PaCo code."""
 
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -126,7 +125,7 @@ def _temperature(folder: Path) -> float | None:
     path = folder / run_folder.CALIBRATION
     if not os.path.lexists(path):
         return None
-    tree = run_folder.read_json(path)
+    tree = run_folder.read_json(path, limit=files.SMALL_LIMIT)
     value: Any = tree.get("temperature") if isinstance(tree, dict) else None
     if not is_temperature(value):
         raise UserError(
@@ -165,7 +164,7 @@ def read_facts(path: Path) -> dict[str, Any]:
     """Return the description of an exported file, with the types, lengths and ranges that `load_exported` relies on."""
     again = "export it again"
     try:
-        facts = json.loads(_metadata(path)[METADATA])
+        facts = files.parse_json(_metadata(path)[METADATA])
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: its description is not JSON ({error}): {again}", kind="damaged-file") from error
     if wrong := validate(facts, FACTS):

@@ -1,7 +1,6 @@
 """Class frequencies expected in use, which need not be those of the training data."""
 
 import csv
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -85,7 +84,7 @@ def read_weights(path: Path) -> dict[str, Any]:
 
 def _json_object(path: Path, text: str) -> dict[str, Any]:
     try:
-        tree = json.loads(text)
+        tree = files.parse_json(text)
     except (ValueError, RecursionError) as error:
         raise UserError(
             f"{path} is no JSON ({error}): write an object of class names and weights", kind="damaged-file"

@@ -48,10 +48,11 @@ def load(path: Path, device: torch.device, class_names: Sequence[str] | None, mo
     }
     weights = network_weights(state, path)
     classes, bias = len(weights["head.weight"]), "head.bias" in weights
+    config = configured(network_name(tree, model, path), classes, bias)
+    check_width(weights["head.weight"], config, path)
     names = tuple(class_names or map(str, range(classes)))
     if len(names) != classes:
         raise UserError(f"{path} has {classes} classes, and {len(names)} class_names were given", kind="mismatch")
-    config = configured(network_name(tree, model, path), classes, bias)
     method = methods.make(config, np.ones(classes, np.int64), stored=True).only_deployed()
     try:
         method.net.load_state_dict(weights)
@@ -73,7 +74,7 @@ def read(path: Path) -> dict[str, Any]:
             size = os.fstat(file.fileno()).st_size
             check_checkpoint(path, file, size)
             tree = torch.load(file, map_location="cpu", weights_only=True)
-        check_tensors(tree, size)
+        check_tensors(tree)
     except Exception as error:  # a damaged or hostile file fails in many ways
         reason = describe(error)
         advice = "only tensors and plain values are read, save its state_dict alone"
@@ -87,11 +88,11 @@ def read(path: Path) -> dict[str, Any]:
     return tree
 
 
-def check_tensors(tree: Any, size: int) -> None:
-    """Raise ValueError if a tensor of a checkpoint has more elements than its file has bytes: it was expanded from a few."""
+def check_tensors(tree: Any) -> None:
+    """Raise ValueError if a tensor of a checkpoint has more elements than are stored: it was expanded from a few."""
     tensors = tree.get("state_dict", tree) if isinstance(tree, dict) else {}
     for name, tensor in tensors.items() if isinstance(tensors, dict) else ():
-        if isinstance(tensor, Tensor) and tensor.numel() > size:
+        if isinstance(tensor, Tensor) and tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, which its file is too small for")
 
 
@@ -107,6 +108,14 @@ def network_weights(state: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     if not any(k.startswith("layer4.") for k in trunk):
         trunk = {re.sub(r"^layer(\d)\.", lambda m: f"stages.{int(m[1]) - 1}.", k): v for k, v in trunk.items()}
     return {f"trunk.body.{k}": v for k, v in trunk.items()} | {f"head.{k}": v for k, v in head.items()}
+
+
+def check_width(weight: Tensor, config: Config, path: Path) -> None:
+    """Raise a UserError unless the classifier has the width of the network: before one for so many classes is made."""
+    width = methods.make(config, np.ones(2, np.int64), stored=True).net.get_parameter("head.weight").shape[1]
+    if weight.shape[1] != width:
+        have = f"{path} does not fit {config.model.name} (linear.weight is for {weight.shape[1]} features, not {width})"
+        raise UserError(f"{have}: name its network, model=…", kind="mismatch")
 
 
 def network_name(tree: dict[str, Any], model: str | None, path: Path) -> str:

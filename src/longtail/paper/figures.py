@@ -1,12 +1,13 @@
 """The paper's figures: from run folders, from the results of a reproduced table, or from the theory alone."""
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
 from longtail import files, run_folder
-from longtail.errors import UserError, unknown_name
+from longtail.errors import UserError, error_text, unknown_name
 from longtail.paper import results
 from longtail.reporting import cells
 from longtail.reporting.gradients import make_pulls
@@ -38,12 +39,22 @@ def figure(name: str, sources: Iterable[Path | str] | Path | str = (), out: Path
     try:
         draw(paths, out)
     except OSError as error:
-        raise UserError(f"cannot write {out} ({error.strerror}): choose another -o", kind="not-writable") from error
+        raise UserError(f"cannot read {error.filename} ({error_text(error)})", kind="unreadable-file") from error
     return out
+
+
+@contextlib.contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """Turn an OSError while the figure is written into a UserError; one while runs are read has another file."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {out} ({error.strerror}): choose another -o", kind="not-writable") from error
 
 
 def check_out(name: str, out: Path, flag: str = "-o") -> None:
     """Before the work is done whose result goes there."""
+    files.check_working_directory((out,))
     formats = (".svg",) if name == "framework" else (".svg", ".png", ".pdf")
     if out.suffix.lower() not in formats or os.path.isdir(out):
         raise UserError(f"{flag} {out}: name a file that ends in {' or '.join(formats)}, as in {flag} {name}.svg")
@@ -59,7 +70,9 @@ def gradient(paths: Paths, out: Path) -> None:
             raise UserError(
                 f"no run below {path} has {run_folder.GRADIENTS}: train with --log.gradients", kind="missing-file"
             )
-    plots.gradient_norms(make_pulls(make_rows(run_folder.finished(paths))), out)
+    pulls = make_pulls(make_rows(run_folder.finished(paths)))
+    with writing(out):
+        plots.gradient_norms(pulls, out)
 
 
 def latency(paths: Paths, out: Path) -> None:
@@ -76,7 +89,8 @@ def latency(paths: Paths, out: Path) -> None:
             f"{paths[0]}: no run has latency_b64 in {run_folder.METRICS}: `longtail eval` measures it",
             kind="missing-file",
         )
-    plots.against_latency(panels, out)
+    with writing(out):
+        plots.against_latency(panels, out)
 
 
 def dots_of_results(path: Path) -> dict[str, list[Dot]]:
@@ -95,12 +109,13 @@ def dots_of_results(path: Path) -> dict[str, list[Dot]]:
 def extra(_: Paths, out: Path) -> None:
     from longtail.paper import theory_figures
 
-    theory_figures.extra_alone(out)
+    with writing(out):
+        theory_figures.extra_alone(out)
 
 
 def framework(_: Paths, out: Path) -> None:
     drawing = resources.files("longtail.reporting").joinpath("framework.svg").read_bytes()
-    with files.replace_output(out) as fresh:
+    with writing(out), files.replace_output(out) as fresh:
         fresh.write_bytes(drawing)
 
 

@@ -47,7 +47,7 @@ def read(path: Path, table: dict[str, Any]) -> dict[str, Any]:
     try:
         if not path.exists():
             return {"runs": []}
-        tree = json.loads(files.read_text(path))
+        tree = files.parse_json(files.read_text(path))
         if not isinstance(tree, dict) or not isinstance(tree.get("runs"), list):
             raise ValueError("no list of runs")
         _check_kinds(tree, {"command": str, "updated": str})
@@ -61,6 +61,10 @@ def read(path: Path, table: dict[str, Any]) -> dict[str, Any]:
 def _checked(record: Any, table: dict[str, Any]) -> dict[str, Any]:
     _check_kinds(record, KINDS)
     _check_kinds(record["data"], DATA_KINDS)
+    numbers = {"seed": record["seed"], "epochs": record["epochs"], "images": record["data"]["images"]}
+    for name, value in numbers.items():
+        if not count(value) or (name != "seed" and not value):
+            raise ValueError(f"{name} is {str(value)[:60]}")
     _check_classes(record["per_class"], record.get("counts"))
     for start in record["resumed"]:
         _check_kinds(start, START)

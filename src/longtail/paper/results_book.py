@@ -93,22 +93,31 @@ def seconds_per_image(record: dict[str, Any], seeds: int) -> float:
 
 
 def make_record(cell: Cell, folder: Path, command: str) -> dict[str, Any]:
-    """What the results file keeps of a finished run."""
+    """Return what the results file keeps of a finished run; what run folders may lack is empty."""
     run = run_folder.read(folder)
     where, images = run.environment, run.environment["data"]
-    found = run.metrics | {"parameters": where["parameters"]}
+    counts = run.metrics.get("counts") or images.get("counts")
+    trained_on = images.get("images") or sum(counts or [])
+    if not trained_on:
+        raise UserError(
+            f"{folder / run_folder.ENVIRONMENT}: it does not say how many images there are", kind="damaged-file"
+        )
+    found = run.metrics | {"parameters": where.get("parameters")}
     return {
         "method": cell.method,
         "imbalance": cell.imbalance,
         "seed": run.seed,
         "epochs": run.config.train.epochs,
         "command": command,
-        **{key: where[key] for key in ("started", "commit", "device", "precision", "versions")},
-        "resumed": where.get("resumed", []),
-        "data": {key: images[key] for key in ("checksum", "images", "notes")},
+        **{key: where[key] for key in ("started", "precision")},
+        "commit": where.get("commit"),
+        "device": where.get("device") or "",
+        "versions": where.get("versions") or {},
+        "resumed": where.get("resumed") or [],
+        "data": {"checksum": images["checksum"], "images": trained_on, "notes": images.get("notes") or []},
         "metrics": {name: found[name] for name in results.METRICS if name in found},
         "per_class": run.metrics["per_class"],
-        "counts": run.metrics["counts"],
+        "counts": counts,
         "identity": run.config.identity(),
     }
 

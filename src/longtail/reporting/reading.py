@@ -4,7 +4,6 @@ import base64
 import fcntl
 import functools
 import io
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,10 +23,13 @@ FEATURES, PREDICTIONS = "features.npz", "predictions.npz"
 SMALL = 4096  # bytes; a larger thumbnail is made smaller by a codec that loses a little
 THUMBNAIL_LIMIT = 2**20  # bytes of a file; those that are written have at most some 20 KB
 THUMBNAIL_SIDE = 512  # pixels; those that are written have at most 96
-LOG_LIMIT, EPOCHS_LIMIT = 2**26, 200_000  # bytes, lines
+LOG_LIMIT, EPOCHS_LIMIT, ROW_VALUES = 2**24, 200_000, 1000  # bytes, lines, values in a line
 INDEX_LIMIT, EXAMPLE_ROWS, EXAMPLE_IMAGES = 2**22, 50, 20  # bytes of index.json; what is shown of it
 FEATURES_LIMIT, PREDICTIONS_LIMIT = 2**28, 2**30  # bytes after decompression
-MOST_FEATURES, MOST_LABELS = 16_384, 2**24  # columns of the feature map; test images
+MOST_FEATURES, MOST_LABELS = (
+    16_384,
+    2**21,
+)  # columns of the feature map; test images, of which 256 runs are kept in memory
 LARGEST_FEATURE = 65_504  # of half precision, in which features are stored
 
 
@@ -44,7 +46,7 @@ def log(run: run_folder.StartedRun) -> list[dict[str, Any]]:
 def _row(line: bytes) -> dict[str, Any] | None:
     """Numbers and words; None stands for a value that is neither, and for a line that is no row."""
     try:
-        row = json.loads(line)
+        row = files.parse_json(line, ROW_VALUES)
     except (ValueError, RecursionError):
         return None
     if not isinstance(row, dict):
@@ -119,7 +121,9 @@ def gradients(run: run_folder.FinishedRun) -> FloatArray | None:
 def examples(run: run_folder.FinishedRun) -> dict[str, list[dict[str, Any]]]:
     """index.json of the thumbnails: confusions, best_rare, worst_rare."""
     try:
-        index = json.loads(files.read_text(run.folder / "examples/index.json", limit=INDEX_LIMIT, folder=run.folder))
+        index = files.parse_json(
+            files.read_text(run.folder / "examples/index.json", limit=INDEX_LIMIT, folder=run.folder)
+        )
     except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(index, dict) or validate(index, EXAMPLES) is not None:
@@ -205,6 +209,6 @@ def _answers(path: Path, _: float) -> Answers | None:
 def skipped(run: run_folder.FinishedRun) -> int:
     """Images that could not be read."""
     try:
-        return len(files.read_bytes(run.folder / run_folder.SKIPPED, folder=run.folder).splitlines())
+        return files.read_bytes(run.folder / run_folder.SKIPPED, folder=run.folder).count(b"\n")
     except OSError:
         return 0

@@ -13,7 +13,6 @@ it, at the cost of contrast among samples. No theory says that 0.71 is best: it 
 to search from.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from longtail.theory import remarks
 
 OPTIMUM = 0.71  # P_sup in the paper's example, Fig. 4
 GIVEN = "given counts"
+MOST_CLASSES = 2**20  # of a file with counts
 ALPHAS = (0.005, 0.01, 0.02, 0.05, 0.1)
 
 
@@ -163,9 +163,11 @@ def counts_of(data: DataConfig) -> list[int]:
 def read_counts(path: Path) -> list[int]:
     try:
         text = files.read_text(path)
-        found = json.loads(text) if text.lstrip().startswith(("{", "[")) else text.replace(",", " ").split()
+        found = files.parse_json(text) if text.lstrip().startswith(("{", "[")) else text.replace(",", " ").split()
         if isinstance(found, dict):
             found = found["counts"] if "counts" in found else found["data"]["counts"]
+        if len(found) > MOST_CLASSES:
+            raise ValueError(f"more than {MOST_CLASSES:,} classes")
         return [int(n) for n in found]
     except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
         kind: Kind = "missing-file" if isinstance(error, FileNotFoundError) else "bad-list"
