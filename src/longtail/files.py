@@ -24,7 +24,7 @@ try:
 except ImportError:  # Windows has no flock
     fcntl = None  # type: ignore[assignment]
 
-from longtail.errors import Kind, UserError, disk_full_as_user_error
+from longtail.errors import RefusedFile, UserError, disk_full_as_user_error, file_error_kind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,23 +50,7 @@ FILE_KINDS = {
 }
 
 
-class RefusedFile(OSError):
-    """A file that is not read or written because it could harm: `strerror` is the reason in a few words."""
-
-    def __init__(self, path: Path | str, reason: str) -> None:
-        super().__init__(errno.EINVAL, reason, os.fspath(path))
-
-
-def read_error_kind(error: BaseException) -> Kind:
-    """Return the kind of a UserError that reports why a file cannot be read."""
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return "missing-file"
-    if isinstance(error, RefusedFile):
-        return "unsafe-file"
-    if isinstance(error, MemoryError):
-        return "out-of-memory"
-    return "unreadable-file" if isinstance(error, OSError) else "damaged-file"
-
+read_error_kind = file_error_kind  # former name
 
 # Reading
 

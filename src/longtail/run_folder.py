@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from longtail import files
 from longtail.config import Config, from_dict
-from longtail.errors import UserError, error_text
+from longtail.errors import UserError, error_text, file_error_kind
 from longtail.schema import amount, anything, count, maybe, named, percent, text, validate
 
 CONFIG, ENVIRONMENT, LOG, METRICS = "config.json", "environment.json", "log.jsonl", "metrics.json"
@@ -213,8 +213,6 @@ def read_json(path: Path, folder: Path | None = None, limit: int = files.TEXT_LI
     try:
         return files.parse_json(files.read_text(path, limit=limit, folder=folder or path.parent))
     except OSError as error:
-        raise UserError(
-            f"cannot read {path} ({error_text(error)}): {ASK}", kind=files.read_error_kind(error)
-        ) from error
+        raise UserError(f"cannot read {path} ({error_text(error)}): {ASK}", kind=file_error_kind(error)) from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"cannot read {path} ({error}): {ASK}", kind="damaged-file") from error

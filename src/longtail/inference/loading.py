@@ -16,7 +16,7 @@ from longtail.data.lazy_images import fit_in_memory
 from longtail.data.sources import RESIDENT_SIDE, streamed_side
 from longtail.engine.device import choose_device
 from longtail.engine.evaluate import stored_network
-from longtail.errors import UserError, error_text
+from longtail.errors import UserError, error_text, file_error_kind
 from longtail.inference import released
 from longtail.inference.model import Model
 from longtail.inference.preprocessing import Preprocessing
@@ -193,5 +193,5 @@ def _metadata(path: Path) -> dict[str, str]:
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"cannot read {path} ({error_text(error).splitlines()[0]}): is it a safetensors file?",
-            kind=files.read_error_kind(error),
+            kind=file_error_kind(error),
         ) from error

@@ -18,7 +18,7 @@ from longtail import files
 from longtail.data.decode import BadImage, in_threads
 from longtail.data.folder import EXTENSIONS, image_files
 from longtail.data.lazy_images import ImageArray
-from longtail.errors import UserError, error_text
+from longtail.errors import UserError, error_text, file_error_kind
 from longtail.inference.loading import load
 from longtail.inference.model import Guess, Model
 from longtail.progress import track
@@ -135,7 +135,7 @@ def read_paths() -> list[str]:
     except OSError as error:
         raise UserError(
             f"cannot read paths from standard input ({error_text(error)}): redirect it from a list",
-            kind=files.read_error_kind(error),
+            kind=file_error_kind(error),
         ) from error
     if len(content) > LONGEST_LIST:
         raise UserError(

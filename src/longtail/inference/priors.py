@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from longtail import files
-from longtail.errors import UserError, unknown_name
+from longtail.errors import UserError, file_error_kind, unknown_name
 from longtail.metrics import FloatArray
 from longtail.text import did_you_mean, preview
 
@@ -78,7 +78,7 @@ def read_weights(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         advice = did_you_mean(path, ("uniform", "train")) or "--prior takes uniform, train, or a CSV or JSON file"
-        raise UserError(f"cannot read {path} ({reason}): {advice}", kind=files.read_error_kind(error)) from error
+        raise UserError(f"cannot read {path} ({reason}): {advice}", kind=file_error_kind(error)) from error
     return _json_object(path, text) if path.suffix.lower() == ".json" else _csv_rows(path, text)
 
 

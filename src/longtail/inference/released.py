@@ -18,7 +18,7 @@ from longtail import files, methods
 from longtail.config import Config, DataConfig, ModelConfig, PaCo, ViewsConfig
 from longtail.engine.checkpoint import describe
 from longtail.engine.device import to_device
-from longtail.errors import UserError
+from longtail.errors import UserError, file_error_kind
 from longtail.inference.model import Model
 from longtail.inference.preprocessing import Preprocessing
 from longtail.torch_pickle import check_checkpoint
@@ -79,7 +79,7 @@ def read(path: Path) -> dict[str, Any]:
         reason = describe(error)
         advice = "only tensors and plain values are read, save its state_dict alone"
         raise UserError(
-            f"cannot read the checkpoint {path} ({reason}): {advice}", kind=files.read_error_kind(error)
+            f"cannot read the checkpoint {path} ({reason}): {advice}", kind=file_error_kind(error)
         ) from error
     if not isinstance(tree, dict) or not isinstance(tree.get("state_dict", tree), dict):
         raise UserError(
