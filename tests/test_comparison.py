@@ -250,4 +250,4 @@ def test_ties_by_pairs_of_seeds():
     assert rank_labels([c, a, b]) == ["", "best", "tied"]
     assert rank_labels([c, a, b, {0: 99.0}]) == ["", "best", "tied", "no verdict"]  # one seed decides nothing
     assert rank_labels([a, {0: 1.0}]) == ["", ""] and rank_labels([]) == [] and rank_labels([a]) == [""]
-    assert compare_seeds(a, b).seeds == [0, 1, 2] and run_folder.seeds_named([0]).split() == ["seed", "0"]
+    assert compare_seeds(a, b).seeds == [0, 1, 2] and run_folder.format_seeds([0]).split() == ["seed", "0"]

@@ -92,7 +92,7 @@ def train_one(name: str, config: Config, folder: Path, images: dict[DataConfig, 
 def tabulate(folders: Sequence[Path], configs: dict[str, Config], out: Path) -> list[ResultRow]:
     """Of the seeds that were asked for, whatever else the folders hold."""
     (seeds,) = {config.train.seeds for config in configs.values()}
-    rows = make_rows([run for run in run_folder.finished(folders) if run.seed in seeds])
+    rows = make_rows([run for run in run_folder.read_finished(folders) if run.seed in seeds])
     write_table(rows, out)
     with files.replace_file(out / "comparison.png") as picture:
         compared(make_dots(rows), picture)

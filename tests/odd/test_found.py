@@ -77,9 +77,9 @@ def test_weights_that_no_float_can_hold(weights):
 
 
 def test_shapes():
-    shape = {"seed": schema.count, "notes": schema.maybe([schema.text]), "by": schema.named(schema.number)}
+    shape = {"seed": schema.count, "notes": schema.optional([schema.text]), "by": schema.mapping_of(schema.number)}
     good = {"seed": 0, "by": {"x": 1.5}, "whatever": object}
-    assert schema.validate(good, shape) is None and schema.validate(good | {"notes": ["a"]}, shape) is None
+    assert schema.find_error(good, shape) is None and schema.find_error(good | {"notes": ["a"]}, shape) is None
     wrong = [
         ("seed", True),
         ("seed", -1),
@@ -91,8 +91,8 @@ def test_shapes():
     ]
     wrong += [("by", {"x": float("nan")}), ("seed", None)]
     for key, value in wrong:
-        assert str(schema.validate(good | {key: value}, shape)).startswith(f"{key} is "), (key, value)
-    assert schema.validate([], shape).endswith(" []") and schema.validate({"seed": 0}, shape).split()[0] == "by"
+        assert str(schema.find_error(good | {key: value}, shape)).startswith(f"{key} is "), (key, value)
+    assert schema.find_error([], shape).endswith(" []") and schema.find_error({"seed": 0}, shape).split()[0] == "by"
 
 
 def test_why():

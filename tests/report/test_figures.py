@@ -45,7 +45,7 @@ def folder(tmp_path):
 
 
 def pulls(folder):
-    (found,) = gradients.make_pulls(make_rows(run_folder.finished(folder))).values()
+    (found,) = gradients.make_pulls(make_rows(run_folder.read_finished(folder))).values()
     return {pull.label: pull for pull in found}
 
 

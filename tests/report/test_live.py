@@ -59,12 +59,12 @@ def test_progress_is_that_of_the_log(tmp_path):
 def test_a_run_is_named_by_its_folder_and_data(tmp_path):
     folder = begin_run(tmp_path / "a/seed0", 1)
     (found,) = under_way(read(Board([tmp_path]))).values()
-    assert found["folder"][0] == str(folder) and found["data"][0] == data_name(run_folder.read_begun(folder))
+    assert found["folder"][0] == str(folder) and found["data"][0] == data_name(run_folder.read_started(folder))
 
 
 def test_epochs_are_those_of_all_stages_and_the_latest_run_comes_first(tmp_path):
     for i, (total, expected) in enumerate(((30, 30), (None, 8), (2, 5))):
-        run = run_folder.read_begun(begin_run(tmp_path / f"{i}/seed0", 5, total=total, day=i + 1))
+        run = run_folder.read_started(begin_run(tmp_path / f"{i}/seed0", 5, total=total, day=i + 1))
         assert training.look_at(run).epochs == expected
     assert list(under_way(read(Board([tmp_path])))) == [run_name("Cross-entropy", 0, f"{i}/seed0") for i in (2, 1, 0)]
 
@@ -82,7 +82,7 @@ def test_a_run_keeps_its_color(tmp_path):
     begin_run(tmp_path / "a/seed0", 0, day=1)
     begin_run(tmp_path / "b/seed0", 3, "paco", day=2)
     for others in range(2):
-        text = str(training.unfinished([run_folder.read_begun(folder) for folder in run_folder.find(tmp_path)]))
+        text = str(training.unfinished([run_folder.read_started(folder) for folder in run_folder.find_runs(tmp_path)]))
         lines = re.findall(r'<path d="M[^"]*L[^"]*" class="line (c\d)"><title>([^<]*)</title>', text)
         assert ("c1", run_name("PaCo", 0)) in lines
         beside = re.findall(r'class="line (c\d)"></path><path [^>]*></path></svg> (?:<[^>]*>)?PaCo, seed 0<', text)
@@ -142,7 +142,7 @@ def test_half_written_files_do_no_harm(tmp_path, file):
 
 
 def test_a_log_is_read_up_to_what_is_just_being_written(tmp_path):
-    run = run_folder.read_begun(begin_run(tmp_path / "a/seed0", 3))
+    run = run_folder.read_started(begin_run(tmp_path / "a/seed0", 3))
     (run.folder / run_folder.LOG).write_text(log_line(0) + log_line(1) + log_line(2)[:20])
     assert len(training.look_at(run).log) == 2
 

@@ -41,7 +41,7 @@ def first(n, right):
 
 def concluded(folder):
     """Return what is claimed of the best method, the judgment on PaCo, and the chapter; both are said as they are."""
-    rows = make_rows(run_folder.finished(folder))
+    rows = make_rows(run_folder.read_finished(folder))
     (chapter,) = make_chapters(rows)
     claims, judgment = words.sort_claims(chapter), judge(chapter.peers, chapter.tested)
     shown = unescape(re.sub("<[^>]*>", "", str(words.conclusion(chapter) or "")))
@@ -228,7 +228,7 @@ def test_rarest_classes_without_test_images_are_named(tmp_path, counts, said):
     labels = [c for c in range(4 - untested) for _ in range(30)]
     for method in ("ce", "paco"):
         answered(tmp_path, method, counts, labels, first(len(labels), 50))
-    (chapter,) = make_chapters(make_rows(run_folder.finished(tmp_path)))
+    (chapter,) = make_chapters(make_rows(run_folder.read_finished(tmp_path)))
     (caution,) = [caution for caution in words.cautions(chapter) if caution.kind == "untested-classes"]
     assert not caution.sound and said in caution.says
     assert sum(caution.says in line for line in verdict(chapter.rows)) == 1
@@ -243,5 +243,5 @@ def test_classes_between_without_test_images_are_not_the_rarest(tmp_path):
 
 
 def kinds_of_cautions(folder) -> list[str]:
-    (chapter,) = make_chapters(make_rows(run_folder.finished(folder)))
+    (chapter,) = make_chapters(make_rows(run_folder.read_finished(folder)))
     return [caution.kind for caution in words.cautions(chapter)]

@@ -55,7 +55,7 @@ def read(path) -> Page:
 
 
 def chapter_of(folder):
-    (chapter,) = make_chapters(make_rows(run_folder.finished(folder)))
+    (chapter,) = make_chapters(make_rows(run_folder.read_finished(folder)))
     return chapter
 
 
@@ -200,7 +200,7 @@ def test_only_methods_that_can_be_compared_are_called_best(folder, tmp_path):
     marks = page.text["span"]
     assert marks.count("best") == 2 and marks.count("another length") == 4  # over all, and on rare classes
     assert explained({LENGTH}) in page.words()
-    (chapter,) = make_chapters(rows := make_rows(run_folder.finished(folder)))
+    (chapter,) = make_chapters(rows := make_rows(run_folder.read_finished(folder)))
     assert {row.label for row in chapter.peers} == {"PaCo", "Cross-entropy"}
     words_of = dict(zip([row.label for row in rows], standing(rows), strict=True))
     assert words_of["Focal"] == words_of["Balanced Softmax"] == "another length"
@@ -255,7 +255,7 @@ def test_each_data_set_has_a_chapter(folder, tmp_path):
     make_run(folder / "other/seed0", recipes.cifar100_lt("paco", 100), 0, [200, 30, 5])
     page = read(report(folder, tmp_path / "page.html"))
     assert page.text["h2"] == ["In short"]
-    assert {row.data for row in make_rows(run_folder.finished(folder))} < {*page.text["bdi"]}
+    assert {row.data for row in make_rows(run_folder.read_finished(folder))} < {*page.text["bdi"]}
 
 
 def test_optimum_of_P_sup_is_what_batches_give(folder):
@@ -354,7 +354,7 @@ def test_a_class_is_shown_as_best_or_as_worst(folder):
 
 def test_the_first_seed_that_has_features_is_mapped(folder):
     (folder / "ce/seed0/features.npz").unlink()
-    (row,) = make_rows(run_folder.finished(folder / "ce"))
+    (row,) = make_rows(run_folder.read_finished(folder / "ce"))
     assert Page("".join(map(str, closer.look_at(row)))).missing() == []
     (folder / "ce/seed1/log.jsonl").unlink()
     (missing,) = Page(str(closer.training(row))).missing()

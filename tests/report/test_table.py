@@ -84,9 +84,9 @@ def test_other_images_make_another_row_and_a_repeated_seed_counts_once(made):
 
 def test_unfinished_runs_are_left_out(made):
     (made / "ce/seed0" / run_folder.METRICS).unlink()
-    assert {row.label[:4] for row in make_rows(run_folder.finished([made]))} == {"PaCo"}
+    assert {row.label[:4] for row in make_rows(run_folder.read_finished([made]))} == {"PaCo"}
     with raises("unfinished-run", made / "ce", "1 unfinished"):
-        run_folder.finished([made / "ce"])
+        run_folder.read_finished([made / "ce"])
 
 
 def test_a_foreign_folder_is_one_line(tmp_path):

@@ -49,7 +49,7 @@ def stored_arguments(args: list[str]) -> tuple[str, Train, Config]:
         raise UserError(
             f"--from {args[1]} does not exist: name a run folder or a {run_folder.CONFIG}", kind="missing-file"
         )
-    config, name = run_folder.stored_config(Path(args[1])), f"{Path(args[1]).resolve().stem}-again"
+    config, name = run_folder.load_common_config(Path(args[1])), f"{Path(args[1]).resolve().stem}-again"
     given = parse(Train, "train", [name, *args[2:]], Train(recipe=name, **sections_of(config, *EVERY)))
     for flag in ("method_name", "imbalance", "setting", "network", "augment", "strategy"):
         if getattr(given, flag) is not None:
@@ -83,7 +83,7 @@ def chosen_recipe(name: str, args: list[str]) -> Config:
 def chosen_for(name: str, args: list[str], given: Train) -> Config:
     """For the user's images; one that is resumed goes on as it was chosen when it began, with the images that are named now:
     they may have been moved, and others are refused by their checksum."""
-    if given.resume and given.out and given.out.exists() and (begun := run_folder.find(given.out)):
+    if given.resume and given.out and given.out.exists() and (begun := run_folder.find_runs(given.out)):
         stored = run_folder.load_config(begun[0])
         return replace(stored, data=replace(stored.data, **{key: getattr(given.data, key) for key in PLACE}))
 

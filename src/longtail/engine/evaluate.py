@@ -222,7 +222,7 @@ def spread(n: int, most: int) -> np.ndarray:
 def evaluate(run: Path | str, data_root: Path | None = None, device: str = "auto") -> dict[Path, dict[str, Any]]:
     """Measure the stored network of each finished run at or below `run` again; the twin of `longtail eval`."""
     results = {}
-    for record in run_folder.finished([run]):
+    for record in run_folder.read_finished([run]):
         if not os.access(record.folder, os.W_OK):
             raise UserError(
                 f"cannot write to {record.folder}: copy the run to where its new figures can be written",

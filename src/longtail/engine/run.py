@@ -34,7 +34,7 @@ from longtail.errors import UserError
 from longtail.kernels import sgd
 from longtail.methods import Stage, Start
 from longtail.models.groups import refined
-from longtail.schema import amount, count, validate
+from longtail.schema import amount, count, find_error
 from longtail.views import Views
 
 
@@ -276,7 +276,7 @@ class Run:
                 f"{path} was trained in {state['precision']}: add --train.precision {state['precision']}",
                 kind="mismatch",
             )
-        if wrong := validate(state, {"stage": count, "step": count, "seconds": amount, "epoch_seconds": amount}):
+        if wrong := find_error(state, {"stage": count, "step": count, "seconds": amount, "epoch_seconds": amount}):
             raise ValueError(wrong)
         self.enter(state["stage"])
         if not 0 <= state["step"] <= self.steps_left().stop:

@@ -292,7 +292,7 @@ def check_seeds(folders: dict[int, Path]) -> None:
     """Raise a UserError if the folder of a seed holds the run of another seed, for example because it was renamed."""
     for seed, folder in folders.items():
         if holds_a_run(folder) and (folder / run_folder.ENVIRONMENT).exists():
-            stored = run_folder.read_begun(folder).seed
+            stored = run_folder.read_started(folder).seed
             if stored != seed:
                 fix = f"rename it to {folder.with_name(f'seed{stored}')}, or choose another --out"
                 raise UserError(f"{folder} holds the run of seed {stored}, not of seed {seed}: {fix}", kind="mismatch")
@@ -302,7 +302,7 @@ def earlier_threads(folder: Path) -> set[int]:
     """Return the numbers of threads with which a run was started and resumed so far, as far as they are known."""
     if not (folder / run_folder.ENVIRONMENT).exists():
         return set()
-    stored = run_folder.read_begun(folder).environment
+    stored = run_folder.read_started(folder).environment
     return {n for entry in (stored, *(stored.get("resumed") or [])) if (n := threads_of(entry)) is not None}
 
 
@@ -325,7 +325,7 @@ def train_group(group: Sequence[Run]) -> None:
 def fit_group(group: Sequence[Run], heard: Sequence[Listeners]) -> None:
     """Train them, with their logs open and stop signals minded."""
     config = group[0].config
-    seeds = run_folder.seeds_named([run.seed for run in group])
+    seeds = run_folder.format_seeds([run.seed for run in group])
     with StopSignals() as stop, contextlib.ExitStack() as open_logs:
         logs = []
         for run, listeners in zip(group, heard, strict=True):  # the first speaks for all

@@ -21,7 +21,7 @@ from longtail.inference import released
 from longtail.inference.model import Model
 from longtail.inference.preprocessing import Preprocessing
 from longtail.inference.priors import Prior
-from longtail.schema import anything, count, maybe, number, share, text, validate
+from longtail.schema import anything, count, find_error, number, optional, share, text
 from longtail.text import escape_nonprintable
 from longtail.views import Views
 
@@ -29,10 +29,10 @@ METADATA = "longtail"  # the key of an exported file's description
 FACTS: dict[str, Any] = {
     "config": anything,
     "class_names": [text],
-    "counts": maybe([count]),
+    "counts": optional([count]),
     "preprocessing": {"side": count},
-    "temperature": maybe(lambda value: is_temperature(value)),
-    "prior": maybe({"name": text, "shares": [share]}),
+    "temperature": optional(lambda value: is_temperature(value)),
+    "prior": optional({"name": text, "shares": [share]}),
 }
 CHECKPOINTS = (".pth", ".pt", ".tar")
 
@@ -92,7 +92,7 @@ def load_run(path: Path, device: torch.device) -> Model:
 
 def one_run(path: Path) -> run_folder.FinishedRun:
     """The finished run at or below a path; of seeds of one configuration the first, which is said."""
-    found = run_folder.finished(path)
+    found = run_folder.read_finished(path)
     first = found[0]
     if any(run.config.identity() != first.config.identity() for run in found):
         which = ", ".join(str(run.folder) for run in found[:3])
@@ -167,7 +167,7 @@ def read_facts(path: Path) -> dict[str, Any]:
         facts = files.parse_json(_metadata(path)[METADATA])
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: its description is not JSON ({error}): {again}", kind="damaged-file") from error
-    if wrong := validate(facts, FACTS):
+    if wrong := find_error(facts, FACTS):
         raise UserError(f"{path}: {wrong}: {again}", kind="damaged-file")
     classes, prior = len(facts["class_names"]), facts.get("prior")
     if not classes:

@@ -66,11 +66,11 @@ def gradient(paths: Paths, out: Path) -> None:
     from longtail.reporting import plots  # matplotlib, which takes a second to come
 
     for path in paths:
-        if not make_pulls(make_rows(run_folder.finished(path))):
+        if not make_pulls(make_rows(run_folder.read_finished(path))):
             raise UserError(
                 f"no run below {path} has {run_folder.GRADIENTS}: train with --log.gradients", kind="missing-file"
             )
-    pulls = make_pulls(make_rows(run_folder.finished(paths)))
+    pulls = make_pulls(make_rows(run_folder.read_finished(paths)))
     with writing(out):
         plots.gradient_norms(pulls, out)
 
@@ -83,7 +83,7 @@ def latency(paths: Paths, out: Path) -> None:
             raise UserError(f"{paths[0]}: name one results file, or run folders", kind="conflict")
         panels: Mapping[str, Sequence[Dot]] = dots_of_results(paths[0])
     else:
-        panels = make_dots(make_rows(run_folder.finished(paths)))
+        panels = make_dots(make_rows(run_folder.read_finished(paths)))
     if not any(dot.values["latency_b64"] for dots in panels.values() for dot in dots):
         raise UserError(
             f"{paths[0]}: no run has latency_b64 in {run_folder.METRICS}: `longtail eval` measures it",

@@ -35,7 +35,7 @@ def report(paths: Iterable[Path | str] | Path | str, out: Path | str = "report.h
     check_out(out)
     ended, others = run_folder.split_finished(paths)
     if not ended and not others:
-        run_folder.finished(paths)  # says so
+        run_folder.read_finished(paths)  # says so
     found = gathered(ended, others)
     try:
         whole = page(found)
@@ -73,8 +73,8 @@ class Gathered(NamedTuple):
 
 def gathered(ended: Iterable[Path], others: Iterable[Path]) -> Gathered:
     """Of the folders of finished runs, and of those that have only begun."""
-    done, bad = run_folder.readable(run_folder.read, ended)
-    begun, worse = run_folder.readable(run_folder.read_begun, others)
+    done, bad = run_folder.read_valid(run_folder.read, ended)
+    begun, worse = run_folder.read_valid(run_folder.read_started, others)
     return Gathered(make_rows(done), begun, [*bad, *worse])
 
 

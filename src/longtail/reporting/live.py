@@ -49,7 +49,7 @@ class Board:
         with self._looking:
             if time.monotonic() - self._looked >= GLANCE:
                 try:
-                    self._version = stamp(run_folder.find(self._there()))
+                    self._version = stamp(run_folder.find_runs(self._there()))
                 except UserError as error:  # folders that cannot be searched; the page says why
                     self._version = hashlib.sha256(str(error).encode(errors="replace")).hexdigest()[:16]
                 self._looked = time.monotonic()

@@ -13,11 +13,11 @@ from PIL import Image
 from longtail import files, run_folder
 from longtail.config.migrate import migrate_log_row
 from longtail.metrics import BoolArray, FloatArray, IntArray
-from longtail.schema import Shape, count, number, percent, share, text, validate
+from longtail.schema import Schema, count, find_error, number, percent, share, text
 
 BROKEN = Exception  # a damaged archive or image fails in many ways
-PAIR: Shape = {"truth": count, "predicted": count, "share": share, "items": [count]}
-RARE: Shape = {"class": count, "accuracy": percent, "items": [count]}
+PAIR: Schema = {"truth": count, "predicted": count, "share": share, "items": [count]}
+RARE: Schema = {"class": count, "accuracy": percent, "items": [count]}
 EXAMPLES: dict[str, Any] = {"confusions": [PAIR], "best_rare": [RARE], "worst_rare": [RARE]}
 FEATURES, PREDICTIONS = "features.npz", "predictions.npz"
 SMALL = 4096  # bytes; a larger thumbnail is made smaller by a codec that loses a little
@@ -126,7 +126,7 @@ def examples(run: run_folder.FinishedRun) -> dict[str, list[dict[str, Any]]]:
         )
     except (OSError, ValueError, RecursionError):
         return {}
-    if not isinstance(index, dict) or validate(index, EXAMPLES) is not None:
+    if not isinstance(index, dict) or find_error(index, EXAMPLES) is not None:
         return {}
     classes = len(run.metrics["per_class"])
 

@@ -281,7 +281,7 @@ def shifted_table(rows: Sequence[ResultRow], width: int = 150) -> Table:
 
 def table(paths: Iterable[Path | str] | Path | str, out: Path | str | None = None) -> list[ResultRow]:
     """The finished runs below `paths` as rows; written to OUT/table.md and OUT/table.json where `out` is given."""
-    rows = make_rows(run_folder.finished(paths))
+    rows = make_rows(run_folder.read_finished(paths))
     if out is not None:
         write_table(rows, Path(out))
     return rows
