@@ -113,7 +113,7 @@ def select_methods(names: Sequence[str] | str) -> list[str]:
         if "," in name:
             raise UserError(f"--methods {name}: put spaces between names, as in --methods {name.replace(',', ' ')}")
         if name != ALL:
-            recipes.entry(name)
+            recipes.find_preset(name)
     return list(recipes.METHODS) if ALL in names else names
 
 

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from longtail import recipes
 from longtail.errors import unknown_name
-from longtail.recipes.published_rows import Printed
+from longtail.recipes.published_rows import PublishedAccuracy
 
 WORDS = "top-1 percentages, most from the PaCo paper. Ours stand in results/; docs/methods.md says what each does."
 
@@ -73,7 +73,7 @@ def rows_table(name: str) -> Table:
     table = Table(title="Lines of the paper", title_justify="left", caption=caption, caption_justify="left")
     for heading in ("method", "network", "augment", "setting"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("epochs", "batch", *Printed._fields):
+    for heading in ("epochs", "batch", *PublishedAccuracy._fields):
         table.add_column(heading, justify="right")
     for row, printed in recipes.RECIPES[name].rows.items():
         config = recipes.make(name, **{choice: value or None for choice, value in row._asdict().items()})

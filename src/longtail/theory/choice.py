@@ -151,8 +151,8 @@ def optimum(alpha: float, n_C: Sequence[int], K_C: remarks.Floats) -> Optimum:
 
 def counts_of(data: DataConfig) -> list[int]:
     """Those of the CIFAR draws follow from their rule; those of other data are counted."""
-    if data.name in recipes.CIFAR:
-        classes, largest = recipes.CIFAR[data.name]
+    if data.name in recipes.CIFAR_SIZES:
+        classes, largest = recipes.CIFAR_SIZES[data.name]
         return [int(n) for n in PROFILES[data.profile](largest, classes, data.imbalance)]
 
     from longtail.data.inspection import inspect
