@@ -1,16 +1,16 @@
-"""What the remarks say about a data set: a table to choose alpha from, and the alpha that `auto` chooses.
+"""A table of the theory for one dataset, and the value of `alpha="auto"`.
 
-**`alpha="auto"`.** The paper works its theory out once, for balanced ImageNet: alpha·K* = 0.41, so that at the optimum the
-centers have P_sup = 1 / (1 + alpha·K*) = 0.71 of an anchor's softmax and the samples the rest. With other classes, queues or
-batches the same alpha means another optimum, which stays put only where alpha·K does. On a long tail K_y differs from class to
-class, and the loss is a mean over anchors; so `auto` is the alpha at which
+The paper evaluates its theory once, for balanced ImageNet: alpha·K* = 0.41, so that at the optimum the centers have the
+share P_sup = 1 / (1 + alpha·K*) = 0.71 of an anchor's softmax, and the samples have the rest. With other classes, queues or
+batch sizes, the same alpha has another optimum; the optimum stays the same only if alpha·K does. On a long-tailed dataset,
+K_y differs between classes, and the loss is a mean over anchors. Therefore `auto` is the alpha for which
 
-    sum_y q(y) / (1 + alpha·K_y) = 0.71,        K_y the true expectation,
+    sum_y q(y) / (1 + alpha·K_y) = 0.71,        with K_y the true expectation.
 
-the optimal P_sup of the mean anchor, which P_sup in the log of a run would come to. On balanced data alpha·K* is 0.41 again;
-and as K_y is at least 1, alpha is never above it. The range from head to tail is no part of the rule: a smaller alpha narrows
-it, at the cost of contrast among samples. No theory says that 0.71 is best: it is the paper's one worked example, and a place
-to search from.
+This is the optimal P_sup of the mean anchor, toward which P_sup in the log of a run converges. On balanced data, alpha·K*
+is 0.41 again. Because K_y is at least 1, alpha is never larger than 0.41. The ratio of pair probabilities between head and
+tail is not part of the rule: a smaller alpha makes it smaller, but also weakens the contrast between samples. The theory
+does not say that 0.71 is the best value. It is the only example in the paper, and a starting point for a search.
 """
 
 from collections.abc import Sequence
@@ -22,22 +22,32 @@ import numpy as np
 import numpy.typing as npt
 
 from longtail import files, recipes
-from longtail.config import DataConfig, PaCo, TrainConfig
+from longtail.config import DataConfig, PaCoSettings, TrainConfig
 from longtail.config.section import require
 from longtail.data.long_tail import PROFILES
-from longtail.errors import Kind, UserError
+from longtail.errors import Kind, UserError, file_error_kind
 from longtail.theory import remarks
 
-OPTIMUM = 0.71  # P_sup in the paper's example, Fig. 4
-GIVEN = "given counts"
-MOST_CLASSES = 2**20  # of a file with counts
+OPTIMUM = 0.71
+"""P_sup in the example of the paper (Fig. 4)."""
 ALPHAS = (0.005, 0.01, 0.02, 0.05, 0.1)
+"""Values of alpha in the table by default."""
+MAX_CLASSES = 2**20
+"""Largest number of class counts in a file."""
+GIVEN_COUNTS = "given counts"
 
 
 def auto_alpha(counts: npt.ArrayLike, queue: int, batch: int, P_sup: float = OPTIMUM) -> float:
-    """The alpha at which the optimal P_sup of the mean anchor is this, to three figures."""
+    """Return the alpha for which the optimal P_sup of the mean anchor has a given value, rounded to three significant digits.
+
+    Args:
+        counts: Number of training images of each class.
+        queue: Queue length.
+        batch: Batch size.
+        P_sup: The desired P_sup.
+    """
     q_C, K_C = remarks.frequencies(counts), remarks.positives(counts, queue, batch)
-    low, high = 0.0, 1 / P_sup - 1  # K = 1 would need the latter
+    low, high = 0.0, 1 / P_sup - 1  # the upper limit is the solution for K = 1
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if q_C @ remarks.center(middle, K_C) > P_sup else (low, middle)
@@ -46,42 +56,44 @@ def auto_alpha(counts: npt.ArrayLike, queue: int, batch: int, P_sup: float = OPT
 
 @dataclass(frozen=True)
 class Optimum:
-    """Where the loss is least, at one alpha."""
+    """The minimum of the PaCo loss for one alpha."""
 
     alpha: float
     P_sup: list[float]
-    """By class: of its anchors' softmax, the share of the centers."""
+    """Share of the centers in the softmax of an anchor, by class."""
     pair: list[float]
-    """By class: that of each positive sample."""
+    """Share of each positive sample, by class."""
     mean_P_sup: float
-    """Of the mean anchor, as the log of a run has it."""
+    """P_sup of the mean anchor, as in the log of a run."""
     range: float
-    """Largest over smallest pair probability."""
+    """Ratio of the largest to the smallest pair probability."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """What can be said before training; lists are by class."""
+    """The predictions of the theory for a dataset. Lists contain one value per class."""
 
     name: str
     counts: list[int]
     queue: int
     batch: int
     positives: dict[remarks.Count, list[float]]
-    """K_y, counted in three ways."""
+    """K_y for each way of counting, see `positives`."""
     absent: list[float]
-    """The share of the steps at which the queue has nothing of the class."""
+    """Fraction of the steps at which the queue has no sample of the class."""
     supcon_pair: list[float]
+    """Optimal probability of a positive pair for SupCon."""
     supcon_range: float
+    """Ratio of the largest to the smallest of these."""
     auto: float
-    """What `alpha="auto"` is here."""
+    """The value of `alpha="auto"`."""
     given: float | None
-    """The recipe's own alpha."""
+    """The alpha of the recipe, if it has one."""
     optima: list[Optimum]
-    """In the order of alpha."""
+    """Sorted by alpha."""
 
     def head_to_tail(self, most: int = 5) -> list[int]:
-        """Some classes, evenly from the most frequent to the rarest; one of those that are alike."""
+        """Return up to `most` classes, evenly spaced from the most frequent to the rarest, without duplicate counts."""
         order = np.argsort(-np.array(self.counts), kind="stable")
         places = np.linspace(0, len(order) - 1, min(most, len(order)))
         return list({self.counts[c]: int(c) for c in order[np.rint(places).astype(int)][::-1]}.values())[::-1]
@@ -100,23 +112,34 @@ def table(
     setting: str | None = None,
     data_root: Path | None = None,
 ) -> Table:
-    """Optima of SupCon and PaCo for a recipe, a folder of images, or any class counts. The twin of `longtail theory`.
+    """Return the optima of SupCon and PaCo for a recipe, for the user's images, or for given class counts.
 
-    `counts` may be a file: of numbers, or JSON that has them, such as what `longtail data inspect --json` writes.
+    This function is the equivalent of `longtail theory`.
+
+    Args:
+        recipe: A recipe, or a path of images. Its class counts, queue length and batch size are used unless given.
+        counts: Number of training images of each class, or a file that contains them: numbers, or JSON such as
+            `longtail data inspect --json` writes.
+        queue: Queue length.
+        batch: Batch size.
+        alpha: Values of alpha in the table, in addition to that of the recipe and to `auto`.
+        imbalance: Imbalance factor of the recipe.
+        setting: Setting of the recipe.
+        data_root: Folder of the data.
     """
-    method, train, name, given = PaCo(), TrainConfig(), GIVEN, None
+    method, train, name, given = PaCoSettings(), TrainConfig(), GIVEN_COUNTS, None
     if recipe is not None:
         config = recipes.make(recipe, method="paco", imbalance=imbalance, setting=setting)
-        assert isinstance(config.method, PaCo)
+        assert isinstance(config.method, PaCoSettings)
         method, train = config.method, config.train
-        name = config.recipe if counts is None else f"{GIVEN}, the rest as in {config.recipe}"
+        name = config.recipe if counts is None else f"{GIVEN_COUNTS}, otherwise as in {config.recipe}"
         given = method.alpha if isinstance(method.alpha, float) else None
-        counts = counts_of(replace(config.data, root=data_root or config.data.root)) if counts is None else counts
+        counts = _find_counts(replace(config.data, root=data_root or config.data.root)) if counts is None else counts
     if counts is None:
-        raise UserError("name a recipe or the classes: --recipe cifar100-lt, or --counts 500 100 5")
+        raise UserError("give a recipe or class counts: --recipe cifar100-lt, or --counts 500 100 5")
     queue, batch = method.queue if queue is None else queue, train.batch_size if batch is None else batch
-    n_C = read_counts(counts) if isinstance(counts, Path) else list(counts)
-    check(n_C, queue, batch, alpha)
+    n_C = _read_counts(counts) if isinstance(counts, Path) else list(counts)
+    _check(n_C, queue, batch, alpha)
     auto, K_C = auto_alpha(n_C, queue, batch), remarks.positives(n_C, queue, batch)
     return Table(
         name=name,
@@ -129,28 +152,28 @@ def table(
         supcon_range=float(K_C.max() / K_C.min()),
         auto=auto,
         given=given,
-        optima=[optimum(a, n_C, K_C) for a in sorted({*alpha, auto, given or auto})],
+        optima=[_optimum(a, n_C, K_C) for a in sorted({*alpha, auto, given or auto})],
     )
 
 
-def check(n_C: Sequence[int], queue: int, batch: int, alpha: Sequence[float]) -> None:
-    rule = "two classes or more of at least one image: try --counts 500 100 5"
-    good = len(n_C) > 1 and all(isinstance(n, int | np.integer) and 1 <= n < 2**31 for n in n_C)
-    require(good, "counts", " ".join(map(str, n_C[:10])), rule)
-    require(0 <= queue < 2**31, "queue", queue, "0 or more")
+def _check(n_C: Sequence[int], queue: int, batch: int, alpha: Sequence[float]) -> None:
+    rule = "two or more classes with at least one image, for example --counts 500 100 5"
+    are_counts = len(n_C) > 1 and all(isinstance(n, int | np.integer) and 1 <= n < 2**31 for n in n_C)
+    require(are_counts, "counts", " ".join(map(str, n_C[:10])), rule)
+    require(0 <= queue < 2**31, "queue", queue, "at least 0")
     require(1 <= batch < 2**31, "batch", batch, "at least 1")
     for a in alpha:
-        require(0 < a < 1, "alpha", a, "in (0, 1): try 0.01 to 0.05")
+        require(0 < a < 1, "alpha", a, "in (0, 1), for example 0.01 to 0.05")
 
 
-def optimum(alpha: float, n_C: Sequence[int], K_C: remarks.Floats) -> Optimum:
+def _optimum(alpha: float, n_C: Sequence[int], K_C: remarks.Floats) -> Optimum:
     P_sup_C, pair_C = remarks.center(alpha, K_C), remarks.pair(alpha, K_C)
     mean = float(remarks.frequencies(n_C) @ P_sup_C)
     return Optimum(alpha, P_sup_C.tolist(), pair_C.tolist(), mean, float(remarks.range_of(alpha, K_C)))
 
 
-def counts_of(data: DataConfig) -> list[int]:
-    """Those of the CIFAR draws follow from their rule; those of other data are counted."""
+def _find_counts(data: DataConfig) -> list[int]:
+    """Return the class counts of a dataset: computed for the long-tailed subsets of CIFAR, counted for other data."""
     if data.name in recipes.CIFAR_SIZES:
         classes, largest = recipes.CIFAR_SIZES[data.name]
         return [int(n) for n in PROFILES[data.profile](largest, classes, data.imbalance)]
@@ -160,16 +183,17 @@ def counts_of(data: DataConfig) -> list[int]:
     return inspect(data, quick=True).counts
 
 
-def read_counts(path: Path) -> list[int]:
+def _read_counts(path: Path) -> list[int]:
+    """Return the class counts in a file of numbers or a JSON file."""
     try:
         text = files.read_text(path)
         found = files.parse_json(text) if text.lstrip().startswith(("{", "[")) else text.replace(",", " ").split()
         if isinstance(found, dict):
             found = found["counts"] if "counts" in found else found["data"]["counts"]
-        if len(found) > MOST_CLASSES:
-            raise ValueError(f"more than {MOST_CLASSES:,} classes")
+        if len(found) > MAX_CLASSES:
+            raise ValueError(f"more than {MAX_CLASSES:,} classes")
         return [int(n) for n in found]
     except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
-        kind: Kind = "missing-file" if isinstance(error, FileNotFoundError) else "bad-list"
-        advice = "give a file of numbers, or what `longtail data inspect DATA --json FILE` writes"
-        raise UserError(f"--counts {path}: no class counts found there ({error!r}): {advice}", kind=kind) from error
+        kind: Kind = file_error_kind(error) if isinstance(error, OSError) else "bad-list"
+        advice = "give a file of numbers, or the output of `longtail data inspect DATA --json FILE`"
+        raise UserError(f"--counts {path}: cannot read class counts ({error!r}): {advice}", kind=kind) from error

@@ -1,15 +1,16 @@
-"""Remarks 1 and 2, Eqs. 5 to 7 and the supplement's gradient, of Cui et al., ICCV 2021, as closed forms.
+"""Closed forms of Remarks 1 and 2, of Eqs. 5 to 7 and of the gradient in the supplement of Cui et al., ICCV 2021.
 
-An anchor of class y has K_y positives among the samples. With p_k its softmax over all partners, its loss before the scaling is
+An anchor of class y has K_y positives among the samples. Let p be its softmax over all contrasted samples and centers. Its loss
+before scaling is
 
-    SupCon   L = - sum_{z+ in P} log p+                        least at p+ = 1 / K_y                      (Remark 1)
-    PaCo     L = - log p_c - alpha · sum_{z+ in P} log p+      least at p+ = alpha / (1 + alpha·K_y),
-                                                                        p_c = 1 / (1 + alpha·K_y)         (Remark 2)
+    SupCon   L = - sum_{z+ in P} log p+                        minimal at p+ = 1 / K_y                      (Remark 1)
+    PaCo     L = - log p_c - alpha · sum_{z+ in P} log p+      minimal at p+ = alpha / (1 + alpha·K_y),
+                                                                          p_c = 1 / (1 + alpha·K_y)         (Remark 2)
 
-where negatives have no probability left. The losses that are trained are these over K_y, and over 1 + alpha·K_y: the same
-optimum, another height. The log q of Eq. 8 shifts the logits of the centers, not their best probabilities: the same again.
+with probability 0 for all negatives. The implemented losses are these divided by K_y and by 1 + alpha·K_y, which does not
+change the optimum. The log q of Eq. 8 shifts the logits of the centers, but not their optimal probabilities.
 
-Arguments are numbers or arrays that broadcast.
+Arguments are numbers, or arrays that can be broadcast.
 """
 
 from typing import Literal, get_args
@@ -24,13 +25,21 @@ Floats = npt.NDArray[np.float64]
 
 
 def positives(counts: npt.ArrayLike, queue: int, batch: int, count: Count = "expected") -> Floats:
-    """K_y of each class: the positives that an anchor of it meets, where images are drawn independently. Three ways to count:
+    """Return K_y, the expected number of positives of an anchor of each class, if images are sampled independently.
 
-    text         q(y) · queue                            the paper's approximation;
-    supplement   q(y) · (queue + 2·batch - 1)            all of A(i) drawn at random;
-    expected     1 + q(y) · (queue + 2·batch - 2)        the true expectation: the anchor's own key is there by design.
+    There are three ways of counting:
 
-    `batch` images have a query and a key each. On a tail of 5 images in 10,847 the three are 0.5, 0.6 and 1.6.
+    text         q(y) · queue                            the approximation in the paper;
+    supplement   q(y) · (queue + 2·batch - 1)            all samples in A(i) are random;
+    expected     1 + q(y) · (queue + 2·batch - 2)        the true expectation: A(i) always contains the anchor's own key.
+
+    For a class with 5 of 10,847 images they result in 0.5, 0.6 and 1.6.
+
+    Args:
+        counts: Number of training images of each class.
+        queue: Queue length.
+        batch: Batch size. Each image has a query and a key.
+        count: The way of counting.
     """
     q_C = frequencies(counts)
     match count:
@@ -43,12 +52,12 @@ def positives(counts: npt.ArrayLike, queue: int, batch: int, count: Count = "exp
 
 
 def absent(counts: npt.ArrayLike, queue: int) -> Floats:
-    """The share of the steps at which the queue has nothing of a class."""
+    """Return the fraction of the steps at which the queue has no sample of each class."""
     return (1 - frequencies(counts)) ** queue
 
 
 def frequencies(counts: npt.ArrayLike) -> Floats:
-    """q(y)."""
+    """Return the class frequencies q(y)."""
     n_C = np.asarray(counts, np.float64)
     return n_C / n_C.sum()
 
@@ -57,12 +66,13 @@ def frequencies(counts: npt.ArrayLike) -> Floats:
 
 
 def supcon_pair(K: npt.ArrayLike) -> Floats:
-    """SupCon's optimal probability of a positive pair."""
+    """Return the optimal probability of a positive pair for SupCon."""
     return 1 / np.asarray(K, np.float64)
 
 
 def supcon_minimum(K: npt.ArrayLike) -> Floats:
-    """The least SupCon loss of an anchor, as it is trained (over K): it rises with K, so that the head weighs most."""
+    """Return the minimum of an anchor's SupCon loss (divided by K). It increases with K, so that the head has the most
+    weight."""
     return np.log(K)
 
 
@@ -70,68 +80,85 @@ def supcon_minimum(K: npt.ArrayLike) -> Floats:
 
 
 def pair(alpha: npt.ArrayLike, K: npt.ArrayLike) -> Floats:
-    """PaCo's optimal probability of a positive pair."""
+    """Return the optimal probability of a positive pair for PaCo."""
     return np.multiply(alpha, center(alpha, K))
 
 
 def center(alpha: npt.ArrayLike, K: npt.ArrayLike) -> Floats:
-    """PaCo's optimal probability of the own center; as no other center has any, also the optimal P_sup."""
+    """Return the optimal probability of the center of the anchor's class for PaCo.
+
+    All other centers have probability 0, so that this is also the optimal P_sup.
+    """
     return 1 / (1 + np.multiply(alpha, K))
 
 
 def minimum(alpha: npt.ArrayLike, K: npt.ArrayLike) -> Floats:
-    """The least PaCo loss of an anchor, as it is trained (over 1 + alpha·K)."""
+    """Return the minimum of an anchor's PaCo loss (divided by 1 + alpha·K)."""
     return np.log1p(np.multiply(alpha, K)) - np.multiply(K, x_log_x(alpha)) * center(alpha, K)
 
 
 def range_of(alpha: npt.ArrayLike, K: npt.ArrayLike) -> Floats:
-    """How uneven the optimal pair probability is over classes, largest over smallest: (1/alpha + K_head) / (1/alpha + K_tail).
+    """Return the ratio of the largest to the smallest optimal pair probability of the classes.
 
-    It falls to 1 with alpha; SupCon has K_head / K_tail, which is its limit for large alpha.
+    It is (1/alpha + K_head) / (1/alpha + K_tail). It decreases with alpha to 1. For large alpha it approaches K_head / K_tail,
+    the ratio of SupCon.
     """
-    known = np.asarray(K, np.float64)
-    return center(alpha, known.min()) / center(alpha, known.max())
+    K_C = np.asarray(K, np.float64)
+    return center(alpha, K_C.min()) / center(alpha, K_C.max())
 
 
 def pair_curve(K: npt.ArrayLike, alpha: npt.ArrayLike) -> Floats:
-    """(alphas, classes), the optimal pair probability of each class as alpha changes."""
+    """Return the optimal pair probability for each alpha and each class, with shape (alphas, classes)."""
     return pair(np.asarray(alpha, np.float64)[:, None], np.asarray(K, np.float64))
 
 
-# Eqs. 5 to 7: balanced data, where every class has K positives
+# Eqs. 5 to 7, for balanced data: every class has K positives
 
 
 def extra(P_sup: npt.ArrayLike, alpha_K: npt.ArrayLike) -> Floats:
-    """L_extra (Eq. 6), by which PaCo before its scaling exceeds L_sup + alpha·L_supcon (Eq. 5), L_supcon a sum over positives.
+    """Return L_extra (Eq. 6), the difference of the PaCo loss before scaling and L_sup + alpha·L_supcon (Eq. 5).
 
-    It is least where the whole loss is, at P_sup = 1 / (1 + alpha·K).
+    L_supcon is a sum over positives. L_extra has its minimum where the total loss has it, at P_sup = 1 / (1 + alpha·K).
     """
     return -np.log(P_sup) - np.multiply(alpha_K, np.log1p(-np.asarray(P_sup, np.float64)))
 
 
 def extra_curve(alpha_K: float = 0.41, points: int = 199) -> tuple[Floats, Floats]:
-    """P_sup and L_extra: the paper's Fig. 4, which is full ImageNet's, with its minimum at 0.71."""
+    """Return P_sup and L_extra of Fig. 4 of the paper, which is for full ImageNet and has its minimum at 0.71."""
     P_sup = np.linspace(0, 1, points + 2)[1:-1]
     return P_sup, extra(P_sup, alpha_K)
 
 
 def supcon_at(P_sup: npt.ArrayLike, alpha: npt.ArrayLike, K: npt.ArrayLike) -> Floats:
-    """Eq. 7: the SupCon loss (a sum, not over K) at which pairs have PaCo's optimal probability, where centers have P_sup.
+    """Return the SupCon loss of Eq. 7, for which pairs have PaCo's optimal probability and the centers have the share P_sup.
 
-    It falls as P_sup rises, to SupCon's own least value at P_sup = 1 / (1 + alpha·K). Beyond, it cannot be had: the samples'
-    share, 1 - P_sup, is less than what their positives should have.
+    The loss is a sum, not divided by K. It decreases with P_sup to the minimum of SupCon at P_sup = 1 / (1 + alpha·K). Larger
+    values of P_sup are impossible, because the samples' share 1 - P_sup is smaller than the share of their positives.
+
+    Args:
+        P_sup: Share of the centers.
+        alpha: Weight of a positive sample.
+        K: Number of positives.
     """
     return -np.multiply(K, np.log(pair(alpha, K) / (1 - np.asarray(P_sup, np.float64))))
 
 
-# The supplement's gradient
+# The gradient in the supplement
 
 
 def center_gradient(p_C: npt.ArrayLike, y: int, alpha: float, K: float, scaled: bool = True) -> Floats:
-    """By how much of x each center moves the loss of an anchor x of class y: dL/dc_k = g_k · x.
+    """Return g, where dL/dc_k = g_k · x is the gradient of the loss of an anchor x of class y with respect to center k.
 
-    The supplement's (1 + alpha·K)·p_k - [k = y] belongs to the loss before its scaling; that of the trained one is p_k less
-    1 / (1 + alpha·K) for the own center, which is pulled until p_y is there, and less the more positives its class has.
+    In the supplement, g_k is (1 + alpha·K)·p_k - [k = y], for the loss before scaling. For the implemented loss it is p_k,
+    minus 1 / (1 + alpha·K) for the center of class y. That center is attracted until p_y has this value, which is smaller
+    for classes with more positives.
+
+    Args:
+        p_C: Softmax probabilities of the centers.
+        y: The class of the anchor.
+        alpha: Weight of a positive sample.
+        K: Number of positives.
+        scaled: Return the gradient of the implemented loss instead of that in the supplement.
     """
     g_C = np.array(p_C, np.float64)
     g_C[y] -= center(alpha, K)
@@ -139,6 +166,6 @@ def center_gradient(p_C: npt.ArrayLike, y: int, alpha: float, K: float, scaled: 
 
 
 def x_log_x(x: npt.ArrayLike) -> Floats:
-    """0 at 0."""
+    """Return x · log x, which is 0 at 0."""
     x = np.asarray(x, np.float64)
     return x * np.log(np.where(x > 0, x, 1))
