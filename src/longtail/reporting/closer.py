@@ -16,7 +16,7 @@ from longtail.reporting.svg import Plot, Scale, SeriesStyle, around
 from longtail.reporting.table import ResultRow
 from longtail.reporting.training import curves
 from longtail.run_folder import FinishedRun
-from longtail.theory.remarks import center, positives
+from longtail.theory.closed_forms import center, positives
 
 CLOSER = 4  # methods that are looked at, at most: images and maps take room and time
 MAPPED = 1_000  # test images on the map

@@ -5,8 +5,8 @@ Tests compare every closed form with the implemented loss, minimized by a numeri
 """
 
 from longtail.deprecated import find_renamed
-from longtail.theory.choice import OPTIMUM, Optimum, Table, auto_alpha, table
-from longtail.theory.remarks import (
+from longtail.theory.alpha_table import OPTIMUM, Optimum, Table, auto_alpha, table
+from longtail.theory.closed_forms import (
     COUNTS,
     Count,
     absent,

@@ -26,7 +26,7 @@ from longtail.config import DataConfig, PaCoSettings, TrainConfig
 from longtail.config.section import require
 from longtail.data.long_tail import PROFILES
 from longtail.errors import Kind, UserError, file_error_kind
-from longtail.theory import remarks
+from longtail.theory import closed_forms
 
 OPTIMUM = 0.71
 """P_sup in the example of the paper (Fig. 4)."""
@@ -46,11 +46,11 @@ def auto_alpha(counts: npt.ArrayLike, queue: int, batch: int, P_sup: float = OPT
         batch: Batch size.
         P_sup: The desired P_sup.
     """
-    q_C, K_C = remarks.frequencies(counts), remarks.positives(counts, queue, batch)
+    q_C, K_C = closed_forms.frequencies(counts), closed_forms.positives(counts, queue, batch)
     low, high = 0.0, 1 / P_sup - 1  # the upper limit is the solution for K = 1
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if q_C @ remarks.center(middle, K_C) > P_sup else (low, middle)
+        low, high = (middle, high) if q_C @ closed_forms.center(middle, K_C) > P_sup else (low, middle)
     return float(f"{high:.3g}")
 
 
@@ -77,7 +77,7 @@ class Table:
     counts: list[int]
     queue: int
     batch: int
-    positives: dict[remarks.Count, list[float]]
+    positives: dict[closed_forms.Count, list[float]]
     """K_y for each way of counting, see `positives`."""
     absent: list[float]
     """Fraction of the steps at which the queue has no sample of the class."""
@@ -140,15 +140,15 @@ def table(
     queue, batch = method.queue if queue is None else queue, train.batch_size if batch is None else batch
     n_C = _read_counts(counts) if isinstance(counts, Path) else list(counts)
     _check(n_C, queue, batch, alpha)
-    auto, K_C = auto_alpha(n_C, queue, batch), remarks.positives(n_C, queue, batch)
+    auto, K_C = auto_alpha(n_C, queue, batch), closed_forms.positives(n_C, queue, batch)
     return Table(
         name=name,
         counts=n_C,
         queue=queue,
         batch=batch,
-        positives={count: remarks.positives(n_C, queue, batch, count).tolist() for count in remarks.COUNTS},
-        absent=remarks.absent(n_C, queue).tolist(),
-        supcon_pair=remarks.supcon_pair(K_C).tolist(),
+        positives={count: closed_forms.positives(n_C, queue, batch, count).tolist() for count in closed_forms.COUNTS},
+        absent=closed_forms.absent(n_C, queue).tolist(),
+        supcon_pair=closed_forms.supcon_pair(K_C).tolist(),
         supcon_range=float(K_C.max() / K_C.min()),
         auto=auto,
         given=given,
@@ -166,10 +166,10 @@ def _check(n_C: Sequence[int], queue: int, batch: int, alpha: Sequence[float]) -
         require(0 < a < 1, "alpha", a, "in (0, 1), for example 0.01 to 0.05")
 
 
-def _optimum(alpha: float, n_C: Sequence[int], K_C: remarks.Floats) -> Optimum:
-    P_sup_C, pair_C = remarks.center(alpha, K_C), remarks.pair(alpha, K_C)
-    mean = float(remarks.frequencies(n_C) @ P_sup_C)
-    return Optimum(alpha, P_sup_C.tolist(), pair_C.tolist(), mean, float(remarks.range_of(alpha, K_C)))
+def _optimum(alpha: float, n_C: Sequence[int], K_C: closed_forms.Floats) -> Optimum:
+    P_sup_C, pair_C = closed_forms.center(alpha, K_C), closed_forms.pair(alpha, K_C)
+    mean = float(closed_forms.frequencies(n_C) @ P_sup_C)
+    return Optimum(alpha, P_sup_C.tolist(), pair_C.tolist(), mean, float(closed_forms.range_of(alpha, K_C)))
 
 
 def _find_counts(data: DataConfig) -> list[int]:
