@@ -80,7 +80,7 @@ def test_what_is_wrong_in_csv_is_said(text, kind, values, tmp_path):
 
 def test_files_that_are_none(tmp_path):
     (tmp_path / "deep.json").write_text("[" * 100_000)
-    (tmp_path / "many.json").write_text("[" + "[]," * files.MOST_VALUES + "[]]")
+    (tmp_path / "many.json").write_text("[" + "[]," * files.MAX_JSON_VALUES + "[]]")
     for name in ("deep.json", "many.json"):
         with pytest.raises(UserError):
             make_prior(tmp_path / name, NAMES, COUNTS)
