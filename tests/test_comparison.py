@@ -87,7 +87,7 @@ def test_what_cannot_be_trained_is_known_before_the_first_method_is(tmp_path, ca
         compare("digits-lt", "all", tmp_path / "all", epochs=1, change=other)
     said = capsys.readouterr().err
     left_out = {name for name in recipes.METHODS if f"{name} is left out" in said}
-    kinds = {name: methods.Method.BY_SETTINGS[entry.kind] for name, entry in recipes.METHODS.items()}
+    kinds = {name: methods.Method.BY_SETTINGS[entry.settings_class] for name, entry in recipes.METHODS.items()}
     apart = {name for name, kind in kinds.items() if kind.body.__func__ is not methods.Method.body.__func__}
     assert {"bbn", "reslt", "oltr", "ride-1", "ride-2", "ride-3", "ride-4"} <= left_out <= apart - {"causal-norm"}
 

@@ -15,7 +15,7 @@ from longtail.cli import main
 from longtail.files import write_json
 from longtail.inference.formats import FORMATS
 from longtail.inference.preprocessing import Preprocessing
-from longtail.inference.snippets import prepared
+from longtail.inference.snippets import preparation_code
 from longtail.views import Views
 from tests.conftest import tiny
 from tests.inference.made import CPU, finished_run, folder_config, photographs
@@ -57,7 +57,7 @@ def test_the_code_prepares_a_file_as_predict_does(files, side, crop):
     views = Views(replace(tiny("ce").views, test_crop=crop), 48)
     preprocessing = Preprocessing(views, side)
     theirs: dict = {"np": np, "Image": Image}
-    exec("from PIL import ImageOps\n" + prepared(preprocessing), theirs)
+    exec("from PIL import ImageOps\n" + preparation_code(preprocessing), theirs)
     for path in files:
         wanted = preprocessing.squares([preprocessing.pixels(path)], CPU)[0].numpy().astype(int)
         found = theirs["prepared"](path)

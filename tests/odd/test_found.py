@@ -10,7 +10,7 @@ import pytest
 import longtail
 from longtail import files, recipes, run_folder, schema, theory
 from longtail.errors import error_text
-from longtail.inference.priors import checked
+from longtail.inference.priors import normalize_weights
 from tests.odd.harness import ends_well
 from tests.raises import raises
 from tests.report.made import FEW, make_run
@@ -73,7 +73,7 @@ def test_counts_are_whole_numbers():
 @pytest.mark.parametrize("weights", [{"a": 10**400, "b": 1}, {"a": 1.7e308, "b": 1.7e308}])
 def test_weights_that_no_float_can_hold(weights):
     with raises("invalid-value", "the prior"):
-        checked(weights, ("a", "b"), "the prior")
+        normalize_weights(weights, ("a", "b"), "the prior")
 
 
 def test_shapes():

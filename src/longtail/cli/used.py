@@ -127,4 +127,4 @@ def run_export(args: list[str]) -> None:
     if is_main_process():
         print(f"writing {given.to}, then running it and comparing: some seconds", flush=True)
     done = export(given.run, given.to, given.out, given.prior)
-    print(*map(escape_nonprintable, done.words()), sep="\n")
+    print(*map(escape_nonprintable, done.summary()), sep="\n")

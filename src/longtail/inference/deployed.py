@@ -1,4 +1,4 @@
-"""What deploys, as one module from pixels to probabilities, and what there is to know about it."""
+"""The network for export, as one module from pixels to probabilities, and its description."""
 
 import copy
 from typing import Any
@@ -9,19 +9,21 @@ from torch import Tensor, nn
 from longtail import __version__
 from longtail.config import to_dict
 from longtail.inference.model import Model
-from longtail.inference.priors import named
+from longtail.inference.priors import describe_frequencies
 from longtail.models.backbones import FeatureMaps, Trunk
 from longtail.views import ops
 from longtail.views.view import STATISTICS
 
 INPUT, OUTPUTS = "images", ("logits", "probabilities")
-INPUT_WORDS = "RGB images cut to size, uint8 (batch, 3, {size}, {size}); they are normalized inside"
-LOGITS_WORDS = "float32 (batch, {classes}), as the network was trained to give them"
-PROBABILITIES_WORDS = "float32 (batch, {classes}), at the temperature and for the class frequencies below"
+INPUT_WORDS = (
+    "RGB images after cropping and resizing, uint8 (batch, 3, {size}, {size}); normalization is part of the network"
+)
+LOGITS_WORDS = "float32 (batch, {classes}), the output of the trained network"
+PROBABILITIES_WORDS = "float32 (batch, {classes}), with the temperature and the class frequencies below"
 
 
 class Deployed(nn.Module):
-    """uint8 images (B, 3, size, size) to logits and probabilities (B, C), in float32 on the CPU."""
+    """Module that maps uint8 images (B, 3, size, size) to logits and probabilities (B, C), in float32 on the CPU."""
 
     shift_C: Tensor
     mean_C11: Tensor
@@ -30,11 +32,11 @@ class Deployed(nn.Module):
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.network = copy.deepcopy(model.method).cpu().float().eval()
-        for part in self.network.modules():
-            if isinstance(part, Trunk):
-                part.precision = torch.float32
-            if isinstance(part, Trunk | FeatureMaps):
-                part.fused = False
+        for module in self.network.modules():
+            if isinstance(module, Trunk):
+                module.precision = torch.float32
+            if isinstance(module, Trunk | FeatureMaps):
+                module.fused = False
         self.size, self.temperature = model.image_size, model.temperature or 1.0
         self.register_buffer("shift_C", model.shift().float())
         for name, numbers in zip(("mean_C11", "std_C11"), STATISTICS[model.config.views.normalize], strict=True):
@@ -46,8 +48,8 @@ class Deployed(nn.Module):
         return logits_BC, (logits_BC / self.temperature + self.shift_C).softmax(1)
 
 
-def facts(model: Model) -> dict[str, Any]:
-    """What travels with an exported file, as plain JSON; where its data lay is nobody's business."""
+def describe_model(model: Model) -> dict[str, Any]:
+    """Return the description that an exported file contains, as plain JSON without the paths of the training data."""
     config = to_dict(model.config)
     config["data"] |= {"root": None, "train_list": None, "test_list": None}
     size, classes = {"size": model.image_size}, {"classes": len(model.class_names)}
@@ -62,7 +64,7 @@ def facts(model: Model) -> dict[str, Any]:
         "counts": None if model.counts is None else model.counts.tolist(),
         "preprocessing": model.preprocessing.describe() | {"side": model.preprocessing.side},
         "temperature": model.temperature,
-        "logits_stand_for": named(model.meant, model.counts),
+        "logits_stand_for": describe_frequencies(model.implied_prior, model.counts),
         "prior": None if model.prior is None else {"name": model.prior.name, "shares": model.prior.shares_C.tolist()},
         "config": config,
     }

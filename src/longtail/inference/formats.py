@@ -1,4 +1,4 @@
-"""The ways to write a deployable network, and to run what was written: each maps uint8 images to logits and probabilities."""
+"""Export formats: functions that write a network, and that run the file. They map uint8 images to logits and probabilities."""
 
 import contextlib
 import io
@@ -15,20 +15,22 @@ from safetensors.torch import save
 
 from longtail.errors import UserError
 from longtail.inference.deployed import INPUT, OUTPUTS, Deployed
-from longtail.inference.loading import METADATA, load_exported
+from longtail.inference.loading import METADATA_KEY, load_exported
 
 Runner = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 OPSET = 18
 
 
 class Format(NamedTuple):
+    """An export format."""
+
     suffix: str
     write: Callable[[Deployed, dict[str, Any], Path], None]
     run: Callable[[Path], Runner]
 
 
 def eager(network: Deployed) -> Runner:
-    """The network itself."""
+    """Return a function that runs a network in PyTorch."""
 
     def run(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         with torch.no_grad():
@@ -38,58 +40,67 @@ def eager(network: Deployed) -> Runner:
     return run
 
 
-# torch.export, and from it ONNX
+# torch.export, and ONNX based on it
 
 
-def program_of(network: Deployed) -> torch.export.ExportedProgram:
-    """For any batch; two images to trace by, as one would be taken for a constant."""
+def export_program(network: Deployed) -> torch.export.ExportedProgram:
+    """Export a network with torch.export, for any batch size.
+
+    It is traced with two images, because a batch size of one would become a constant.
+    """
     images = torch.zeros(2, 3, network.size, network.size, dtype=torch.uint8)
     batch = torch.export.Dim("batch", min=1)
-    with torch.no_grad(), quietly():
+    with torch.no_grad(), silence_exporters():
         program = torch.export.export(network, (images,), dynamic_shapes=({0: batch},))
     for graph in (m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)):
         for node in graph.graph.nodes:
-            node.meta.pop("stack_trace", None)  # the paths of this machine
+            node.meta.pop("stack_trace", None)  # contains paths of this machine
     return program
 
 
 def write_torch(network: Deployed, facts: dict[str, Any], path: Path) -> None:
-    """By way of memory: torch's writer ends the process where the disk is full."""
+    """Write a .pt2 file. It is created in memory first, because torch's writer terminates the process if the disk is full."""
     content = io.BytesIO()
-    with quietly():
-        torch.export.save(program_of(network), content, extra_files={f"{METADATA}.json": json.dumps(facts)})
+    with silence_exporters():
+        torch.export.save(export_program(network), content, extra_files={f"{METADATA_KEY}.json": json.dumps(facts)})
     path.write_bytes(content.getvalue())
 
 
 def run_torch(path: Path) -> Runner:
-    with quietly():
+    """Return a function that runs a .pt2 file."""
+    with silence_exporters():
         return eager(torch.export.load(path).module())  # type: ignore[arg-type]
 
 
 def write_onnx(network: Deployed, facts: dict[str, Any], path: Path) -> None:
-    """The facts are metadata properties: all of them under `longtail`, and those that are asked for most by themselves."""
-    needed("onnx", "onnxscript")
-    program = program_of(network)
-    with quietly():
-        made = torch.onnx.export(
+    """Write an ONNX file. Its metadata contain the whole description as `longtail`, and the most important entries
+    separately."""
+    import_packages("onnx", "onnxscript")
+    program = export_program(network)
+    with silence_exporters():
+        exported = torch.onnx.export(
             program, dynamo=True, verbose=False, opset_version=OPSET, input_names=[INPUT], output_names=[*OUTPUTS]
         )
-        assert made is not None
-        for value in (*made.model.graph.inputs, *made.model.graph.outputs):
+        assert exported is not None
+        for value in (*exported.model.graph.inputs, *exported.model.graph.outputs):
             assert value.shape is not None
             value.shape[0] = "batch"
-        often = ("class_names", "preprocessing", "temperature", "logits_stand_for")
-        made.model.metadata_props.update({key: json.dumps(facts[key]) for key in often} | {METADATA: json.dumps(facts)})
-        made.save(path, external_data=False)
+        separate = ("class_names", "preprocessing", "temperature", "logits_stand_for")
+        exported.model.metadata_props.update(
+            {key: json.dumps(facts[key]) for key in separate} | {METADATA_KEY: json.dumps(facts)}
+        )
+        exported.save(path, external_data=False)
 
 
 def run_onnx(path: Path) -> Runner:
-    (runtime,) = needed("onnxruntime")
+    """Return a function that runs an ONNX file on the CPU."""
+    (runtime,) = import_packages("onnxruntime")
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     return lambda images: tuple(session.run([*OUTPUTS], {INPUT: images}))
 
 
-def needed(*names: str) -> list[Any]:
+def import_packages(*names: str) -> list[Any]:
+    """Import optional packages; raise a UserError that says how to install them if one is missing."""
     import importlib
 
     try:
@@ -100,21 +111,23 @@ def needed(*names: str) -> list[Any]:
         ) from error
 
 
-# Weights alone
+# safetensors
 
 
 def write_safetensors(network: Deployed, facts: dict[str, Any], path: Path) -> None:
+    """Write the weights with the description as metadata."""
     weights = {k: v.contiguous() for k, v in network.network.net.state_dict().items()}
-    path.write_bytes(save(weights, metadata={METADATA: json.dumps(facts)}))
+    path.write_bytes(save(weights, metadata={METADATA_KEY: json.dumps(facts)}))
 
 
 def run_safetensors(path: Path) -> Runner:
+    """Return a function that runs an exported safetensors file in PyTorch."""
     return eager(Deployed(load_exported(path, torch.device("cpu"))))
 
 
 @contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Exporters talk to their authors; what goes wrong is raised."""
+def silence_exporters() -> Iterator[None]:
+    """Suppress messages and warnings of exporters, which are not addressed to users. Errors are still raised."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

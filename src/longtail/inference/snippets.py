@@ -1,4 +1,4 @@
-"""The code of a model card, from an image file to a class name; it needs longtail where the format does, and else does not."""
+"""Example code for model cards, from an image file to a class name. Only the safetensors format needs longtail."""
 
 from longtail.image_formats import IMAGE_FORMATS
 from longtail.inference.deployed import INPUT
@@ -6,17 +6,17 @@ from longtail.inference.preprocessing import Preprocessing
 
 PREPARED = '''\
 def prepared(path):
-    """An image file as the network takes it, uint8 (3, {size}, {size})."""
+    """Return an image file as input of the network, uint8 (3, {size}, {size})."""
     image = Image.open(path, formats={formats})
 {decoded}
 {cut}'''
 SQUARE = """\
-    image.draft(None, ({twice}, {twice}))  # a large JPEG is decoded at a fraction of its size
+    image.draft(None, ({twice}, {twice}))  # decode a large JPEG at reduced size
     image = ImageOps.exif_transpose(image).convert("RGB")
     image = ImageOps.fit(image, ({size}, {size}), Image.Resampling.BILINEAR)"""
 WHOLE = """\
     share = min({side} / max(image.size), 1)
-    image.draft(None, [max(int(share * n), 1) for n in image.size])  # a large JPEG is decoded at a fraction of its size
+    image.draft(None, [max(int(share * n), 1) for n in image.size])  # decode a large JPEG at reduced size
     image = ImageOps.exif_transpose(image).convert("RGB")
     image.thumbnail(({side}, {side}), Image.Resampling.BILINEAR, reducing_gap=None)"""
 AS_IT_IS = """\
@@ -29,7 +29,7 @@ CUT = '''\
 
 
 def resampling(length, side):
-    """A line's central `side` pixels brought to {size}: bilinear, antialiased, in floats that are rounded once."""
+    """Return the matrix that resizes the central `side` pixels of a line to {size}: bilinear, antialiased, in floats."""
     pixel, scale = np.arange(length, dtype=np.float32) - (length - side) // 2 + 0.5, np.float32(side / {size})
     away = abs(pixel - (np.arange({size}, dtype=np.float32)[:, None] + 0.5) * scale)
     weight = np.maximum(1 - away / max(scale, 1), 0) * (0 < pixel) * (pixel < side)
@@ -69,17 +69,24 @@ SAFETENSORS = """\
 import longtail
 
 model = longtail.load("{file}")
-said = model("photo.jpg")  # or an image of PIL, an array, a tensor; cut to size for you
-print(said.name, said.probability, said.top(5))"""
+prediction = model("photo.jpg")  # or a PIL image, an array or a tensor
+print(prediction.name, prediction.probability, prediction.top(5))"""
 CODE = {"onnx": ONNX, "torch": TORCH, "safetensors": SAFETENSORS}
 
 
-def snippet(to: str, file: str, preprocessing: Preprocessing) -> str:
-    return CODE[to].format(file=file, input=INPUT, prepared=prepared(preprocessing))
+def usage_code(to: str, file: str, preprocessing: Preprocessing) -> str:
+    """Return example code for an exported file.
+
+    Args:
+        to: The format.
+        file: Name of the file.
+        preprocessing: The preprocessing of the network.
+    """
+    return CODE[to].format(file=file, input=INPUT, prepared=preparation_code(preprocessing))
 
 
-def prepared(preprocessing: Preprocessing) -> str:
-    """A function that does with Pillow and numpy what `preprocessing` does with a file."""
+def preparation_code(preprocessing: Preprocessing) -> str:
+    """Return the code of a function that preprocesses an image file with Pillow and NumPy."""
     size, side, crop = preprocessing.views.size, preprocessing.side, preprocessing.views.config.test_crop
     decoded = WHOLE.format(side=side) if side else SQUARE.format(size=size, twice=2 * size)
     cut = CUT.format(size=size, crop=crop) if side or crop < 1 else AS_IT_IS
