@@ -16,9 +16,8 @@ from longtail.cli import main
 from longtail.config import ModelConfig
 from longtail.errors import RunError
 from longtail.inference import formats
-from longtail.inference.deployed import Deployed
 from longtail.inference.export import Exported
-from longtail.inference.formats import FORMATS, eager
+from longtail.inference.formats import FORMATS, Deployed, eager
 from longtail.inference.model import UNCALIBRATED, Model
 from longtail.inference.preprocessing import Preprocessing
 from longtail.inference.priors import describe_frequencies

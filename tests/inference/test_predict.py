@@ -134,7 +134,7 @@ def test_bad_images_are_named_and_never_predicted(made, tmp_path, monkeypatch, c
     images = [good[0], "empty.png", "broken.jpg", "pipe.png", good[1]]
     assert main(["predict", str(folder), *images, "--csv", "out.csv"]) == 2
     error = capsys.readouterr().err
-    assert "empty.png (" in error and "--on-error skip" in error and not Path("out.csv").exists()
+    assert "empty.png (" in error and "--on_error skip" in error and not Path("out.csv").exists()
     assert main(["predict", str(folder), *images, "--on-error", "skip", "--csv", "out.csv", "--json", "out.json"]) == 0
     error = capsys.readouterr().err
     assert all(words in error for words in ("3 of", "pipe.png (", "FIFO", "empty.png (", "broken.jpg ("))

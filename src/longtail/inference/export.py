@@ -20,8 +20,7 @@ from longtail.errors import (
     unknown_name,
 )
 from longtail.inference.card import make_card
-from longtail.inference.deployed import Deployed, describe_model
-from longtail.inference.formats import FORMATS, Runner, eager
+from longtail.inference.formats import FORMATS, Deployed, Runner, describe_model, eager
 from longtail.inference.loading import load
 from longtail.inference.model import Model
 

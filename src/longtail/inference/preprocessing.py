@@ -104,5 +104,5 @@ def to_uint8(picture: np.ndarray) -> ImageArray:
     if not np.issubdtype(picture.dtype, np.floating):
         raise BadImage(f"its values have the type {picture.dtype}: give uint8, or floats from 0 to 1")
     if not (picture >= 0).all() or not (picture <= 1).all():  # NaN fails both
-        raise BadImage("its floats are not all between 0 and 1: give the image without normalization")
+        raise BadImage("its floats are not all in the range 0 to 1: give the image without normalization")
     return np.rint(picture * 255).astype(np.uint8)
