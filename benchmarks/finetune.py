@@ -80,7 +80,7 @@ def measure(args: argparse.Namespace) -> list[Row]:
     for learns in args.learns:
         for method in args.methods:
             folders = train(configure(method, learns, data, args), args.out / learns / method, resume=True, data=loaded)
-            (row,) = make_rows(run_folder.finished(folders))
+            (row,) = make_rows(run_folder.read_finished(folders))
             cells = {group: row.cell(group) for group in ("top1", "many", "medium", "few")}
             seconds = float(np.mean(row.values("seconds")))
             found.append({"learns": learns, "method": method, **cells, "seconds": round(seconds, 1)})
@@ -91,7 +91,7 @@ def verdicts(args: argparse.Namespace) -> list[str]:
     """Of the last method against each of the others: seed-paired differences with their 95 % intervals."""
     lines = []
     for learns in args.learns:
-        rows = {m: make_rows(run_folder.finished(args.out / learns / m))[0] for m in args.methods}
+        rows = {m: make_rows(run_folder.read_finished(args.out / learns / m))[0] for m in args.methods}
         *others, last = args.methods
         for other in others:
             for metric in ("top1", "few"):

@@ -29,7 +29,7 @@ PEERS = {"AutoAugment + Cutout": [auto_view], "SimAugment": [sim_view], "both": 
 def config_of(kind: str) -> Config:
     """PaCo makes both views, a method without a key network the query's."""
     config = recipes.cifar100_lt("paco" if kind == "both" else "balanced-softmax", 100, "equal")
-    query = recipes.SIM if kind == "SimAugment" else recipes.AUTO_CUTOUT
+    query = recipes.SIM_AUGMENT if kind == "SimAugment" else recipes.AUTO_CUTOUT
     train = replace(config.train, execution="auto")
     return replace(config, views=replace(config.views, query=query), train=train)
 

@@ -435,4 +435,4 @@ def test_from_rejects_a_folder_of_runs_that_differ(tmp_path, capsys, monkeypatch
             files.write_json(made / run_folder.ENVIRONMENT, {})
     named = ("4", "runs/0.01/seed0", "runs/0.02/seed0")
     fails(capsys, ["train", "--from", "runs", "--train.epochs", "1"], "mismatch", *named)
-    assert run_folder.stored_config(Path("runs/0.02")).optim.lr == 0.02  # seeds alone differ
+    assert run_folder.load_common_config(Path("runs/0.02")).optim.lr == 0.02  # seeds alone differ

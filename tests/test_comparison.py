@@ -87,7 +87,7 @@ def test_unsupported_methods_are_found_before_training(tmp_path, caplog, monkeyp
         compare("digits-lt", "all", tmp_path / "all", epochs=1, change=other)
     said = caplog.text
     left_out = {name for name in recipes.METHODS if f"{name} is left out" in said}
-    kinds = {name: methods.find_method(entry.kind) for name, entry in recipes.METHODS.items()}
+    kinds = {name: methods.find_method(entry.settings_class) for name, entry in recipes.METHODS.items()}
     apart = {name for name, kind in kinds.items() if kind.body.__func__ is not methods.Method.body.__func__}
     assert {"bbn", "reslt", "oltr", "ride-1", "ride-2", "ride-3", "ride-4"} <= left_out <= apart - {"causal-norm"}
 
@@ -250,4 +250,4 @@ def test_ties_by_pairs_of_seeds():
     assert rank_labels([c, a, b]) == ["", "best", "tied"]
     assert rank_labels([c, a, b, {0: 99.0}]) == ["", "best", "tied", "no verdict"]  # one seed decides nothing
     assert rank_labels([a, {0: 1.0}]) == ["", ""] and rank_labels([]) == [] and rank_labels([a]) == [""]
-    assert compare_seeds(a, b).seeds == [0, 1, 2] and run_folder.seeds_named([0]).split() == ["seed", "0"]
+    assert compare_seeds(a, b).seeds == [0, 1, 2] and run_folder.format_seeds([0]).split() == ["seed", "0"]

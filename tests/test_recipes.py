@@ -45,7 +45,7 @@ def test_equal_setting_is_one_budget():
     configs = [recipes.cifar100_lt(m, 50, "equal") for m in recipes.METHODS]
     assert len({(c.optim, c.train, c.views, c.model) for c in configs}) == 1
     held_out = {c.method.name: c.data.val_fraction for c in configs if c.data != configs[0].data}
-    assert held_out == {e.kind.name: e.data["val_fraction"] for e in recipes.METHODS.values() if e.data}
+    assert held_out == {e.settings_class.name: e.data["val_fraction"] for e in recipes.METHODS.values() if e.data}
     assert held_out["tau-norm"] == 0.1  # it chooses its power on it
 
 

@@ -1,4 +1,7 @@
-"""longtail: image recognition on long-tailed data. Public names are loaded when they are used, so the import is cheap."""
+"""Image recognition on long-tailed data.
+
+Public names are imported when they are first used, so that `import longtail` is fast.
+"""
 
 import importlib
 from typing import Any

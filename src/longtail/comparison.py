@@ -133,7 +133,7 @@ def write_results(folders: Sequence[Path], configs: dict[str, Config], out: Path
         out: Output folder.
     """
     (seeds,) = {config.train.seeds for config in configs.values()}
-    rows = make_rows([run for run in run_folder.finished(folders) if run.seed in seeds])
+    rows = make_rows([run for run in run_folder.read_finished(folders) if run.seed in seeds])
     write_table(rows, out)
     with files.replace_file(out / "comparison.png") as figure:
         accuracy_by_method(points_by_dataset(rows), figure)
@@ -154,7 +154,7 @@ def select_methods(names: Sequence[str] | str) -> list[str]:
         if "," in name:
             raise UserError(f"--methods {name}: separate names by spaces, as in --methods {name.replace(',', ' ')}")
         if name != ALL:
-            recipes.entry(name)
+            recipes.find_preset(name)
     return list(recipes.METHODS) if ALL in names else names
 
 

@@ -1,4 +1,4 @@
-"""Errors that the user can fix: a `UserError` has one line that names the value and the fix, a kind, and an exit code."""
+"""Errors that the user can fix. A `UserError` has a one-line message with the value and the fix, a kind, and an exit code."""
 
 import contextlib
 import errno
@@ -10,8 +10,8 @@ from typing import Literal
 
 from longtail.text import did_you_mean
 
-DISK_FULL_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, the share of it that a user may fill, or a file
-
+DISK_FULL_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Error numbers of a full disk, an exceeded disk quota, and a file that is larger than the file system allows."""
 
 Kind = Literal[
     "bad-image",  # an image that cannot be decoded, or has an unsupported format
@@ -69,21 +69,34 @@ class DiskFullError(RunError):
 
 
 class RankError(RunError):
-    """Raised for a failure of one process among several. That process reports it; failures of all are reported by the first."""
+    """Raised for a failure of a single process of a distributed run, which reports it itself.
+
+    Failures that all processes have in common are reported by the main process.
+    """
 
 
 class UnreadableImageError(RankError):
-    """Raised when an image cannot be read during training. `found` describes the damage, without the advice."""
+    """Raised when an image cannot be read during training.
+
+    Args:
+        found: Description of the damage, also available as an attribute.
+        fix: What the user can do.
+    """
 
     kind: Kind = "bad-image"
 
     def __init__(self, found: str, fix: str) -> None:
         super().__init__(f"{found}: {fix}")
         self.found = found
+        self.fix = fix
+
+    def __reduce__(self) -> tuple[type["UnreadableImageError"], tuple[str, str], dict[str, object]]:
+        """Support pickling: processes of a distributed run exchange errors."""
+        return type(self), (self.found, self.fix), self.__dict__
 
 
 class Interrupted(RunError):
-    """Raised after Ctrl-C, SIGTERM or SIGHUP, once everything is saved; the exit code is the shell's code for that signal."""
+    """Raised after Ctrl-C, SIGTERM or SIGHUP, when everything is saved. The exit code is 128 plus the signal number."""
 
     kind: Kind = "interrupted"
 
@@ -96,20 +109,53 @@ class Interrupted(RunError):
         return Interrupted(f"stopped in {where}: the same command continues", self.exit_code - 128)
 
 
+class RefusedFile(OSError):
+    """Raised when a file is not read or written because it could do harm. `strerror` is the reason in a few words."""
+
+    def __init__(self, path: os.PathLike[str] | str, reason: str) -> None:
+        super().__init__(errno.EINVAL, reason, os.fspath(path))
+
+    def __reduce__(self) -> tuple[type["RefusedFile"], tuple[str, str]]:
+        """Support pickling: processes of a distributed run exchange errors."""
+        return type(self), (self.filename, self.strerror or "")
+
+
 def error_text(error: BaseException) -> str:
-    """Return the message of an error in one line, without error number and path; a full disk always gives the same message."""
-    said = disk_full_text(error) or getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return " ".join(said.split())
+    """Return the message of an error in one line, without error number and path.
+
+    All errors that a full disk causes have the same message.
+    """
+    message = disk_full_text(error) or getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(message.split())
+
+
+def file_error_kind(error: BaseException, writing: bool = False) -> Kind:
+    """Return the kind of a UserError that reports a failure to read or write a file.
+
+    Args:
+        error: The exception. Exceptions other than OSError and MemoryError mean that the content is damaged.
+        writing: Whether the file was written rather than read.
+    """
+    if isinstance(error, RefusedFile):
+        return "unsafe-file"
+    if isinstance(error, MemoryError):
+        return "out-of-memory"
+    if writing:
+        return "disk-full" if disk_full_text(error) else "not-writable"
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return "missing-file"
+    return "unreadable-file" if isinstance(error, OSError) else "damaged-file"
 
 
 def disk_full_text(error: BaseException | None) -> str:
-    """Return the system's message if the error was caused by a full disk, or an empty string.
+    """Return the system's message if a full disk caused the error, or an empty string.
 
-    torch raises errors of its own after the system's, and safetensors has the error number in its text only.
+    The causes of the error are examined too, because torch raises an error of its own after the system's. Errors of
+    safetensors contain the error number in their text only.
     """
     while error is not None:
-        told = re.search(r"\(os error (\d+)\)", str(error))
-        code = getattr(error, "errno", None) or (told and int(told[1]))
+        in_text = re.search(r"\(os error (\d+)\)", str(error))
+        code = getattr(error, "errno", None) or (in_text and int(in_text[1]))
         if code in DISK_FULL_CODES:
             return os.strerror(code)
         error = error.__cause__ or error.__context__
@@ -118,20 +164,26 @@ def disk_full_text(error: BaseException | None) -> str:
 
 @contextlib.contextmanager
 def disk_full_as_user_error(path: object) -> Iterator[None]:
-    """Context manager for writing to `path`: every error that a full disk causes becomes a DiskFullError."""
+    """Raise a DiskFullError in place of any error that a full disk causes in the block, which writes to `path`."""
     try:
         yield
     except DiskFullError:
         raise
     except Exception as error:
         if disk_full_text(error):
-            raise DiskFullError(f"no space left to write {path}: free some, or name another place") from error
+            raise DiskFullError(f"no space left to write {path}: free some space, or choose another path") from error
         raise
 
 
 def unknown_name(kind: str, given: object, known: Iterable[str]) -> UserError:
-    """Return the error for a name that is not among the known ones; the closest of these is suggested."""
+    """Return the error for an unknown name, with a suggestion.
+
+    Args:
+        kind: A noun for such names, such as "method".
+        given: The unknown name.
+        known: The known names. The message suggests the closest one, or lists the first 20 if none is close.
+    """
     names = sorted(known)
-    several = ", ".join(names[:20]) + (f" and {len(names) - 20:,} more" if len(names) > 20 else "")
-    message = f"unknown {kind} {str(given)!r}: {did_you_mean(given, names) or f'choose one of: {several}'}"
+    listed = ", ".join(names[:20]) + (f" and {len(names) - 20:,} more" if len(names) > 20 else "")
+    message = f"unknown {kind} {str(given)!r}: {did_you_mean(given, names) or f'choose one of: {listed}'}"
     return UserError(message, kind="unknown-name")

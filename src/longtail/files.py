@@ -1,8 +1,8 @@
 """Safe file access: guarded reading and atomic writing, used for every run folder, list and exported file.
 
-A file that somebody else made is read only if it is a regular file of a bounded size; a symbolic link may not lead out of the
-folder that it belongs to. A file is written under a random name next to its target and then renamed, so that a reader sees the
-old file or the new one, and a link that was planted under a predictable name is never followed.
+A file that other people may have made is read only if it is a regular file of a bounded size. A symbolic link must not leave
+the folder that it belongs to. A file is written under a random name next to its target and then renamed: readers see either the
+old file or the new one, and links that were planted under a predictable name are never followed.
 """
 
 import contextlib
@@ -24,23 +24,24 @@ try:
 except ImportError:  # Windows has no flock
     fcntl = None  # type: ignore[assignment]
 
-from longtail.errors import Kind, UserError, disk_full_as_user_error
+from longtail.errors import RefusedFile, UserError, disk_full_as_user_error, file_error_kind
 
 if TYPE_CHECKING:
     import numpy as np
 
 TEXT_LIMIT = 64 * 2**20
-"""Largest text or JSON file in bytes; metrics.json of a million classes has about 50 MB."""
+"""Largest size in bytes of a text or JSON file; metrics.json of a million classes has about 50 MB."""
 SMALL_LIMIT = 2**20
-"""Largest JSON file in bytes whose content does not grow with the number of classes, such as config.json."""
-MOST_VALUES = 2**22
-"""Values in a JSON file; metrics.json of a million classes has three million. Each takes up to about a hundred bytes."""
+"""Largest size in bytes of a JSON file that does not grow with the number of classes, such as config.json."""
+MAX_JSON_VALUES = 2**22
+"""Largest number of values in a JSON file; metrics.json of a million classes has three million. A value needs up to about a
+hundred bytes of memory."""
 ARRAYS_LIMIT = 2**31
 """Largest size in bytes of the arrays of an .npz file, after decompression."""
 TEMPORARY_PREFIX = ".longtail-"
 """Temporary files and folders start with this prefix, followed by 16 hexadecimal digits."""
 TEMPORARY_NAME = re.compile(re.escape(TEMPORARY_PREFIX) + r"[0-9a-f]{16}(\..*)?")
-SUFFIX_LENGTH = 16
+MAX_SUFFIX_BYTES = 16
 FILE_KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a FIFO",
@@ -50,23 +51,7 @@ FILE_KINDS = {
 }
 
 
-class RefusedFile(OSError):
-    """A file that is not read or written because it could harm: `strerror` is the reason in a few words."""
-
-    def __init__(self, path: Path | str, reason: str) -> None:
-        super().__init__(errno.EINVAL, reason, os.fspath(path))
-
-
-def read_error_kind(error: BaseException) -> Kind:
-    """Return the kind of a UserError that reports why a file cannot be read."""
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return "missing-file"
-    if isinstance(error, RefusedFile):
-        return "unsafe-file"
-    if isinstance(error, MemoryError):
-        return "out-of-memory"
-    return "unreadable-file" if isinstance(error, OSError) else "damaged-file"
-
+read_error_kind = file_error_kind  # former name
 
 # Reading
 
@@ -107,7 +92,7 @@ def check_path(path: Path | str) -> None:
 
 
 def _open_descriptor(path: Path | str, limit: int | None) -> int:
-    check_regular(path, limit)  # before it is opened: opening some devices has effects
+    check_regular(path, limit)  # before opening, because opening some devices has side effects
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     try:
         _check_status(path, os.fstat(descriptor), limit)
@@ -147,7 +132,7 @@ def read_bytes(path: Path | str, limit: int | None = TEXT_LIMIT, folder: Path | 
         check_inside(path, folder)
     descriptor = _open_descriptor(path, limit)
     try:
-        # Few calls: threads that read many images are slowed down by each, since the interpreter runs one at a time.
+        # Few calls, because threads that read many images wait for the interpreter lock after each call.
         size = os.fstat(descriptor).st_size
         content = os.read(descriptor, size)
         while len(content) < size and (more := os.read(descriptor, size - len(content))):
@@ -168,22 +153,28 @@ def read_text(
     return read_bytes(path, limit, folder).decode(encoding, errors)
 
 
-def parse_json(text: str | bytes, most: int = MOST_VALUES) -> Any:
-    """Return the value of a JSON text; ValueError if it is no JSON, or may have more than `most` values.
+def parse_json(text: str | bytes, max_values: int = MAX_JSON_VALUES) -> Any:
+    """Return the value of a JSON text. Raise a ValueError if it is not JSON, or may have more than `max_values` values.
 
-    Values are counted before they are made: an empty list takes three characters, and about sixty bytes of memory.
+    Values are counted before they are created, because an empty list has three characters but needs about sixty bytes of
+    memory.
     """
-    signs = (b",", b"[", b"{") if isinstance(text, bytes) else (",", "[", "{")
-    if sum(map(text.count, signs)) > most:  # type: ignore[arg-type]
-        raise ValueError(f"it may have more than {most:,} values")
+    delimiters = (b",", b"[", b"{") if isinstance(text, bytes) else (",", "[", "{")
+    if sum(map(text.count, delimiters)) > max_values:  # type: ignore[arg-type]
+        raise ValueError(f"it may have more than {max_values:,} values")
     return json.loads(text)
 
 
 def read_arrays(path: Path | str, folder: Path | None = None, limit: int = ARRAYS_LIMIT) -> "dict[str, np.ndarray]":
     """Return the arrays of an .npz file.
 
-    Unlike `numpy.load` the size of each array is compared with its header before memory is allocated, and arrays of Python
-    objects are refused.
+    Unlike `numpy.load`, this function compares the size of each array with its header before it allocates memory, and refuses
+    arrays of Python objects.
+
+    Args:
+        path: The file.
+        folder: The folder that the file belongs to; see `open_regular`.
+        limit: The largest total size in bytes after decompression.
 
     Raises:
         OSError, ValueError: The file is refused, damaged, or larger than `limit` bytes after decompression.
@@ -196,7 +187,7 @@ def read_arrays(path: Path | str, folder: Path | None = None, limit: int = ARRAY
                 return {m.filename.removesuffix(".npy"): _read_array(archive, m) for m in members}
         except (OSError, ValueError, MemoryError):
             raise
-        except Exception as error:  # zipfile, zlib and NumPy's header parser raise many kinds
+        except Exception as error:  # zipfile, zlib and NumPy's header parser raise many types of exceptions
             raise ValueError(f"damaged archive: {error}") from error
 
 
@@ -229,27 +220,28 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> "np.ndarra
             raise ValueError(f"{member.filename} has the unknown format {version}")
         shape, fortran, dtype = read_header[version](file)
         if dtype.kind not in "biufU" or dtype.itemsize == 0 or len(shape) > 8:
-            raise ValueError(f"{member.filename} holds values of the kind {dtype.str}, which is not read")
+            raise ValueError(f"{member.filename} has the unsupported data type {dtype.str}")
         if any(n < 0 for n in shape):
             raise ValueError(f"{member.filename} has a negative shape")
-        wanted = math.prod(shape) * dtype.itemsize
-        if wanted > member.file_size:
-            raise ValueError(f"{member.filename} is shorter than its header says")
-        content = file.read(wanted)
-        if len(content) != wanted or file.read(1):
-            raise ValueError(f"{member.filename} has another length than its header says")
+        size = math.prod(shape) * dtype.itemsize
+        if size > member.file_size:
+            raise ValueError(f"{member.filename} is shorter than stated in its header")
+        content = file.read(size)
+        if len(content) != size or file.read(1):
+            raise ValueError(f"{member.filename} does not have the length stated in its header")
     return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C").copy()
 
 
 def check_working_directory(paths: Iterable[Path | None]) -> None:
-    """Raise UserError if one of the paths is relative and the working directory has been deleted."""
+    """Raise a UserError if one of the paths is relative and the working directory has been deleted."""
     if all(path is None or path.is_absolute() for path in paths):
         return
     try:
         os.getcwd()
     except OSError as error:
-        fix = "change to another one, or give full paths"
-        raise UserError(f"the working directory no longer exists: {fix}", kind="missing-file") from error
+        raise UserError(
+            "the working directory no longer exists: change to another one, or give absolute paths", kind="missing-file"
+        ) from error
 
 
 def is_directory(path: Path) -> bool:
@@ -280,21 +272,21 @@ def walk(
     top: Path | str,
     on_error: Callable[[OSError], None] = lambda error: None,
     follow_links: bool = False,
-    most: int = 64,
+    max_depth: int = 64,
 ) -> Iterator[tuple[str, list[str], list[str]]]:
     """Yield (folder, subfolders, files) from the top down, as `os.walk` does, without recursion.
 
     Args:
         top: The first folder.
-        on_error: Called with the OSError of a folder that cannot be listed; it is passed over unless this raises.
+        on_error: Called with the OSError of a folder that cannot be listed; the folder is skipped unless this function raises.
         follow_links: Enter folders through symbolic links. The caller removes names from `subfolders` to avoid loops.
-        most: The number of levels; RefusedFile is raised below that.
+        max_depth: The largest number of levels; RefusedFile is raised for deeper folders.
     """
     waiting = [(os.fspath(top), 0)]
     while waiting:
         folder, depth = waiting.pop()
-        if depth > most:
-            raise RefusedFile(folder, f"its folders are nested more than {most} levels deep")
+        if depth > max_depth:
+            raise RefusedFile(folder, f"its folders are nested more than {max_depth} levels deep")
         try:
             with os.scandir(folder) as entries:
                 listed = list(entries)
@@ -320,15 +312,15 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 @contextlib.contextmanager
 def replace_file(path: Path, folder: Path | None = None, sync: bool = False) -> Iterator[Path]:
-    """Yield the path of a new empty file in the same directory, which takes the place of `path` at the end.
+    """Yield the path of a new empty file in the same directory, which replaces `path` at the end.
 
-    If the block raises, the new file is removed and the old one stays as it was. Files that killed processes left behind are
-    removed.
+    If the block raises an exception, the new file is removed and the old one does not change. Temporary files of processes that
+    were killed are removed.
 
     Args:
         path: The target. A symbolic link is replaced, never followed.
         folder: The folder that the target belongs to; its directory must not be a link that leaves it.
-        sync: Flush the file to the disk before it is renamed.
+        sync: Flush the file to disk before it is renamed.
     """
     if folder is not None:
         check_inside(path.parent, folder)
@@ -347,19 +339,19 @@ def replace_file(path: Path, folder: Path | None = None, sync: bool = False) -> 
 
 
 def _create_temporary(path: Path) -> tuple[Path, int]:
-    """Create a file with a random name next to `path`, locked by this process for as long as its descriptor is open."""
+    """Create a file with a random name next to `path`. This process holds its lock while the descriptor is open."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     while True:
-        suffix = path.suffix if len(path.suffix.encode(errors="replace")) <= SUFFIX_LENGTH else ""
+        suffix = path.suffix if len(path.suffix.encode(errors="replace")) <= MAX_SUFFIX_BYTES else ""
         fresh = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}{suffix}")
         descriptor = os.open(fresh, flags, 0o666)
         if _lock(descriptor) and os.fstat(descriptor).st_nlink:
             return fresh, descriptor
-        os.close(descriptor)  # another process took it for a leftover before it was locked
+        os.close(descriptor)  # another process removed it as a leftover before it was locked
 
 
 def check_writable(directory: Path) -> None:
-    """Raise the OSError that writing a file into `directory` would raise; nothing is left there."""
+    """Raise an OSError if no file can be written into a directory, by writing one and removing it."""
     fresh, descriptor = _create_temporary(directory / "probe")
     os.close(descriptor)
     fresh.unlink(missing_ok=True)
@@ -367,7 +359,7 @@ def check_writable(directory: Path) -> None:
 
 @contextlib.contextmanager
 def replace_folder(path: Path, folder: Path | None = None) -> Iterator[Path]:
-    """Yield a new folder in the same directory, which takes the place of `path` at the end; see `replace_file`."""
+    """Yield a new folder in the same directory, which replaces `path` at the end; see `replace_file`."""
     if folder is not None:
         check_inside(path.parent, folder)
     remove_leftovers(path.parent)
@@ -393,7 +385,7 @@ def _create_temporary_folder(path: Path) -> tuple[Path, int | None]:
             return fresh, None
         try:
             descriptor = os.open(fresh, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:  # taken for a leftover
+        except FileNotFoundError:  # removed as a leftover
             continue
         if _lock(descriptor) and fresh.is_dir():
             return fresh, descriptor
@@ -401,7 +393,7 @@ def _create_temporary_folder(path: Path) -> tuple[Path, int | None]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link (not what it leads to) or a folder, if it is there."""
+    """Remove a file, a link (not its target) or a folder if it exists."""
     if path.is_dir() and not path.is_symlink():
         try:
             shutil.rmtree(path)
@@ -412,19 +404,19 @@ def remove(path: Path) -> None:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove temporary files and folders of processes that were killed; those of running processes are locked."""
+    """Remove temporary files and folders of processes that were killed. Those of running processes are locked."""
     if fcntl is None:
         return
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
-            known = entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
-            if known and TEMPORARY_NAME.fullmatch(entry.name):
+            is_removable = entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
+            if is_removable and TEMPORARY_NAME.fullmatch(entry.name):
                 with contextlib.suppress(OSError):
                     _remove_unlocked(Path(entry.path))
 
 
 def _remove_unlocked(path: Path) -> None:
-    """Remove a temporary file or folder unless a process has locked it; the lock is held until it is gone."""
+    """Remove a temporary file or folder unless a process has locked it. The lock is held until the file is removed."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if _lock(descriptor):
@@ -434,7 +426,7 @@ def _remove_unlocked(path: Path) -> None:
 
 
 def _lock(descriptor: int) -> bool:
-    """Take the lock of an open file, without waiting; True on platforms and file systems without locks."""
+    """Lock an open file without waiting, and return whether it was successful; True on systems without locks."""
     if fcntl is None:
         return True
     try:
@@ -448,10 +440,9 @@ def _lock(descriptor: int) -> bool:
 
 @contextlib.contextmanager
 def replace_output(path: Path) -> Iterator[Path]:
-    """Yield what to write to for an output that the user named: a new file as in `replace_file`.
+    """Yield the path to write to for an output file that the user named: a new file as in `replace_file`.
 
-    A path that is not a regular file, such as /dev/null or a pipe, is written to directly; so is a file that `replace_file`
-    has just made.
+    A path that is not a regular file, such as /dev/null or a pipe, is written directly. So is a new file of `replace_file`.
     """
     if TEMPORARY_NAME.fullmatch(path.name) or (os.path.exists(path) and not os.path.isfile(path)):
         with disk_full_as_user_error(path):
@@ -478,13 +469,13 @@ def write_json(path: Path, tree: Any, folder: Path | None = None) -> None:
 
 
 def write_output_json(path: Path, tree: Any) -> None:
-    """Write JSON to an output that the user named; see `replace_output`."""
+    """Write JSON to an output file that the user named; see `replace_output`."""
     with replace_output(path) as fresh:
         fresh.write_text(format_json(tree), encoding="utf-8")
 
 
 def format_json(tree: Any) -> str:
-    """Return indented JSON; a list of numbers, such as the accuracy of a hundred classes, stays on one line."""
+    """Return indented JSON in which lists of numbers, such as the accuracy of each class, are on one line."""
     text = json.dumps(tree, indent=1) + "\n"
     return re.sub(r'\[\n([^][{}"]*)\]', lambda numbers: f"[{' '.join(numbers[1].split())}]", text)
 
@@ -498,7 +489,7 @@ def write_arrays(path: Path, arrays: "dict[str, np.ndarray]", folder: Path | Non
 
 
 def open_append(path: Path, folder: Path | None = None) -> IO[str]:
-    """Open a text file to append to; a symbolic link is refused."""
+    """Open a text file for appending. A symbolic link is refused."""
     if folder is not None:
         check_inside(path.parent, folder)
     descriptor = _open_for_writing(path, os.O_WRONLY | os.O_APPEND)
@@ -506,7 +497,7 @@ def open_append(path: Path, folder: Path | None = None) -> IO[str]:
 
 
 def open_lock(path: Path, folder: Path | None = None) -> IO[bytes]:
-    """Open a lock file, creating it if necessary; its content is not changed and a symbolic link is refused."""
+    """Open a lock file and create it if necessary. Its content does not change, and a symbolic link is refused."""
     if folder is not None:
         check_inside(path.parent, folder)
     return os.fdopen(_open_for_writing(path, os.O_RDWR), "r+b")

@@ -1,21 +1,21 @@
-"""The image formats that files are decoded in. Whatever else Pillow knows is refused.
+"""The image formats that are decoded. All other formats that Pillow supports are refused.
 
-Pillow recognizes a file by its content, so that any file that is named photo.jpg may be of any of its formats. Some of these
-start another program (Ghostscript for EPS) or are rarely used and rarely tested. Every call of `Image.open` on a file that
-somebody else may have written therefore passes `formats`.
+Pillow detects the format from the content of a file, so that a file named photo.jpg can have any format. Some formats start
+another program (Ghostscript for EPS), others are rarely used and rarely tested. Therefore every call of `Image.open` on a file
+that other people may have written passes `formats`.
 """
 
 import functools
 
 IMAGE_FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000")
-"""Names of formats that every supported Pillow knows. "JPEG" includes MPO, which Pillow opens by the same name."""
+"""Formats that all supported versions of Pillow have. "JPEG" includes MPO, which Pillow opens under the same name."""
 OPTIONAL_FORMATS = ("AVIF",)
-"""Names of formats that only some versions of Pillow know; `Image.open` raises a KeyError for an unknown name."""
+"""Formats that only some versions of Pillow have; `Image.open` raises a KeyError for an unknown format."""
 
 
 @functools.cache
 def supported_formats() -> tuple[str, ...]:
-    """Return the formats of both lists that the installed Pillow knows, for the `formats` argument of `Image.open`."""
+    """Return the formats of both lists that the installed Pillow supports, for the `formats` argument of `Image.open`."""
     from PIL import Image
 
     Image.init()

@@ -1,9 +1,9 @@
-"""Run folders as they lie on the disk: who reads them needs neither torch nor the code that wrote them.
+"""Reading of run folders. This module needs neither torch nor the code that wrote them.
 
-config.json  environment.json     written when the run starts; with skipped.jsonl, where images could not be read
-log.jsonl                         a line an epoch; with gradients.npz, where asked for
-checkpoint/state.pt               all state, for --resume
-model.safetensors  predictions.npz  features.npz  examples/  calibration.json  and last metrics.json: the run has finished
+config.json, environment.json     written when the run starts, with skipped.jsonl if images could not be read
+log.jsonl                         one line per epoch; gradients.npz with --log.gradients
+checkpoint/state.pt               the state of the training, for --resume
+model.safetensors, predictions.npz, features.npz, examples/, calibration.json, and last metrics.json: the run is finished
 """
 
 import functools
@@ -15,34 +15,47 @@ from typing import Any, TypeVar
 
 from longtail import files
 from longtail.config import Config, from_dict
-from longtail.errors import UserError, error_text
-from longtail.schema import amount, anything, count, maybe, named, percent, text, validate
+from longtail.errors import UserError, error_text, file_error_kind
+from longtail.schema import amount, anything, count, find_error, mapping_of, optional, percent, text
 
 CONFIG, ENVIRONMENT, LOG, METRICS = "config.json", "environment.json", "log.jsonl", "metrics.json"
 CHECKPOINT, MODEL = "checkpoint/state.pt", "model.safetensors"
-GRADIENTS = "gradients.npz"  # norms (epochs, classes) and stages (epochs,), where --log.gradients asked for it
-TENSORBOARD, WANDB = "tensorboard", "wandb.json"  # of --log.loggers: event files; id and epochs of the run there
-CALIBRATION = "calibration.json"  # the temperature, where there were validation images
-ASK = "is it a run folder of longtail?"
-LOCK = "lock"  # held by the process that trains there
-SKIPPED = "skipped.jsonl"  # images that were left out as they could not be read: id, reason
+GRADIENTS = "gradients.npz"
+"""Written with --log.gradients: norms (epochs, classes) and stages (epochs,)."""
+TENSORBOARD = "tensorboard"
+"""Folder of the event files of the TensorBoard logger."""
+WANDB = "wandb.json"
+"""Id of the run in Weights & Biases, and the number of epochs that were logged there."""
+CALIBRATION = "calibration.json"
+"""The temperature, for runs with a validation split."""
+LOCK = "lock"
+"""File that is locked by the process that trains in the folder."""
+SKIPPED = "skipped.jsonl"
+"""Id and reason of each image that could not be read and was skipped."""
+HINT = "is it a run folder of longtail?"
 
 R = TypeVar("R")
 
-DATA = {"checksum": text, "images": maybe(count), "counts": maybe([count]), "resolution": maybe(count)}
-ENVIRONMENT_SHAPE: dict[str, Any] = {
+DATA_SCHEMA = {"checksum": text, "images": optional(count), "counts": optional([count]), "resolution": optional(count)}
+ENVIRONMENT_SCHEMA: dict[str, Any] = {
     **dict.fromkeys(("started", "precision"), text),
-    **dict.fromkeys(("device", "commit"), maybe(text)),
+    **dict.fromkeys(("device", "commit"), optional(text)),
     "seed": count,
-    "parameters": maybe(count),
-    "chosen": maybe(named(amount)),
-    "epochs": maybe(count),
-    "threads": maybe(count),
-    "versions": maybe(named(text)),
-    "resumed": maybe([named(anything)]),
-    "data": DATA | {"notes": maybe([text])},
+    "parameters": optional(count),
+    "chosen": optional(mapping_of(amount)),
+    "epochs": optional(count),
+    "threads": optional(count),
+    "versions": optional(mapping_of(text)),
+    "resumed": optional([mapping_of(anything)]),
+    "data": DATA_SCHEMA | {"notes": optional([text])},
 }
-BIN = {"low": percent, "high": percent, "count": count, "confidence": maybe(percent), "accuracy": maybe(percent)}
+BIN_SCHEMA = {
+    "low": percent,
+    "high": percent,
+    "count": count,
+    "confidence": optional(percent),
+    "accuracy": optional(percent),
+}
 
 
 @functools.cache
@@ -51,20 +64,20 @@ def metrics_shape() -> dict[str, Any]:
     from longtail.metrics import METRICS as REGISTRY  # imports NumPy, which `--help` does not need
 
     stored = [metric for metric in REGISTRY.values() if metric.stored_in == "metrics"]
-    return {metric.key: maybe(percent if metric.is_percentage else amount) for metric in stored} | {
+    return {metric.key: optional(percent if metric.is_percentage else amount) for metric in stored} | {
         "top1": percent,
-        "per_class": [maybe(percent)],
-        "counts": maybe([count]),
-        "class_names": maybe([text]),
-        "confusion": maybe([[count]]),
-        "calibration": maybe([BIN]),
-        "shifted": {"forward": named(percent), "uniform": maybe(percent), "backward": named(percent)},
+        "per_class": [optional(percent)],
+        "counts": optional([count]),
+        "class_names": optional([text]),
+        "confusion": optional([[count]]),
+        "calibration": optional([BIN_SCHEMA]),
+        "shifted": {"forward": mapping_of(percent), "uniform": optional(percent), "backward": mapping_of(percent)},
     }
 
 
 @dataclass(frozen=True)
 class StartedRun:
-    """A run that has begun: what was asked, where it runs."""
+    """A run that has started: its configuration and environment."""
 
     folder: Path
     config: Config
@@ -77,31 +90,34 @@ class StartedRun:
 
 @dataclass(frozen=True)
 class FinishedRun(StartedRun):
-    """A finished run: also what came out."""
+    """A finished run, with its metrics."""
 
     metrics: dict[str, Any]
 
 
 def short_name(data: str | Path) -> str:
-    """Of a recipe or of somebody's images, as folders of runs are called by it: without spaces, which want quoting."""
+    """Return the name of a recipe, or of a path of images, for the name of a run folder: without directories and spaces."""
     return "-".join(Path(data).resolve().name.split())
 
 
-def seeds_named(seeds: Sequence[int]) -> str:
-    """As in "seed 0" and "seeds 0 1 2"."""
+def format_seeds(seeds: Sequence[int]) -> str:
+    """Return, for example, "seed 0" or "seeds 0 1 2"."""
     return f"seed{'s' * (len(seeds) > 1)} {' '.join(map(str, seeds))}"
 
 
-def find(paths: Iterable[Path | str] | Path | str) -> list[Path]:
-    """All run folders at or below the given path or paths, finished or not, in the order of their names."""
+# Finding runs
+
+
+def find_runs(paths: Iterable[Path | str] | Path | str) -> list[Path]:
+    """Return all run folders at or below one or more paths, finished or not, sorted by name."""
     found: set[Path] = set()
     for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
         if not os.path.exists(path):
             raise UserError(
-                f"{path} does not exist: name a run folder or a folder that holds runs", kind="missing-file"
+                f"{path} does not exist: name a run folder, or a folder that contains runs", kind="missing-file"
             )
         try:
-            found |= {Path(top) for top, _, names in files.walk(path) if _is_run({*names})}
+            found |= {Path(folder) for folder, _, names in files.walk(path) if _is_run({*names})}
         except files.RefusedFile as error:
             raise UserError(
                 f"cannot search {path} ({error_text(error)}): name a folder closer to the runs", kind="unsafe-file"
@@ -109,83 +125,103 @@ def find(paths: Iterable[Path | str] | Path | str) -> list[Path]:
     return sorted(found)
 
 
-def _is_run(files: set[str]) -> bool:
-    """Also a finished one that has lost one of the two that say what it is: who reads it is told so."""
-    return {CONFIG, ENVIRONMENT} <= files or ({METRICS, MODEL} <= files and bool({CONFIG, ENVIRONMENT} & files))
+def _is_run(names: set[str]) -> bool:
+    """Return whether a folder with these files is a run folder.
+
+    A finished run that has lost one of its two descriptions counts too, so that reading it reports the missing file.
+    """
+    return {CONFIG, ENVIRONMENT} <= names or ({METRICS, MODEL} <= names and bool({CONFIG, ENVIRONMENT} & names))
 
 
 def split_finished(paths: Iterable[Path | str] | Path | str) -> tuple[list[Path], list[Path]]:
-    """The folders of finished runs at or below the given path or paths, and those of the others."""
-    done: list[Path] = []
-    others: list[Path] = []
-    for folder in find(paths):
-        (done if os.path.lexists(folder / METRICS) else others).append(folder)
-    return done, others
+    """Return the folders of finished runs and of unfinished runs at or below one or more paths."""
+    finished: list[Path] = []
+    unfinished: list[Path] = []
+    for folder in find_runs(paths):
+        (finished if os.path.lexists(folder / METRICS) else unfinished).append(folder)
+    return finished, unfinished
+
+
+# Reading runs
 
 
 def read(folder: Path) -> FinishedRun:
-    """A finished run."""
-    begun, path = read_begun(folder), folder / METRICS
-    metrics = _tree(path, metrics_shape())
+    """Read a finished run."""
+    started, path = read_started(folder), folder / METRICS
+    metrics = _read_object(path, metrics_shape())
     _check_classes(path, metrics)
-    return FinishedRun(folder, begun.config, begun.environment, metrics)
+    return FinishedRun(folder, started.config, started.environment, metrics)
 
 
 def _check_classes(path: Path, metrics: dict[str, Any]) -> None:
-    """All that is told by class is told of the same classes, and something is."""
+    """Raise a UserError unless all metrics by class have the same classes, and at least one class has an accuracy."""
     classes = len(metrics["per_class"])
     rows = {key: metrics.get(key) or [] for key in ("counts", "class_names", "confusion")}
     lengths = {key: {len(found)} for key, found in rows.items() if found}
     lengths |= {"a row of confusion": {len(row) for row in rows["confusion"]}}
     for key, found in lengths.items():
         if found - {classes}:
-            raise UserError(f"{path}: {key} is not of the {classes} classes of per_class: {ASK}", kind="damaged-file")
+            raise UserError(
+                f"{path}: {key} does not have the {classes} classes of per_class: {HINT}", kind="damaged-file"
+            )
     bins = metrics.get("calibration") or []
     if any(b["count"] and (b.get("confidence") is None or b.get("accuracy") is None) for b in bins):
-        raise UserError(f"{path}: calibration has images without confidence or accuracy: {ASK}", kind="damaged-file")
+        raise UserError(f"{path}: calibration has images without confidence or accuracy: {HINT}", kind="damaged-file")
     if all(accuracy is None for accuracy in metrics["per_class"]):
-        raise UserError(f"{path}: per_class has no figure: {ASK}", kind="damaged-file")
+        raise UserError(f"{path}: per_class has no accuracies: {HINT}", kind="damaged-file")
 
 
-def read_begun(folder: Path) -> StartedRun:
-    """A run, whether it has finished or not."""
-    return StartedRun(folder, load_config(folder), _tree(folder / ENVIRONMENT, ENVIRONMENT_SHAPE))
+def read_started(folder: Path) -> StartedRun:
+    """Read a run that may not be finished."""
+    return StartedRun(folder, load_config(folder), _read_object(folder / ENVIRONMENT, ENVIRONMENT_SCHEMA))
 
 
-def _tree(path: Path, shape: dict[str, Any]) -> dict[str, Any]:
+def _read_object(path: Path, schema: dict[str, Any]) -> dict[str, Any]:
     tree = read_json(path)
-    if wrong := validate(tree, shape):
-        raise UserError(f"{path}: {wrong}: {ASK}", kind="damaged-file")
+    if wrong := find_error(tree, schema):
+        raise UserError(f"{path}: {wrong}: {HINT}", kind="damaged-file")
     return tree
 
 
-def readable(read: Callable[[Path], R], folders: Iterable[Path]) -> tuple[list[R], list[str]]:
-    """What `read` makes of the folders, and why others cannot be read: they may be just being written, or damaged."""
-    found, bad = list[R](), list[str]()
+def read_valid(read: Callable[[Path], R], folders: Iterable[Path]) -> tuple[list[R], list[str]]:
+    """Read folders of which some may be damaged, or are just being written.
+
+    Args:
+        read: Function that reads a folder.
+        folders: The folders.
+
+    Returns:
+        The results of `read`, and the errors of the folders for which it failed.
+    """
+    found, errors = list[R](), list[str]()
     for folder in folders:
         try:
             found.append(read(folder))
         except UserError as error:
-            bad.append(str(error))
-    return found, bad
+            errors.append(str(error))
+    return found, errors
 
 
-def finished(paths: Iterable[Path | str] | Path | str) -> list[FinishedRun]:
-    """The finished runs at or below the given path or paths; an error where there is none."""
+def read_finished(paths: Iterable[Path | str] | Path | str) -> list[FinishedRun]:
+    """Read all finished runs at or below one or more paths; raise a UserError if there are none."""
     paths = [paths] if isinstance(paths, str | Path) else list(paths)
-    done, others = split_finished(paths)
-    if not done:
-        where = ", ".join(map(str, paths))
-        begin = "name a run folder, or train first, e.g. `longtail demo`"
-        advice = f"{len(others)} unfinished, continue with --resume" if others else begin
+    finished, unfinished = split_finished(paths)
+    if not finished:
+        searched = ", ".join(map(str, paths)) or "an empty list of paths"
+        if unfinished:
+            raise UserError(
+                f"no finished run in {searched}: continue the {len(unfinished)} unfinished with --resume",
+                kind="unfinished-run",
+            )
         raise UserError(
-            f"no finished run below {where or 'nothing'}: {advice}", kind="unfinished-run" if others else "missing-file"
+            f"no finished run in {searched}: name a run folder, or train first, for example with `longtail demo`",
+            kind="missing-file",
         )
-    return [read(folder) for folder in done]
+    return [read(folder) for folder in finished]
 
 
 def load_config(path: Path) -> Config:
-    """Of a run folder, or of the file itself."""
+    """Read the configuration of a run folder, or a config.json."""
     file = path if os.path.isfile(path) else path / CONFIG
     tree = read_json(file, limit=files.SMALL_LIMIT)
     try:
@@ -194,32 +230,45 @@ def load_config(path: Path) -> Config:
         raise UserError(f"{file}: {error}", kind=error.kind) from error
 
 
-def stored_config(path: Path) -> Config:
-    """Of a run, of several below a folder that differ in their seeds alone, or of a file: to be trained anew, by however many
-    processes."""
-    below = [path] if path.is_file() else find(path)
+def load_common_config(path: Path) -> Config:
+    """Return the configuration for training a stored run again.
+
+    Args:
+        path: A run folder, a folder with several runs that differ only in their seeds, or a config.json.
+
+    Returns:
+        The configuration of the first run, for a single process: the number of processes may be another one now.
+    """
+    below = [path] if path.is_file() else find_runs(path)
     if not below:
         raise UserError(
-            f"no run below {path}: name a run folder, one that holds runs, or a {CONFIG}", kind="missing-file"
+            f"no run below {path}: name a run folder, a folder that contains runs, or a {CONFIG}", kind="missing-file"
         )
     config = load_config(below[0])
     differing = [folder for folder in below[1:] if load_config(folder).identity() != config.identity()]
     if differing:
-        some = ", ".join(map(str, [below[0], *differing][:3]))
-        raise UserError(f"{path} holds {len(below)} runs that differ ({some}, …): name one of them", kind="mismatch")
+        examples = ", ".join(map(str, [below[0], *differing][:3]))
+        raise UserError(
+            f"{path} contains {len(below)} runs with different settings ({examples}, …): name one of them",
+            kind="mismatch",
+        )
     return replace(config, train=replace(config.train, processes=1))
 
 
 def read_json(path: Path, folder: Path | None = None, limit: int = files.TEXT_LIMIT) -> Any:
-    """Return the content of a JSON file that belongs to `folder` (its own directory if not given); a UserError if it has none.
+    """Return the content of a JSON file of a run.
 
-    The file must be a regular file of at most `limit` bytes, and no symbolic link that leaves the folder.
+    Args:
+        path: The file. It must be a regular file, and not a symbolic link that leaves `folder`.
+        folder: The folder that the file belongs to; by default its own directory.
+        limit: The largest size in bytes.
+
+    Raises:
+        UserError: The file cannot be read, or is not valid JSON.
     """
     try:
         return files.parse_json(files.read_text(path, limit=limit, folder=folder or path.parent))
     except OSError as error:
-        raise UserError(
-            f"cannot read {path} ({error_text(error)}): {ASK}", kind=files.read_error_kind(error)
-        ) from error
+        raise UserError(f"cannot read {path} ({error_text(error)}): {HINT}", kind=file_error_kind(error)) from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"cannot read {path} ({error}): {ASK}", kind="damaged-file") from error
+        raise UserError(f"cannot read {path} ({error}): {HINT}", kind="damaged-file") from error

@@ -1,9 +1,9 @@
-"""A check of torch checkpoints before `torch.load` executes their pickle.
+"""Validation of torch checkpoints before `torch.load` executes their pickle.
 
-`torch.load(weights_only=True)` runs no foreign code, but it lets a file of a few hundred bytes allocate gigabytes
-(`builtins.bytearray`) or compute for years (the hash of a nested tuple), and it trusts the sizes that a pickle gives for its
-storages. This module interprets the pickle without building anything, and admits only what `torch.save` writes for tensors and
-plain values.
+`torch.load(weights_only=True)` does not run arbitrary code. However, a file of a few hundred bytes can make it allocate
+gigabytes (`builtins.bytearray`) or compute for years (the hash of a nested tuple), and it trusts the storage sizes in the
+pickle. This module interprets the pickle without creating its objects, and accepts only what `torch.save` writes for
+tensors and plain values.
 """
 
 import os
@@ -19,10 +19,11 @@ from typing import Any, BinaryIO, NamedTuple
 from longtail import files
 
 STRUCTURE_LIMIT = 64 * 2**20
-"""Bytes of the pickle; tensor data is stored beside it."""
-MOST_INSTRUCTIONS = 2_000_000
-LARGEST_TUPLE = 64
-"""Values in a tuple, those of nested tuples included; torch needs about twenty."""
+"""Largest size in bytes of the pickle, which does not contain the tensor data."""
+MAX_INSTRUCTIONS = 2_000_000
+"""Largest number of instructions of the pickle."""
+MAX_TUPLE_VALUES = 64
+"""Largest number of values in a tuple and its nested tuples; torch needs about twenty."""
 ITEM_SIZES = {"Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2, "Char": 1, "Byte": 1}
 ITEM_SIZES |= {"Bool": 1}
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
@@ -35,38 +36,40 @@ GLOBALS = {
     *(f"torch {name}Storage" for name in ITEM_SIZES),
 }
 STORAGE = re.compile(r"torch (\w+)Storage")
-END = struct.Struct("<4s4H2LH")
-"""The end of a ZIP archive: signature, disks, entries, size and offset of the directory, length of a comment."""
-END_64 = struct.Struct("<4sQ2H2L4Q")
-LOCATOR_64 = struct.Struct("<4sLQL")
-LARGEST = (2**16 - 1, 2**32 - 1, 2**32 - 1)
-"""Entries, size and offset in END if the values are in END_64."""
+END_OF_DIRECTORY = struct.Struct("<4s4H2LH")
+"""The record at the end of a ZIP archive: signature, disks, entries, size and offset of the directory, length of the
+comment."""
+END_OF_DIRECTORY_64 = struct.Struct("<4sQ2H2L4Q")
+END_LOCATOR_64 = struct.Struct("<4sLQL")
+ZIP64_MARKERS = (2**16 - 1, 2**32 - 1, 2**32 - 1)
+"""Entries, size and offset in END_OF_DIRECTORY if the values are in END_OF_DIRECTORY_64."""
 
 
 class Global(NamedTuple):
-    """A name that the pickle imports."""
+    """A global name that the pickle imports."""
 
     name: str
 
 
 class Opaque(NamedTuple):
-    """A value that is not followed: a list, a tensor."""
+    """A value whose content is not tracked: a list or a tensor."""
 
 
 @dataclass(eq=False)
-class Table:
-    """A dictionary, of which the keys are known."""
+class Dictionary:
+    """A dictionary, of which only the keys are tracked."""
 
     ordered: bool = False
     keys: set[str | int] = field(default_factory=set)
 
 
 class Mark(NamedTuple):
-    """The start of a sequence on the stack."""
+    """The mark at the start of a sequence on the stack."""
 
 
 def check_checkpoint(path: Path, file: BinaryIO, limit: int) -> None:
-    """Raise OSError or ValueError unless an open file is a ZIP archive of tensors and plain values, as `torch.save` writes it.
+    """Raise an OSError or a ValueError unless an open file is a ZIP archive of tensors and plain values, as written by
+    `torch.save`.
 
     Args:
         path: The file, for errors.
@@ -75,14 +78,14 @@ def check_checkpoint(path: Path, file: BinaryIO, limit: int) -> None:
     """
     file.seek(0)
     if file.read(4) != b"PK\x03\x04":
-        raise ValueError("it is no archive of torch.save: save it again with a current version of torch")
+        raise ValueError("it is not a ZIP archive of torch.save: save it again with a current version of torch")
     check_directory(file)
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         files.check_archive(path, members, limit, compressed=False)
         sizes = {member.filename: member.file_size for member in members}
-        if len({name.lower() for name in sizes}) != len(members):  # torch does not distinguish upper and lower case
-            raise ValueError("it has two members of one name")
+        if len({name.lower() for name in sizes}) != len(members):  # torch ignores case
+            raise ValueError("two of its members have the same name")
         pickles = [name for name in sizes if name == "data.pkl" or name.endswith("/data.pkl")]
         if len(pickles) != 1 or sizes[pickles[0]] > STRUCTURE_LIMIT:
             raise ValueError("its structure is missing or too large")
@@ -94,27 +97,32 @@ def check_checkpoint(path: Path, file: BinaryIO, limit: int) -> None:
         check_pickle(archive.read(pickles[0]), {name.removeprefix(prefix): size for name, size in sizes.items()})
         order = archive.read(f"{prefix}byteorder") if f"{prefix}byteorder" in sizes else b"little"
         if sizes.get(f"{prefix}byteorder", 0) > 16 or order.decode("latin1") != sys.byteorder:
-            raise ValueError("it was written by a machine of another byte order")
+            raise ValueError("it was written on a machine with another byte order")
         if bad := archive.testzip():
             raise ValueError(f"{bad} is damaged")
     file.seek(0)
 
 
 def check_directory(file: BinaryIO) -> None:
-    """Raise ValueError unless the directory of a ZIP archive is where all of its offsets say, at the end of the file.
+    """Raise a ValueError unless the directory of a ZIP archive is at the end of the file and all offsets agree with that.
 
-    `zipfile` and torch find the directory in different ways: torch could otherwise read other members than those checked here.
+    `zipfile` and torch locate the directory in different ways. Otherwise torch could read other members than those checked
+    here.
     """
     size = file.seek(0, os.SEEK_END)
-    start = size - END.size
-    end = END.unpack(_read_at(file, start, END.size))
+    start = size - END_OF_DIRECTORY.size
+    end = END_OF_DIRECTORY.unpack(_read_at(file, start, END_OF_DIRECTORY.size))
     entries, length, offset = end[4:7]
-    if start >= END_64.size + LOCATOR_64.size:
-        signature, _, place, _ = LOCATOR_64.unpack(_read_at(file, start - LOCATOR_64.size, LOCATOR_64.size))
+    if start >= END_OF_DIRECTORY_64.size + END_LOCATOR_64.size:
+        signature, _, place, _ = END_LOCATOR_64.unpack(_read_at(file, start - END_LOCATOR_64.size, END_LOCATOR_64.size))
         if signature == b"PK\6\7":
-            start -= END_64.size + LOCATOR_64.size
-            signature, *_, entries, length, offset = END_64.unpack(_read_at(file, start, END_64.size))
-            same = all(x in (y, most) for x, y, most in zip(end[4:7], (entries, length, offset), LARGEST, strict=True))
+            start -= END_OF_DIRECTORY_64.size + END_LOCATOR_64.size
+            signature, *_, entries, length, offset = END_OF_DIRECTORY_64.unpack(
+                _read_at(file, start, END_OF_DIRECTORY_64.size)
+            )
+            same = all(
+                x in (y, most) for x, y, most in zip(end[4:7], (entries, length, offset), ZIP64_MARKERS, strict=True)
+            )
             if signature != b"PK\6\6" or place != start or not same:
                 raise ValueError("the directory of its archive is damaged")
     if end[0] != b"PK\5\6" or end[7] or offset + length != start:
@@ -123,23 +131,36 @@ def check_directory(file: BinaryIO) -> None:
 
 def _read_at(file: BinaryIO, offset: int, size: int) -> bytes:
     if offset < 0:
-        raise ValueError("it is too short for an archive")
+        raise ValueError("it is too short for a ZIP archive")
     file.seek(offset)
     return file.read(size)
 
 
 def check_pickle(content: bytes, sizes: dict[str, int]) -> None:
-    """Raise ValueError unless a pickle builds tensors of the given members (`data/KEY` and its size), and plain values."""
+    """Raise a ValueError unless a pickle contains only tensors and plain values.
+
+    Args:
+        content: The pickle.
+        sizes: Size in bytes of each member of the archive; the data of tensors are in `data/KEY`.
+    """
     stack: list[Any] = []
     memo: dict[int, Any] = {}
     for number, (opcode, argument, _) in enumerate(pickletools.genops(content)):
-        if number > MOST_INSTRUCTIONS:
+        if number > MAX_INSTRUCTIONS:
             raise ValueError("its structure has too many instructions")
-        step(opcode.name, argument, stack, memo, sizes)
+        interpret(opcode.name, argument, stack, memo, sizes)
 
 
-def step(name: str, argument: Any, stack: list[Any], memo: dict[int, Any], sizes: dict[str, int]) -> None:
-    """Interpret one instruction."""
+def interpret(name: str, argument: Any, stack: list[Any], memo: dict[int, Any], sizes: dict[str, int]) -> None:
+    """Interpret one instruction of a pickle.
+
+    Args:
+        name: The instruction, as in `pickletools`.
+        argument: Its argument.
+        stack: The stack, which is changed.
+        memo: The memo, which is changed.
+        sizes: Size in bytes of each member of the archive.
+    """
     try:
         match name:
             case "PROTO" | "FRAME" | "STOP":
@@ -149,7 +170,7 @@ def step(name: str, argument: Any, stack: list[Any], memo: dict[int, Any], sizes
             case "NONE" | "NEWTRUE" | "NEWFALSE":
                 stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[name])
             case "EMPTY_DICT":
-                stack.append(Table())
+                stack.append(Dictionary())
             case "EMPTY_LIST":
                 stack.append(Opaque())
             case "EMPTY_TUPLE":
@@ -169,16 +190,16 @@ def step(name: str, argument: Any, stack: list[Any], memo: dict[int, Any], sizes
                 stack.append(memo[argument])
             case "GLOBAL":
                 if argument not in GLOBALS:
-                    raise ValueError(f"it holds more than tensors and plain values ({argument.replace(' ', '.')})")
+                    raise ValueError(f"it contains more than tensors and plain values ({argument.replace(' ', '.')})")
                 stack.append(Global(argument))
             case "REDUCE":
                 arguments, function = stack.pop(), stack.pop()
                 if not isinstance(function, Global) or not isinstance(arguments, tuple):
-                    raise ValueError("it calls something that is no function")
-                is_table = function.name == "collections OrderedDict"
-                if is_table and arguments:
-                    raise ValueError("it fills a dictionary in an unusual way")
-                stack.append(Table(ordered=True) if is_table else Opaque())
+                    raise ValueError("it calls something that is not a function")
+                is_dictionary = function.name == "collections OrderedDict"
+                if is_dictionary and arguments:
+                    raise ValueError("it creates a dictionary in an unusual way")
+                stack.append(Dictionary(ordered=True) if is_dictionary else Opaque())
             case "BINPERSID":
                 check_storage(stack.pop(), sizes)
                 stack.append(Opaque())
@@ -192,10 +213,10 @@ def step(name: str, argument: Any, stack: list[Any], memo: dict[int, Any], sizes
                 stack.pop()
             case "APPENDS":
                 pop_to_mark(stack)
-            case "BUILD":  # the attributes of an OrderedDict: a method would be replaced by one of its name
+            case "BUILD":  # attributes of an OrderedDict: one with the name of a method would replace it
                 attributes, target = stack.pop(), stack[-1]
-                if not (isinstance(target, Table) and target.ordered and isinstance(attributes, Table)):
-                    raise ValueError("it sets attributes of what is no dictionary")
+                if not (isinstance(target, Dictionary) and target.ordered and isinstance(attributes, Dictionary)):
+                    raise ValueError("it sets attributes of a value that is not a dictionary")
                 if attributes.keys - {"_metadata"}:
                     raise ValueError("it sets attributes that torch does not write")
             case _:
@@ -205,39 +226,44 @@ def step(name: str, argument: Any, stack: list[Any], memo: dict[int, Any], sizes
 
 
 def make_tuple(items: list[Any]) -> tuple[Any, ...]:
-    """Return a tuple; ValueError if it would have too many values, nested ones included."""
-    made = tuple(items)
-    if count_values(made) > LARGEST_TUPLE:
-        raise ValueError("it has a tuple of too many values")
-    return made
+    """Return a tuple. Raise a ValueError if it has too many values, including those of nested tuples."""
+    result = tuple(items)
+    if count_values(result) > MAX_TUPLE_VALUES:
+        raise ValueError("it has a tuple with too many values")
+    return result
 
 
 def count_values(item: Any) -> int:
-    """Return the number of values in a tuple and the tuples in it; other values count as one."""
+    """Return the number of values in a tuple and its nested tuples; any other value counts as one."""
     if isinstance(item, tuple) and not isinstance(item, Global | Opaque | Mark):
         return 1 + sum(map(count_values, item))
     return 1
 
 
 def pop_to_mark(stack: list[Any]) -> list[Any]:
-    """Remove and return what is above the last mark, and remove the mark."""
+    """Remove the last mark and all values above it from the stack, and return the values."""
     start = next(i for i in reversed(range(len(stack))) if isinstance(stack[i], Mark))
     items = stack[start + 1 :]
     del stack[start:]
     return items
 
 
-def add_keys(table: Any, keys: list[Any]) -> None:
-    """Remember new keys of a dictionary; ValueError unless all of them are text or numbers."""
-    if not isinstance(table, Table):
-        raise ValueError("it sets items of what is no dictionary")
+def add_keys(dictionary: Any, keys: list[Any]) -> None:
+    """Add keys to a dictionary. Raise a ValueError unless all of them are strings or integers."""
+    if not isinstance(dictionary, Dictionary):
+        raise ValueError("it sets items of a value that is not a dictionary")
     if not all(type(key) in (str, int) for key in keys):
-        raise ValueError("it has a dictionary whose keys are neither text nor numbers")
-    table.keys.update(keys)
+        raise ValueError("it has a dictionary with keys that are neither strings nor integers")
+    dictionary.keys.update(keys)
 
 
 def check_storage(identity: Any, sizes: dict[str, int]) -> None:
-    """Raise ValueError unless a storage is described as torch does, and its member has all the bytes that it should have."""
+    """Raise a ValueError unless a storage has torch's description and its member of the archive is large enough.
+
+    Args:
+        identity: The description of the storage in the pickle.
+        sizes: Size in bytes of each member of the archive.
+    """
     if not isinstance(identity, tuple) or len(identity) != 5 or identity[0] != "storage":
         raise ValueError("it refers to a storage in an unusual way")
     _, kind, key, location, count = identity
@@ -245,4 +271,4 @@ def check_storage(identity: Any, sizes: dict[str, int]) -> None:
     if known is None or not isinstance(key, str) or not isinstance(location, str) or type(count) is not int:
         raise ValueError("it refers to a storage in an unusual way")
     if not 0 <= count * ITEM_SIZES[known[1]] <= sizes.get(f"data/{key}", -1):
-        raise ValueError(f"storage {key} has fewer bytes than it should have")
+        raise ValueError(f"the data of storage {key} are too short")

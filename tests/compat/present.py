@@ -199,7 +199,7 @@ def recipe(method: str) -> Config:
 
 def stored_config(path: Path) -> Config:
     """Return the configuration that `longtail train --from PATH` starts from."""
-    return run_folder.stored_config(path)
+    return run_folder.load_common_config(path)
 
 
 # Networks

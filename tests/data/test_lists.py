@@ -362,7 +362,7 @@ def test_a_path_says_what_kind_of_source_it_is(images):
     assert recipes.make(images / "shards").data.name == "folder"
     (images / "shards/train-0.PARQUET").write_bytes(b"")
     assert recipes.make(images / "shards").data.name == "shards"
-    assert set(recipes.LISTS) == set(READERS)
+    assert set(recipes.LIST_SUFFIXES) == set(READERS)
     with raises("missing-file", "train/cat/0.png"):
         recipes.make(images / "train/cat/0.png")
 

@@ -20,7 +20,7 @@ from longtail.data.decode import BadImage, probe_image, read_file
 from longtail.data.inspection import inspect
 from longtail.data.write_shards import shard
 from longtail.image_formats import IMAGE_FORMATS, OPTIONAL_FORMATS, supported_formats
-from longtail.inference.snippets import PREPARED
+from longtail.inference.card import PREPARED
 from tests.data.guard import run_guarded
 from tests.data.test_sources import fill
 from tests.raises import raises

@@ -8,5 +8,5 @@ def no_stopwatch():
     """Milliseconds are no concern here, and take long to measure."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("longtail.engine.evaluate.latency", lambda *_: 1.0)
-        patch.setattr("longtail.inference.export.PASSES", 1)
+        patch.setattr("longtail.inference.export.MAX_PASSES", 1)
         yield

@@ -13,9 +13,9 @@ import longtail
 from longtail import run_folder
 from longtail.cli import main
 from longtail.files import write_json
+from longtail.inference.card import preparation_code
 from longtail.inference.formats import FORMATS
 from longtail.inference.preprocessing import Preprocessing
-from longtail.inference.snippets import prepared
 from longtail.views import Views
 from tests.conftest import tiny
 from tests.inference.made import CPU, finished_run, folder_config, photographs
@@ -24,7 +24,7 @@ SHAPES = ((500, 333), (41, 90), (128, 128), (30, 17))
 ENDS = {
     "onnx": "print(json.dumps(dict(zip(names, probabilities[0].tolist()))))",
     "torch": "print(json.dumps(dict(zip(names, probabilities[0].tolist()))))",
-    "safetensors": "import json; print(json.dumps({g.name: g.probability for g in said.top(3)}))",
+    "safetensors": "import json; print(json.dumps({g.name: g.probability for g in prediction.top(3)}))",
 }
 
 
@@ -57,7 +57,7 @@ def test_the_code_prepares_a_file_as_predict_does(files, side, crop):
     views = Views(replace(tiny("ce").views, test_crop=crop), 48)
     preprocessing = Preprocessing(views, side)
     theirs: dict = {"np": np, "Image": Image}
-    exec("from PIL import ImageOps\n" + prepared(preprocessing), theirs)
+    exec("from PIL import ImageOps\n" + preparation_code(preprocessing), theirs)
     for path in files:
         wanted = preprocessing.squares([preprocessing.pixels(path)], CPU)[0].numpy().astype(int)
         found = theirs["prepared"](path)

@@ -16,12 +16,11 @@ from longtail.cli import main
 from longtail.config import ModelConfig
 from longtail.errors import RunError
 from longtail.inference import formats
-from longtail.inference.deployed import Deployed
 from longtail.inference.export import Exported
-from longtail.inference.formats import FORMATS, eager
+from longtail.inference.formats import FORMATS, Deployed, eager
 from longtail.inference.model import UNCALIBRATED, Model
 from longtail.inference.preprocessing import Preprocessing
-from longtail.inference.priors import named
+from longtail.inference.priors import describe_frequencies
 from longtail.views import Views
 from tests.conftest import tiny
 from tests.inference.made import CPU, finished_run, folder_config, photographs
@@ -121,7 +120,9 @@ def test_what_an_onnx_file_says_of_itself(run, exported):
     assert json.loads(told["class_names"]) == ["<b>eel", "cat|*x*", "dog"] == facts["class_names"]
     assert json.loads(told["temperature"]) == longtail.load(run).temperature == facts["temperature"]
     assert facts["preprocessing"]["mean"] == [0.485, 0.456, 0.406] and facts["prior"]["name"] == "uniform"
-    assert facts["logits_stand_for"] == named(np.array([0.4, 0.6]), np.array([4, 6]))  # those of training
+    assert facts["logits_stand_for"] == describe_frequencies(
+        np.array([0.4, 0.6]), np.array([4, 6])
+    )  # those of training
 
 
 @pytest.mark.parametrize("to", FORMATS)
@@ -155,7 +156,7 @@ def test_several_experts_are_exported(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", {entry.kind: name for name, entry in recipes.METHODS.items()}.values())
+@pytest.mark.parametrize("name", {entry.settings_class: name for name, entry in recipes.METHODS.items()}.values())
 def test_every_kind_of_method_in_every_format(name, tmp_path):
     model = untrained(name)
     for to in FORMATS:

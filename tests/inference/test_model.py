@@ -12,7 +12,7 @@ from PIL import Image
 import longtail
 from longtail import run_folder
 from longtail.data.sources import load as load_data
-from longtail.inference.loading import likely_side
+from longtail.inference.loading import guess_resolution
 from tests.conftest import tiny
 from tests.inference.made import finished_run, folder_config, photographs
 from tests.raises import raises
@@ -165,9 +165,9 @@ def test_what_cannot_be_loaded_is_said(digits, tmp_path, monkeypatch):
 
 def test_runs_of_before_know_how_they_read_images(digits, tmp_path):
     """Those stored no `resolution`: it follows from the configuration."""
-    assert likely_side(folder_config(tmp_path, image_size=96), 100) == 0
-    assert likely_side(folder_config(tmp_path, image_size=224), 100) == 512
-    assert likely_side(folder_config(tmp_path, image_size=224, load="resident"), 100) == 0
-    assert likely_side(folder_config(tmp_path, image_size=96), 10**9) == 219
-    assert likely_side(folder_config(tmp_path, image_size=32, load="stream", resolution=50), 100) == 50
-    assert likely_side(tiny("ce"), 100) == 0
+    assert guess_resolution(folder_config(tmp_path, image_size=96), 100) == 0
+    assert guess_resolution(folder_config(tmp_path, image_size=224), 100) == 512
+    assert guess_resolution(folder_config(tmp_path, image_size=224, load="resident"), 100) == 0
+    assert guess_resolution(folder_config(tmp_path, image_size=96), 10**9) == 219
+    assert guess_resolution(folder_config(tmp_path, image_size=32, load="stream", resolution=50), 100) == 50
+    assert guess_resolution(tiny("ce"), 100) == 0

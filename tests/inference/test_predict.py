@@ -14,7 +14,7 @@ import longtail
 from longtail.cli import main
 from longtail.cli.predict import make_prediction_table
 from longtail.inference.model import UNCALIBRATED, Guess
-from longtail.inference.predict import Predicted, find_images, predictions
+from longtail.inference.predict import Predicted, find_images, predict_files
 from longtail.text import escape_nonprintable
 from tests.inference.made import finished_run, folder_config, photographs
 from tests.raises import raises
@@ -32,7 +32,7 @@ def made(tmp_path_factory) -> tuple[Path, Path]:
 
 def test_the_test_images_are_predicted_as_they_were_measured(made, tmp_path, monkeypatch):
     """In batches smaller than the set, read by threads, in order."""
-    monkeypatch.setattr("longtail.inference.model.BATCH", 3)
+    monkeypatch.setattr("longtail.inference.model.MAX_BATCH", 3)
     folder, root = made
     stored = np.load(folder / "predictions.npz", allow_pickle=False)
     files = [root / name for name in stored["ids"]]
@@ -134,7 +134,7 @@ def test_bad_images_are_named_and_never_predicted(made, tmp_path, monkeypatch, c
     images = [good[0], "empty.png", "broken.jpg", "pipe.png", good[1]]
     assert main(["predict", str(folder), *images, "--csv", "out.csv"]) == 2
     error = capsys.readouterr().err
-    assert "empty.png (" in error and "--on-error skip" in error and not Path("out.csv").exists()
+    assert "empty.png (" in error and "--on_error skip" in error and not Path("out.csv").exists()
     assert main(["predict", str(folder), *images, "--on-error", "skip", "--csv", "out.csv", "--json", "out.json"]) == 0
     error = capsys.readouterr().err
     assert all(words in error for words in ("3 of", "pipe.png (", "FIFO", "empty.png (", "broken.jpg ("))
@@ -160,10 +160,10 @@ def test_nothing_is_left_half_written(made, tmp_path, monkeypatch):
     Path("out.csv").write_text("old")
 
     def fails(*args):
-        yield next(predictions(*args))
+        yield next(predict_files(*args))
         raise RuntimeError("halfway")
 
-    monkeypatch.setattr("longtail.inference.predict.predictions", fails)
+    monkeypatch.setattr("longtail.inference.predict.predict_files", fails)
     with pytest.raises(RuntimeError, match="halfway"):
         longtail.predict(folder, root, csv="out.csv", json="out.json")
     assert Path("out.csv").read_text() == "old" and os.listdir() == ["out.csv"]

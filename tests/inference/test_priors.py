@@ -7,7 +7,7 @@ import pytest
 
 from longtail import files
 from longtail.errors import UserError
-from longtail.inference.priors import make_prior, named
+from longtail.inference.priors import describe_frequencies, make_prior
 from tests.expected_text import check_text
 from tests.raises import raises
 
@@ -80,7 +80,7 @@ def test_what_is_wrong_in_csv_is_said(text, kind, values, tmp_path):
 
 def test_files_that_are_none(tmp_path):
     (tmp_path / "deep.json").write_text("[" * 100_000)
-    (tmp_path / "many.json").write_text("[" + "[]," * files.MOST_VALUES + "[]]")
+    (tmp_path / "many.json").write_text("[" + "[]," * files.MAX_JSON_VALUES + "[]]")
     for name in ("deep.json", "many.json"):
         with pytest.raises(UserError):
             make_prior(tmp_path / name, NAMES, COUNTS)
@@ -92,7 +92,7 @@ def test_files_that_are_none(tmp_path):
 
 
 def test_in_words():
-    alike, trained = named(np.full(3, 1 / 3), COUNTS), named(COUNTS / 10, COUNTS)
-    between = named(np.array([0.5, 0.3, 0.2]), COUNTS)
+    alike, trained = describe_frequencies(np.full(3, 1 / 3), COUNTS), describe_frequencies(COUNTS / 10, COUNTS)
+    between = describe_frequencies(np.array([0.5, 0.3, 0.2]), COUNTS)
     check_text("test_priors/names", "\n".join([alike, trained, between]))
-    assert len({alike, trained, between}) == 3 and named(COUNTS / 10, None) == between
+    assert len({alike, trained, between}) == 3 and describe_frequencies(COUNTS / 10, None) == between

@@ -17,8 +17,7 @@ import pytest
 
 from longtail import recipes
 from longtail.cli import reference
-from longtail.config import methods as config_methods
-from longtail.config import to_dict
+from longtail.config import METHODS, method_settings, to_dict
 from longtail.methods import Method, find_method
 from longtail.methods.base import reweighted
 from tests import test_autoconfig, test_docs, test_large, test_recipes
@@ -35,16 +34,26 @@ NAME = "thrown-away"
 
 
 def renamed(path: str) -> str:
-    """For somebody may have added that very method."""
+    """Return a block of the page with another method name, because the method of the page may have been added already."""
     return FILES[path].replace('"los"', f'"{NAME}"')
 
 
+def content(path: str) -> str:
+    """Return the content of a file after the page was followed: the settings are appended to those of the other methods."""
+    return f"{(ROOT / path).read_text()}\n\n{FILES[path]}" if path == SETTINGS else FILES[path]
+
+
 def imported(path: str, folder: Path, monkeypatch) -> ModuleType:
-    """A file of the page, by the name that it will have; from a file, as the reference reads what stands below a field."""
-    name = path.removeprefix("src/").removesuffix(".py").replace("/", ".")
+    """Import a block of the page under its module name, from a file, because the reference reads the source of settings.
+
+    The settings are a part of a file; they become a module of their own with the names of that file.
+    """
+    name, imports = path.removeprefix("src/").removesuffix(".py").replace("/", "."), ""
+    if path == SETTINGS:
+        name, imports = f"{name}_added", f"from {name} import *\n"
     file = folder / path
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(renamed(path))
+    file.write_text(imports + renamed(path))
     spec = importlib.util.spec_from_file_location(name, file)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, name, module)
@@ -55,12 +64,13 @@ def imported(path: str, folder: Path, monkeypatch) -> ModuleType:
 @pytest.fixture
 def added(monkeypatch, tmp_path) -> type[Method]:
     """Its class; settings, class and entry are known until the test ends."""
-    monkeypatch.setitem(config_methods.METHODS, NAME, None)
+    monkeypatch.setitem(METHODS, NAME, None)
     monkeypatch.setattr(Method, "BY_SETTINGS", dict(Method.BY_SETTINGS))
-    imported(SETTINGS, tmp_path, monkeypatch)
+    new = imported(SETTINGS, tmp_path, monkeypatch)
+    monkeypatch.setattr(method_settings, "LOSSettings", new.LOSSettings, raising=False)
     kind = imported(CLASS, tmp_path, monkeypatch).LOS
     imports, line = renamed(RECIPE).split("\n\n")
-    names = dict(vars(recipes.methods))
+    names = dict(vars(recipes.method_presets))
     exec(imports, names)
     monkeypatch.setitem(recipes.METHODS, NAME, eval(f"{{{line.strip()}}}", names)[NAME])
     assert find_method(recipes.METHODS[NAME].kind) is kind
@@ -71,7 +81,7 @@ def added(monkeypatch, tmp_path) -> type[Method]:
 @pytest.mark.parametrize("asked", [["check"], ["format", "--check"]])
 def test_its_files_are_as_ruff_wants_them(path, asked):
     command = [sys.executable, "-m", "ruff", *asked, "--stdin-filename", str(ROOT / path), "-"]
-    done = subprocess.run(command, input=FILES[path], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(command, input=content(path), capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -127,7 +137,7 @@ def test_the_docs_ask_for_a_row_and_for_make_docs(added, tmp_path, monkeypatch):
     for check in checks:
         check()
     described = reference.make_page().partition(f"### {NAME}\n\n")[2].partition("\n")[0]
-    assert described.endswith(inspect.getdoc(config_methods.METHODS[NAME]))
+    assert described.endswith(inspect.getdoc(METHODS[NAME]))
 
 
 def test_a_run_by_a_method_that_is_not_imported_says_so(tmp_path, capsys):

@@ -101,8 +101,8 @@ def before_the_work(trains: bool = False) -> Iterator[None]:
         contextlib.nullcontext() if trains else mock.patch("longtail.engine.train.Session.train_seeds"),
         mock.patch("torchvision.datasets.utils.download_url", side_effect=no_network),
         mock.patch.object(Server, "serve_forever"),
-        mock.patch("longtail.inference.export.SECONDS", 0.0),
-        mock.patch("longtail.inference.formats.program_of", side_effect=RuntimeError("seconds of work")),
+        mock.patch("longtail.inference.export.MAX_SECONDS", 0.0),
+        mock.patch("longtail.inference.formats.export_program", side_effect=RuntimeError("seconds of work")),
         mock.patch.dict(os.environ, {"LONGTAIL_DATA": ""}),
     ):
         yield

@@ -197,7 +197,7 @@ def preload() -> None:
     assert sklearn.manifold and torch.utils.tensorboard
     torch.set_num_threads(1)
     evaluate.LATENCY_SECONDS = 0.0
-    export.SECONDS = 0.0
+    export.MAX_SECONDS = 0.0
 
 
 GOOD = {

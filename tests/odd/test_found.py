@@ -10,7 +10,7 @@ import pytest
 import longtail
 from longtail import files, recipes, run_folder, schema, theory
 from longtail.errors import error_text
-from longtail.inference.priors import checked
+from longtail.inference.priors import normalize_weights
 from tests.odd.harness import ends_well
 from tests.raises import raises
 from tests.report.made import FEW, make_run
@@ -73,13 +73,13 @@ def test_counts_are_whole_numbers():
 @pytest.mark.parametrize("weights", [{"a": 10**400, "b": 1}, {"a": 1.7e308, "b": 1.7e308}])
 def test_weights_that_no_float_can_hold(weights):
     with raises("invalid-value", "the prior"):
-        checked(weights, ("a", "b"), "the prior")
+        normalize_weights(weights, ("a", "b"), "the prior")
 
 
 def test_shapes():
-    shape = {"seed": schema.count, "notes": schema.maybe([schema.text]), "by": schema.named(schema.number)}
+    shape = {"seed": schema.count, "notes": schema.optional([schema.text]), "by": schema.mapping_of(schema.number)}
     good = {"seed": 0, "by": {"x": 1.5}, "whatever": object}
-    assert schema.validate(good, shape) is None and schema.validate(good | {"notes": ["a"]}, shape) is None
+    assert schema.find_error(good, shape) is None and schema.find_error(good | {"notes": ["a"]}, shape) is None
     wrong = [
         ("seed", True),
         ("seed", -1),
@@ -91,8 +91,8 @@ def test_shapes():
     ]
     wrong += [("by", {"x": float("nan")}), ("seed", None)]
     for key, value in wrong:
-        assert str(schema.validate(good | {key: value}, shape)).startswith(f"{key} is "), (key, value)
-    assert schema.validate([], shape).endswith(" []") and schema.validate({"seed": 0}, shape).split()[0] == "by"
+        assert str(schema.find_error(good | {key: value}, shape)).startswith(f"{key} is "), (key, value)
+    assert schema.find_error([], shape).endswith(" []") and schema.find_error({"seed": 0}, shape).split()[0] == "by"
 
 
 def test_why():

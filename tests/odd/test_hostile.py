@@ -194,7 +194,7 @@ def test_names_are_shown_and_not_obeyed(tmp_path):
         tree["data"] |= {"name": "folder", "root": f"/nowhere/{name.replace('/', '')}", "imbalance": 1}
         tree["model"]["name"] = name
         files.write_json(folder / run_folder.CONFIG, tree)
-    rows = make_rows(run_folder.finished(tmp_path))
+    rows = make_rows(run_folder.read_finished(tmp_path))
     screen = Console(file=io.StringIO(), width=400)
     screen.print(to_rich(rows, 400))
     shown, written = screen.file.getvalue(), re.sub(r"\\([\\\[\]])", r"\1", to_markdown(rows))

@@ -118,7 +118,7 @@ def test_paths_are_separated_by_lines_or_nul(separator, work, tmp_path):
 
 
 def test_standard_input_that_never_ends_is_no_list(work, monkeypatch):
-    monkeypatch.setattr("longtail.inference.predict.LONGEST_LIST", 100)
+    monkeypatch.setattr("longtail.inference.predict.MAX_LIST_BYTES", 100)
     found = command(["predict", str(work / "run"), "-"], typed=b"x" * 101)
     assert found.code == 2 and "100 bytes" in found.err and "standard input" in found.err
 

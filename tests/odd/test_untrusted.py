@@ -712,7 +712,7 @@ def test_the_metadata_of_a_state_dict_passes(tmp_path):
 
 def test_json_files_are_bounded_by_their_size_and_by_their_values(finished, tmp_path):
     """An empty list takes three bytes of a file, and twenty times as much memory."""
-    many = "[" + "[]," * files.MOST_VALUES + "[]]"
+    many = "[" + "[]," * files.MAX_JSON_VALUES + "[]]"
     for name in (run_folder.CONFIG, run_folder.ENVIRONMENT, run_folder.METRICS, run_folder.CALIBRATION):
         run = copied(finished, tmp_path / name)
         (run / name).write_text(many)

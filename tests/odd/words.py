@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from longtail import recipes
 from longtail.cli import COMMANDS, reference
-from longtail.config import Config, ViewConfig
-from longtail.config.methods import METHODS
+from longtail.config import METHODS, Config, ViewConfig
 from longtail.recipes import RECIPES
 
 NUMBERS = [

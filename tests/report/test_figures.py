@@ -45,7 +45,7 @@ def folder(tmp_path):
 
 
 def pulls(folder):
-    (found,) = gradients.gradient_norms_by_dataset(make_rows(run_folder.finished(folder))).values()
+    (found,) = gradients.gradient_norms_by_dataset(make_rows(run_folder.read_finished(folder))).values()
     return {pull.label: pull for pull in found}
 
 

@@ -59,12 +59,12 @@ def test_progress_matches_log(tmp_path):
 def test_run_shows_folder_and_data(tmp_path):
     folder = begin_run(tmp_path / "a/seed0", 1)
     (found,) = under_way(read(LivePage([tmp_path]))).values()
-    assert found["folder"][0] == str(folder) and found["data"][0] == dataset_name(run_folder.read_begun(folder))
+    assert found["folder"][0] == str(folder) and found["data"][0] == dataset_name(run_folder.read_started(folder))
 
 
 def test_epochs_cover_all_stages_and_latest_run_is_first(tmp_path):
     for i, (total, expected) in enumerate(((30, 30), (None, 8), (2, 5))):
-        run = run_folder.read_begun(begin_run(tmp_path / f"{i}/seed0", 5, total=total, day=i + 1))
+        run = run_folder.read_started(begin_run(tmp_path / f"{i}/seed0", 5, total=total, day=i + 1))
         assert training_curves.read_progress(run).epochs == expected
     assert list(under_way(read(LivePage([tmp_path])))) == [
         run_name("Cross-entropy", 0, f"{i}/seed0") for i in (2, 1, 0)
@@ -85,7 +85,9 @@ def test_color_of_run_is_stable(tmp_path):
     begin_run(tmp_path / "b/seed0", 3, "paco", day=2)
     for others in range(2):
         text = str(
-            training_curves.unfinished_section([run_folder.read_begun(folder) for folder in run_folder.find(tmp_path)])
+            training_curves.unfinished_section(
+                [run_folder.read_started(folder) for folder in run_folder.find_runs(tmp_path)]
+            )
         )
         lines = re.findall(r'<path d="M[^"]*L[^"]*" class="line (c\d)"><title>([^<]*)</title>', text)
         assert ("c1", run_name("PaCo", 0)) in lines
@@ -146,7 +148,7 @@ def test_truncated_files(tmp_path, file):
 
 
 def test_incomplete_log_line_is_skipped(tmp_path):
-    run = run_folder.read_begun(begin_run(tmp_path / "a/seed0", 3))
+    run = run_folder.read_started(begin_run(tmp_path / "a/seed0", 3))
     (run.folder / run_folder.LOG).write_text(log_line(0) + log_line(1) + log_line(2)[:20])
     assert len(training_curves.read_progress(run).log) == 2
 

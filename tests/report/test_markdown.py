@@ -95,7 +95,7 @@ def test_table_of_runs(name, tmp_path):
         config = recipes.digits_lt("ce" if i else "paco")
         config = replace(config, data=replace(config.data, name="folder", root=Path("/nowhere") / data, imbalance=1))
         make_run(tmp_path / f"{i}/seed0", replace(config, model=replace(config.model, name=name)), 0, FEW)
-    written = to_markdown(make_rows(run_folder.finished(tmp_path)))
+    written = to_markdown(make_rows(run_folder.read_finished(tmp_path)))
     found = cells(written)
     assert escape_nonprintable(name) in found and "other" in found
     assert "<img" not in RENDER(written) and "<a" not in RENDER(written) and "<code>" not in RENDER(written)

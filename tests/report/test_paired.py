@@ -46,7 +46,7 @@ def first(n, right):
 
 def concluded(folder):
     """Return the leads of the best method, the judgment on PaCo, and the results; check that both are shown."""
-    rows = make_rows(run_folder.finished(folder))
+    rows = make_rows(run_folder.read_finished(folder))
     (dataset,) = group_by_dataset(rows)
     claims, judgment = summary.group_leads(dataset), judge_paco(dataset.comparable, dataset.support)
     shown = unescape(re.sub("<[^>]*>", "", str(summary.conclusion(dataset) or "")))
@@ -235,7 +235,7 @@ def test_rarest_classes_without_test_images_are_named(tmp_path, counts, said):
     labels = [c for c in range(4 - untested) for _ in range(30)]
     for method in ("ce", "paco"):
         answered(tmp_path, method, counts, labels, first(len(labels), 50))
-    (dataset,) = group_by_dataset(make_rows(run_folder.finished(tmp_path)))
+    (dataset,) = group_by_dataset(make_rows(run_folder.read_finished(tmp_path)))
     (caution,) = [caution for caution in summary.test_set_cautions(dataset) if caution.kind == "untested-classes"]
     assert not caution.is_good and said in caution.text
     assert sum(caution.text in line for line in summary_lines(dataset.rows)) == 1
@@ -250,5 +250,5 @@ def test_classes_between_without_test_images_are_not_the_rarest(tmp_path):
 
 
 def kinds_of_cautions(folder) -> list[str]:
-    (dataset,) = group_by_dataset(make_rows(run_folder.finished(folder)))
+    (dataset,) = group_by_dataset(make_rows(run_folder.read_finished(folder)))
     return [caution.kind for caution in summary.test_set_cautions(dataset)]

@@ -56,7 +56,7 @@ def read(path) -> Page:
 
 
 def dataset_of(folder):
-    (dataset,) = group_by_dataset(make_rows(run_folder.finished(folder)))
+    (dataset,) = group_by_dataset(make_rows(run_folder.read_finished(folder)))
     return dataset
 
 
@@ -201,7 +201,7 @@ def test_only_comparable_methods_are_ranked(folder, tmp_path):
     marks = page.text["span"]
     assert marks.count("best") == 2 and marks.count(DIFFERENT_LENGTH) == 4  # over all, and on rare classes
     assert explain_labels({DIFFERENT_LENGTH}) in page.words()
-    (dataset,) = group_by_dataset(rows := make_rows(run_folder.finished(folder)))
+    (dataset,) = group_by_dataset(rows := make_rows(run_folder.read_finished(folder)))
     assert {row.label for row in dataset.comparable} == {"PaCo", "Cross-entropy"}
     words_of = dict(zip([row.label for row in rows], rank_rows(rows), strict=True))
     assert words_of["Focal"] == words_of["Balanced Softmax"] == DIFFERENT_LENGTH
@@ -256,7 +256,7 @@ def test_each_dataset_has_a_section(folder, tmp_path):
     make_run(folder / "other/seed0", recipes.cifar100_lt("paco", 100), 0, [200, 30, 5])
     page = read(report(folder, tmp_path / "page.html"))
     assert page.text["h2"] == ["Summary"]
-    assert {row.data for row in make_rows(run_folder.finished(folder))} < {*page.text["bdi"]}
+    assert {row.data for row in make_rows(run_folder.read_finished(folder))} < {*page.text["bdi"]}
 
 
 def test_optimal_P_sup_matches_random_batches(folder):
@@ -355,7 +355,7 @@ def test_class_is_listed_once(folder):
 
 def test_first_seed_with_features_is_mapped(folder):
     (folder / "ce/seed0/features.npz").unlink()
-    (row,) = make_rows(run_folder.finished(folder / "ce"))
+    (row,) = make_rows(run_folder.read_finished(folder / "ce"))
     assert Page("".join(map(str, method_detail.detail_sections(row)))).missing() == []
     (folder / "ce/seed1/log.jsonl").unlink()
     (missing,) = Page(str(method_detail.training_section(row))).missing()

@@ -85,9 +85,9 @@ def test_different_images_and_repeated_seeds(made):
 
 def test_unfinished_runs_are_left_out(made):
     (made / "ce/seed0" / run_folder.METRICS).unlink()
-    assert {row.label[:4] for row in make_rows(run_folder.finished([made]))} == {"PaCo"}
+    assert {row.label[:4] for row in make_rows(run_folder.read_finished([made]))} == {"PaCo"}
     with raises("unfinished-run", made / "ce", "1 unfinished"):
-        run_folder.finished([made / "ce"])
+        run_folder.read_finished([made / "ce"])
 
 
 def test_unrelated_folder_is_a_user_error(tmp_path):

@@ -41,7 +41,7 @@ def give(folder, images, right, seeds=3):
             metrics = json.loads((run / run_folder.METRICS).read_text())
             metrics |= evaluate_predicted_classes(guess_N, np.full(len(y_N), 0.5), y_N, COUNTS, names)
             (run / run_folder.METRICS).write_text(json.dumps(metrics))
-    return make_rows(run_folder.finished(folder))
+    return make_rows(run_folder.read_finished(folder))
 
 
 def ground(rows):

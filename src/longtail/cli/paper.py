@@ -15,7 +15,7 @@ from longtail.cli.console import check_output_files, make_screen, write_error_as
 from longtail.cli.parse import check_path, parse_arguments
 from longtail.cli.resolve_config import choose_queue_and_batch
 from longtail.errors import UserError, unknown_name
-from longtail.recipes.published_rows import Printed
+from longtail.recipes.published_rows import PublishedAccuracy
 
 if TYPE_CHECKING:
     from longtail import theory
@@ -189,7 +189,7 @@ def make_published_table(name: str) -> Table:
     table = Table(title="Results in the paper", title_justify="left", caption=caption, caption_justify="left")
     for heading in ("method", "network", "augment", "setting"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("epochs", "batch", *Printed._fields):
+    for heading in ("epochs", "batch", *PublishedAccuracy._fields):
         table.add_column(heading, justify="right")
     for row, printed in recipes.RECIPES[name].rows.items():
         config = recipes.make(name, **{choice: value or None for choice, value in row._asdict().items()})

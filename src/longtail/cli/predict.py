@@ -148,4 +148,4 @@ def run_export(args: list[str]) -> None:
     if is_main_process():
         print(f"exporting to {given.to} and comparing the outputs, which takes some seconds", flush=True)
     exported = export(given.run, given.to, given.out, given.prior)
-    print(*map(escape_nonprintable, exported.words()), sep="\n")
+    print(*map(escape_nonprintable, exported.summary()), sep="\n")

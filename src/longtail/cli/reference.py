@@ -12,8 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from longtail.cli import COMMANDS
 from longtail.cli.data import DATA_COMMANDS
-from longtail.config import Config, ViewConfig
-from longtail.config.methods import METHODS
+from longtail.config import METHODS, Config, ViewConfig
 from longtail.config.section import Section
 
 SUBCOMMANDS = {"data": {name: arguments for name, (arguments, _) in DATA_COMMANDS.items()}}

@@ -56,7 +56,7 @@ def find_resumed_config(data: DataConfig, args: list[str]) -> Config | None:
     if not flags["resume"] or flags["out"] is None:
         return None
     check_path(flags["out"])
-    folders = run_folder.find(flags["out"]) if flags["out"].exists() else []
+    folders = run_folder.find_runs(flags["out"]) if flags["out"].exists() else []
     if not folders:
         return None
     stored = run_folder.load_config(folders[0])

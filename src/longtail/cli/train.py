@@ -149,7 +149,7 @@ def resolve_stored_run(args: list[str]) -> tuple[str, Train, Config]:
         raise UserError(
             f"--from {path} does not exist: name a run folder or a {run_folder.CONFIG}", kind="missing-file"
         )
-    stored, name = run_folder.stored_config(path), f"{path.resolve().stem}-again"
+    stored, name = run_folder.load_common_config(path), f"{path.resolve().stem}-again"
     defaults = Train(recipe=name, **select_sections(stored, ALL_SECTIONS))
     given = parse_arguments(Train, "train", [name, *args[2:]], defaults)
     for field in ("method_name", "imbalance", "setting", "network", "augment", "strategy"):

@@ -1,15 +1,42 @@
-"""The configuration of a run: frozen dataclasses, one per section; every field is a flag (`--optim.lr 0.1`).
+"""The configuration of a run: frozen dataclasses, one per section. Every field is a flag, for example `--optim.lr 0.1`.
 
-Nothing here imports torch or numpy, so that `--help` is instant. Values are checked where they enter: a Config that
-exists is valid.
+This package imports neither torch nor numpy, so that `--help` is fast. Values are checked when a section is created, so that
+every existing `Config` is valid.
 """
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from longtail.config import methods
-from longtail.config.methods import *  # noqa: F403
-from longtail.config.methods import Contrast, CrossEntropy, MethodConfig
+from longtail.config.method_settings import (
+    METHODS,
+    BalancedSoftmaxSettings,
+    BBNSettings,
+    CausalNormSettings,
+    CenterSettings,
+    ChunkedSettings,
+    ClassBalancedFocalSettings,
+    ContrastSettings,
+    CrossEntropySettings,
+    CRTSettings,
+    DeferredSettings,
+    FocalSettings,
+    GPaCoSettings,
+    LDAMSettings,
+    LinearStageSettings,
+    LogitAdjustmentSettings,
+    LWSSettings,
+    MethodConfig,
+    MiSLASSettings,
+    MomentumContrastSettings,
+    MultiTaskSettings,
+    NCMSettings,
+    OLTRSettings,
+    PaCoSettings,
+    ResLTSettings,
+    RIDESettings,
+    SupConSettings,
+    TauNormSettings,
+)
 from longtail.config.migrate import CONFIG_VERSION, migrate_config
 from longtail.config.section import Section, differences, from_dict, to_dict
 from longtail.config.sections import (
@@ -25,66 +52,133 @@ from longtail.config.sections import (
 )
 from longtail.errors import UserError
 
+# Old names of the settings of methods, which were equal to the names of the methods.
+BBN = BBNSettings
+BalancedSoftmax = BalancedSoftmaxSettings
+CRT = CRTSettings
+CausalNorm = CausalNormSettings
+Centers = CenterSettings
+Chunked = ChunkedSettings
+ClassBalancedFocal = ClassBalancedFocalSettings
+Contrast = ContrastSettings
+CrossEntropy = CrossEntropySettings
+Deferred = DeferredSettings
+Focal = FocalSettings
+GPaCo = GPaCoSettings
+LDAM = LDAMSettings
+LWS = LWSSettings
+LinearStage = LinearStageSettings
+LogitAdjustment = LogitAdjustmentSettings
+MiSLAS = MiSLASSettings
+MomentumContrast = MomentumContrastSettings
+MultiTask = MultiTaskSettings
+NCM = NCMSettings
+OLTR = OLTRSettings
+PaCo = PaCoSettings
+RIDE = RIDESettings
+ResLT = ResLTSettings
+SupCon = SupConSettings
+TauNorm = TauNormSettings
+
 __all__ = [
+    "METHODS",
+    "BBNSettings",
+    "BalancedSoftmaxSettings",
+    "CRTSettings",
+    "CausalNormSettings",
+    "CenterSettings",
+    "ChunkedSettings",
+    "ClassBalancedFocalSettings",
     "Config",
+    "ContrastSettings",
+    "CrossEntropySettings",
     "DataConfig",
-    "LogConfig",
-    "ModelConfig",
-    "OptimConfig",
     "Decoding",
+    "DeferredSettings",
+    "FocalSettings",
+    "GPaCoSettings",
+    "LDAMSettings",
+    "LWSSettings",
+    "LinearStageSettings",
+    "LogConfig",
+    "LogitAdjustmentSettings",
+    "MethodConfig",
+    "MiSLASSettings",
+    "ModelConfig",
+    "MomentumContrastSettings",
+    "MultiTaskSettings",
+    "NCMSettings",
+    "OLTRSettings",
+    "OptimConfig",
+    "PaCoSettings",
+    "RIDESettings",
+    "ResLTSettings",
     "Sampler",
     "Section",
+    "SupConSettings",
+    "TauNormSettings",
     "TrainConfig",
     "ViewConfig",
     "ViewsConfig",
     "differences",
     "from_dict",
     "to_dict",
-    *methods.__all__,
 ]
 
-
-# Where images come from: a checksum says which they are. And how: decoders differ in rounding.
-SOURCE = ("root", "download", "train_list", "test_list", "columns", "on_error", "workers", "decode")
+IDENTITY_IGNORES = {
+    # The content of the data is identified by a checksum. Decoders differ only in rounding.
+    "data": ("root", "download", "train_list", "test_list", "columns", "on_error", "workers", "decode"),
+    "train": ("seeds", "device", "execution", "parallel_seeds", "checkpoint_every", "validate_every"),
+}
+"""Settings in which repetitions of a run may differ, by section."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Section):
+    """The configuration of a run."""
+
     recipe: str = "custom"
-    """Which recipe it came from, and its setting: for the record only."""
+    """Recipe and setting on which the configuration is based; for information only."""
     data: DataConfig = field(default_factory=DataConfig)
-    """Where the images come from."""
+    """Dataset and loading."""
     views: ViewsConfig = field(default_factory=ViewsConfig)
-    """What the networks see of them."""
+    """Data augmentation and normalization."""
     model: ModelConfig = field(default_factory=ModelConfig)
-    """The trunk."""
-    method: MethodConfig = field(default_factory=CrossEntropy)
-    """What is learned, and how."""
+    """Network."""
+    method: MethodConfig = field(default_factory=CrossEntropySettings)
+    """Method and its settings."""
     optim: OptimConfig = field(default_factory=OptimConfig)
-    """Optimizer and schedule."""
+    """Optimizer and learning-rate schedule."""
     train: TrainConfig = field(default_factory=TrainConfig)
-    """Length, batch, device."""
+    """Length of the training, batch size, seeds and device."""
     log: LogConfig = field(default_factory=LogConfig)
-    """What is shown."""
+    """Progress display and loggers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         late = [m for m in self.optim.milestones if m >= max(self.train.epochs, 1)]
         if self.optim.schedule == "step" and late:
-            advice = f"training ends at epoch {self.train.epochs}: give shares of it, such as 0.8 0.9"
-            raise UserError(f"--optim.milestones {late[0]:g} is never reached, {advice}", kind="conflict")
+            raise UserError(
+                f"--optim.milestones {late[0]:g} is never reached, because training ends at epoch {self.train.epochs}: "
+                "give fractions of the training, such as 0.8 0.9",
+                kind="conflict",
+            )
         if self.train.batch_size == 1 and getattr(self.method, "projection_norm", False):
             raise UserError(
-                "--train.batch_size 1: batch norm in G needs two images: try 2, or --method.no_projection_norm",
+                "--train.batch_size 1: batch norm in the projection head needs two images: use 2 or more, or "
+                "--method.no_projection_norm",
                 kind="conflict",
             )
         if self.model.norm == "sync" and getattr(self.method, "key_norm", "") == "shuffled":
-            advice = "there is nothing to mix: use --method.key_norm batch, or --model.norm batch"
-            raise UserError(f"--model.norm sync has one batch of all processes, so that {advice}", kind="conflict")
+            raise UserError(
+                "--model.norm sync uses statistics of all processes, so that shuffling with --method.key_norm shuffled has "
+                "no effect: use --method.key_norm batch, or --model.norm batch",
+                kind="conflict",
+            )
 
     @classmethod
     def resolve_type(cls, tree: dict[str, Any]) -> type[Section]:
-        """Convert the tree of an earlier version."""
+        """Convert the tree of an earlier version, in place."""
         migrate_config(tree)
         return cls
 
@@ -92,14 +186,13 @@ class Config(Section):
         return {"version": CONFIG_VERSION}
 
     def identity(self) -> dict[str, Any]:
-        """What makes two runs repetitions of one another: everything but seeds, place, display and speed."""
+        """Return the settings that repetitions of a run have in common: all except seeds, paths, display and speed."""
         tree = to_dict(self)
         del tree["version"], tree["recipe"], tree["log"]
-        for key in SOURCE:
-            del tree["data"][key]
-        for key in ("seeds", "device", "execution", "parallel_seeds", "checkpoint_every", "validate_every"):
-            del tree["train"][key]
+        for section, keys in IDENTITY_IGNORES.items():
+            for key in keys:
+                del tree[section][key]
         tree["method"].pop("chunk", None)
-        if not isinstance(self.method, Contrast):
+        if not isinstance(self.method, ContrastSettings):
             del tree["views"]["key"]
-        return {"method": tree.pop("method")} | tree  # first, as what a reader looks for first
+        return {"method": tree.pop("method")} | tree  # the method comes first, because readers look for it first

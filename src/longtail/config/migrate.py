@@ -74,7 +74,8 @@ def migrate_log_line(line: str) -> str:
 
 
 def migrate_flags(args: list[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the arguments of a command with the present names of renamed flags, and the renamed flags that were used."""
+    """Return the arguments of a command with the present names of renamed flags, and the renamed flags that were
+    used."""
     found, used = [], {}
     for arg in args:
         flag, equals, value = arg.partition("=")

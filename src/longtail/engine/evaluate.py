@@ -279,7 +279,7 @@ def evaluate(run: Path | str, data_root: Path | None = None, device: str = "auto
         device: "auto", "cuda" or "cpu".
     """
     results = {}
-    for record in run_folder.finished([run]):
+    for record in run_folder.read_finished([run]):
         if not os.access(record.folder, os.W_OK):
             raise UserError(
                 f"cannot write to {record.folder}: copy the run to where its new figures can be written",

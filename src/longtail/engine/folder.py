@@ -73,7 +73,7 @@ def check_images(folder: Path, data: DataSet) -> None:
     """Seeds of one run share their images."""
     if not holds_a_run(folder) or not os.path.lexists(folder / run_folder.ENVIRONMENT):
         return
-    if run_folder.read_begun(folder).environment["data"]["checksum"] != data.checksum:
+    if run_folder.read_started(folder).environment["data"]["checksum"] != data.checksum:
         raise UserError(f"{folder} was trained on other images: use its --data.root, or another --out", kind="mismatch")
 
 
@@ -154,7 +154,7 @@ def start_folder(trainer: "Trainer") -> None:
     try:
         trainer.folder.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(path) and holds_a_run(trainer.folder):
-            first = run_folder.read_begun(trainer.folder).environment
+            first = run_folder.read_started(trainer.folder).environment
             again = {k: now[k] for k in ("started", "commit", "versions", "device", "threads", "precision", "step")}
             now = first | {"resumed": [*(first.get("resumed") or []), again]}
         else:

@@ -21,7 +21,7 @@ from longtail import files, run_folder
 from longtail.config import Config, LogConfig, to_dict
 from longtail.distributed import is_main_process
 from longtail.errors import UserError
-from longtail.schema import count, validate
+from longtail.schema import count, find_error
 
 Row = dict[str, Any]
 WANDB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -90,7 +90,7 @@ class WandB:
         known: Row = {"id": uuid.uuid4().hex[:12], "epochs": 0}
         if os.path.lexists(self.path):
             known = run_folder.read_json(self.path, limit=files.SMALL_LIMIT)
-            if wrong := validate(known, {"id": lambda value: bool(WANDB_ID.fullmatch(str(value))), "epochs": count}):
+            if wrong := find_error(known, {"id": lambda value: bool(WANDB_ID.fullmatch(str(value))), "epochs": count}):
                 raise UserError(f"{self.path}: {wrong}: remove it to start another run there", kind="damaged-file")
         self.id, self.seen = known["id"], known["epochs"]
         files.check_inside(folder / "wandb", folder)

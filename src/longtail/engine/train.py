@@ -221,7 +221,7 @@ def check_seeds(folders: dict[int, Path]) -> None:
     """Raise a UserError if the folder of a seed holds the run of another seed, for example because it was renamed."""
     for seed, folder in folders.items():
         if holds_a_run(folder) and (folder / run_folder.ENVIRONMENT).exists():
-            stored = run_folder.read_begun(folder).seed
+            stored = run_folder.read_started(folder).seed
             if stored != seed:
                 fix = f"rename it to {folder.with_name(f'seed{stored}')}, or choose another --out"
                 raise UserError(f"{folder} holds the run of seed {stored}, not of seed {seed}: {fix}", kind="mismatch")
@@ -231,7 +231,7 @@ def earlier_threads(folder: Path) -> set[int]:
     """Return the numbers of threads with which a run was started and resumed so far, as far as they are known."""
     if not (folder / run_folder.ENVIRONMENT).exists():
         return set()
-    stored = run_folder.read_begun(folder).environment
+    stored = run_folder.read_started(folder).environment
     return {n for entry in (stored, *(stored.get("resumed") or [])) if (n := threads_of(entry)) is not None}
 
 
@@ -246,7 +246,7 @@ def group_by_step(trainers: Sequence[Trainer]) -> list[list[Trainer]]:
 def train_group(trainers: Sequence[Trainer]) -> None:
     """Train and evaluate seeds in parallel, with their logs and loggers open and signals handled."""
     first = trainers[0]
-    config, title = first.config, run_folder.seeds_named([trainer.seed for trainer in trainers])
+    config, title = first.config, run_folder.format_seeds([trainer.seed for trainer in trainers])
     with contextlib.ExitStack() as stack:
         loggers = [stack.enter_context(Loggers(t.folder, t.config, t.seed)) for t in trainers]
         stack.enter_context(own_stream(first.device))

@@ -35,7 +35,7 @@ from longtail.engine.meter import Meter
 from longtail.engine.optim import check_optimizer, learning_rate, make_optimizer, set_learning_rate
 from longtail.errors import UserError
 from longtail.methods import Stage, Start
-from longtail.schema import amount, count, validate
+from longtail.schema import amount, count, find_error
 from longtail.views import Views
 
 
@@ -246,7 +246,9 @@ class Trainer:
 
     def load_state_dict(self, state: TrainerState) -> None:
         """Go to the position of a stored state. ValueError or another error if its values do not fit."""
-        if wrong := validate(dict(state), {"stage": count, "step": count, "seconds": amount, "epoch_seconds": amount}):
+        if wrong := find_error(
+            dict(state), {"stage": count, "step": count, "seconds": amount, "epoch_seconds": amount}
+        ):
             raise ValueError(wrong)
         self.set_stage(state["stage"])
         if not 0 <= state["step"] <= self.stage.epochs * self.steps_per_epoch:

@@ -1,1 +1,1 @@
-"""From a trained network to its use: load it, predict with it, export it. Needs the run folder alone, not the data."""
+"""Use of trained networks: loading, prediction and export. Only the run folder is needed, not the data."""

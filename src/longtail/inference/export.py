@@ -1,4 +1,4 @@
-"""A network as a file for use elsewhere. It is run and compared with the original before it is there, and has a card."""
+"""Export of a network to a file, with a model card. The exported network is run and compared with the original first."""
 
 import os
 import statistics
@@ -10,30 +10,45 @@ from pathlib import Path
 import numpy as np
 
 from longtail import files, run_folder
-from longtail.errors import RunError, UserError, disk_full_as_user_error, disk_full_text, error_text, unknown_name
-from longtail.inference.card import card
-from longtail.inference.deployed import Deployed, facts
-from longtail.inference.formats import FORMATS, Runner, eager
+from longtail.errors import (
+    RunError,
+    UserError,
+    disk_full_as_user_error,
+    disk_full_text,
+    error_text,
+    file_error_kind,
+    unknown_name,
+)
+from longtail.inference.card import make_card
+from longtail.inference.formats import FORMATS, Deployed, Runner, describe_model, eager
 from longtail.inference.loading import load
 from longtail.inference.model import Model
 
-BATCHES = (1, 7)  # sizes at which both are run
-TOLERANCE = 1e-4  # of logits, as a share of the largest where that is above 1; of probabilities
-SECONDS, PASSES = 0.3, 30  # of timing one of them, at most
+BATCH_SIZES = (1, 7)
+"""Batch sizes of the comparison."""
+TOLERANCE = 1e-4
+"""Largest difference of probabilities, and of logits (relative to the largest logit if that is above 1)."""
+MAX_SECONDS, MAX_PASSES = 0.3, 30
+"""Limits of a latency measurement."""
 
 
 @dataclass(frozen=True)
 class Exported:
+    """An exported network."""
+
     path: Path
     card: Path
     difference: float
-    """The largest between its logits and the original's."""
+    """Largest difference between its logits and those of the original."""
     latency: dict[int, tuple[float, float]]
-    """By batch size: milliseconds of a pass on the CPU, the original's and its own."""
+    """Milliseconds per batch on the CPU, of the original and of the exported network, by batch size."""
 
-    def words(self) -> list[str]:
+    def summary(self) -> list[str]:
+        """Return sentences about the result, for users."""
         times = (f"batch {n}: {old:.1f} ms, exported {new:.1f} ms" for n, (old, new) in self.latency.items())
-        checked = f"checked at batch {' and '.join(map(str, BATCHES))}: logits differ by {self.difference:.1e} at most"
+        checked = (
+            f"checked at batch {' and '.join(map(str, BATCH_SIZES))}: logits differ by at most {self.difference:.1e}"
+        )
         return [checked, *times, f"written to {self.path} and {self.card}"]
 
 
@@ -43,13 +58,20 @@ def export(
     out: Path | str | None = None,
     prior: str | Path | Mapping[str, float] | None = None,
 ) -> Exported:
-    """Write a network as `onnx`, `torch` (a .pt2 of torch.export) or `safetensors`; the twin of `longtail export`."""
+    """Export a network. This function is the equivalent of `longtail export`.
+
+    Args:
+        run: A loaded model, or a path for `longtail.load`.
+        to: The format: "onnx", "torch" (a .pt2 file of torch.export) or "safetensors".
+        out: The file to write; by default in the folder export/ of the run.
+        prior: Expected class frequencies; see `longtail.load`.
+    """
     if to not in FORMATS:
         raise unknown_name("format", to, FORMATS)
     model = run if isinstance(run, Model) else load(run, "cpu")
     model = model if prior is None else model.expecting(prior)
     path, network = output_path(model, to, out), Deployed(model)
-    beside = path.with_name(f"{path.name}.md")
+    card_path = path.with_name(f"{path.name}.md")
     try:
         with disk_full_as_user_error(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,83 +79,99 @@ def export(
             files.check_inside(path.parent, model.origin)
         write_to = files.replace_file if out is None else files.replace_output
         with write_to(path) as fresh:
-            theirs = written(model, network, to, fresh)
-            difference = compared(eager(network), theirs, model.image_size)
-            latency = {n: times(eager(network), theirs, model.image_size, n) for n in BATCHES}
-            files.write_text(beside, card(model, to, path.name, difference, latency))
+            exported = write_and_load(model, network, to, fresh)
+            difference = compare_outputs(eager(network), exported, model.image_size)
+            latency = {n: compare_latency(eager(network), exported, model.image_size, n) for n in BATCH_SIZES}
+            files.write_text(card_path, make_card(model, to, path.name, difference, latency))
     except OSError as error:
         raise UserError(
-            f"cannot write {path} ({error_text(error)}): name a file in a folder that can be written",
-            kind="not-writable",
+            f"cannot write {path} ({error_text(error)}): choose a file in a writable folder",
+            kind=file_error_kind(error, writing=True),
         ) from error
-    return Exported(path, beside, difference, latency)
+    return Exported(path, card_path, difference, latency)
 
 
-def written(model: Model, network: Deployed, to: str, path: Path) -> Runner:
-    """What runs the file, once it is there."""
+def write_and_load(model: Model, network: Deployed, to: str, path: Path) -> Runner:
+    """Write a network to a file, and return a function that runs the file.
+
+    Args:
+        model: The model.
+        network: The network of the model, prepared for export.
+        to: The format.
+        path: The file.
+    """
     try:
-        FORMATS[to].write(network, facts(model), path)
+        FORMATS[to].write(network, describe_model(model), path)
         return FORMATS[to].run(path)
     except (UserError, OSError):
         raise
-    except Exception as error:  # what an exporter does not know of a network it says in its own way
+    except Exception as error:  # exporters raise many types of exceptions for unsupported networks
         if disk_full_text(error):
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise RunError(
-            f"{model.config.model.name} cannot be written as {to} ({reason}): try --to safetensors", kind="unsupported"
+            f"{model.config.model.name} cannot be exported as {to} ({reason}): try --to safetensors", kind="unsupported"
         ) from error
 
 
 def output_path(model: Model, to: str, out: Path | str | None) -> Path:
-    """Where the file goes; never over what it is made from."""
+    """Return the path of the exported file; raise a UserError if it would replace the original."""
     suffix, origin = FORMATS[to].suffix, model.origin or Path("model")
     folder = origin / "export" if origin.is_dir() else origin.parent
     path = Path(out) if out else folder / f"{'model' if origin.is_dir() else origin.name.split('.')[0]}{suffix}"
     if path.suffix != suffix:
-        raise UserError(f"--out {path}: name it *{suffix}, by which others know what it is")
+        raise UserError(f"--out {path}: the name must end in {suffix}")
     files.check_working_directory((path, origin))
     if os.path.isdir(path) or os.path.realpath(path) in map(os.path.realpath, (origin, origin / run_folder.MODEL)):
-        raise UserError(f"--out {path} would replace what is exported: name another file", kind="exists")
+        raise UserError(f"--out {path} would replace the original: choose another file", kind="exists")
     return path
 
 
-def compared(ours: Runner, theirs: Runner, size: int) -> float:
-    """The largest difference of logits; too large a one is an error."""
+def compare_outputs(ours: Runner, theirs: Runner, size: int) -> float:
+    """Return the largest difference of logits between two networks; raise a RunError if it is too large.
+
+    Args:
+        ours: The original network.
+        theirs: The exported network.
+        size: Side length of the images.
+    """
     largest = 0.0
-    for n in BATCHES:
-        wanted, found = ours(noise(n, size)), theirs(noise(n, size))
+    for n in BATCH_SIZES:
+        wanted, found = ours(random_images(n, size)), theirs(random_images(n, size))
         if [part.shape for part in found] != [part.shape for part in wanted]:
             raise RunError(
-                f"the exported network gives {[part.shape for part in found]} for {n} images: it was not written",
+                f"the exported network has outputs of the shapes {[part.shape for part in found]} for {n} images: "
+                "nothing was written",
                 kind="mismatch",
             )
         logits, probabilities = (float(np.abs(a - b).max()) for a, b in zip(wanted, found, strict=True))
         allowed = TOLERANCE * max(1.0, float(np.abs(wanted[0]).max()))
-        if not (logits <= allowed and probabilities <= TOLERANCE):  # NaN is no agreement
+        if not (logits <= allowed and probabilities <= TOLERANCE):  # also fails for NaN
             differs = f"logits by {logits:.2g}, probabilities by {probabilities:.2g}"
             raise RunError(
-                f"the exported network differs from the original ({differs}): it was not written, try another --to",
+                f"the exported network differs from the original ({differs}): nothing was written, try another format (--to)",
                 kind="mismatch",
             )
         largest = max(largest, logits)
     return largest
 
 
-def noise(n: int, size: int) -> np.ndarray:
+def random_images(n: int, size: int) -> np.ndarray:
+    """Return n random images; the same ones for every call."""
     return np.random.default_rng(n).integers(0, 256, (n, 3, size, size), np.uint8)
 
 
-def times(ours: Runner, theirs: Runner, size: int, n: int) -> tuple[float, float]:
-    return milliseconds(ours, noise(n, size)), milliseconds(theirs, noise(n, size))
+def compare_latency(ours: Runner, theirs: Runner, size: int, n: int) -> tuple[float, float]:
+    """Return the latency in milliseconds of two networks for n images."""
+    return measure_latency(ours, random_images(n, size)), measure_latency(theirs, random_images(n, size))
 
 
-def milliseconds(runner: Runner, images: np.ndarray) -> float:
-    """The median of some passes, after one that warms up."""
+def measure_latency(runner: Runner, images: np.ndarray) -> float:
+    """Return the latency of a network in milliseconds: the median of several passes after a warm-up."""
     runner(images)
-    taken: list[float] = []
-    while len(taken) < PASSES and (sum(taken) < SECONDS or len(taken) < 3):
+    seconds: list[float] = []
+    while len(seconds) < MAX_PASSES and (sum(seconds) < MAX_SECONDS or len(seconds) < 3):
         start = time.perf_counter()
         runner(images)
-        taken.append(time.perf_counter() - start)
-    return 1000 * statistics.median(taken)
+        seconds.append(time.perf_counter() - start)
+    return 1000 * statistics.median(seconds)

@@ -1,6 +1,7 @@
-"""The ways to write a deployable network, and to run what was written: each maps uint8 images to logits and probabilities."""
+"""The network for export, as one module from pixels to probabilities, and the formats in which it is written and run."""
 
 import contextlib
+import copy
 import io
 import json
 import logging
@@ -12,23 +13,90 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from safetensors.torch import save
+from torch import Tensor, nn
 
+from longtail import __version__
+from longtail.config import to_dict
 from longtail.errors import UserError
-from longtail.inference.deployed import INPUT, OUTPUTS, Deployed
-from longtail.inference.loading import METADATA, load_exported
+from longtail.inference.loading import METADATA_KEY, load_exported
+from longtail.inference.model import Model
+from longtail.inference.priors import describe_frequencies
+from longtail.models.backbones import FeatureMaps, Trunk
+from longtail.views import ops
+from longtail.views.view import STATISTICS
+
+INPUT, OUTPUTS = "images", ("logits", "probabilities")
+INPUT_WORDS = (
+    "RGB images after cropping and resizing, uint8 (batch, 3, {size}, {size}); normalization is part of the network"
+)
+LOGITS_WORDS = "float32 (batch, {classes}), the output of the trained network"
+PROBABILITIES_WORDS = "float32 (batch, {classes}), with the temperature and the class frequencies below"
+
+
+class Deployed(nn.Module):
+    """Module that maps uint8 images (B, 3, size, size) to logits and probabilities (B, C), in float32 on the CPU."""
+
+    shift_C: Tensor
+    mean_C11: Tensor
+    std_C11: Tensor
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.network = copy.deepcopy(model.method).cpu().float().eval()
+        for module in self.network.modules():
+            if isinstance(module, Trunk):
+                module.precision = torch.float32
+            if isinstance(module, Trunk | FeatureMaps):
+                module.fused = False
+        self.size, self.temperature = model.image_size, model.temperature or 1.0
+        self.register_buffer("shift_C", model.shift().float())
+        for name, numbers in zip(("mean_C11", "std_C11"), STATISTICS[model.config.views.normalize], strict=True):
+            self.register_buffer(name, torch.tensor(numbers)[:, None, None])
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        x = ops.normalize(ops.to_float(images), self.mean_C11, self.std_C11)
+        logits_BC = self.network.classify(self.network.features(x))
+        return logits_BC, (logits_BC / self.temperature + self.shift_C).softmax(1)
+
+
+def describe_model(model: Model) -> dict[str, Any]:
+    """Return the description that an exported file contains, as plain JSON without the paths of the training data."""
+    config = to_dict(model.config)
+    config["data"] |= {"root": None, "train_list": None, "test_list": None}
+    size, classes = {"size": model.image_size}, {"classes": len(model.class_names)}
+    words = (LOGITS_WORDS.format(**classes), PROBABILITIES_WORDS.format(**classes))
+    return {
+        "longtail": __version__,
+        "method": model.config.method.label,
+        "network": model.config.model.name,
+        "input": {INPUT: INPUT_WORDS.format(**size)},
+        "outputs": dict(zip(OUTPUTS, words, strict=True)),
+        "class_names": list(model.class_names),
+        "counts": None if model.counts is None else model.counts.tolist(),
+        "preprocessing": model.preprocessing.describe() | {"side": model.preprocessing.side},
+        "temperature": model.temperature,
+        "logits_stand_for": describe_frequencies(model.implied_prior, model.counts),
+        "prior": None if model.prior is None else {"name": model.prior.name, "shares": model.prior.shares_C.tolist()},
+        "config": config,
+    }
+
+
+# Formats: functions that write a network, and functions that run the file.
 
 Runner = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 OPSET = 18
 
 
 class Format(NamedTuple):
+    """An export format."""
+
     suffix: str
     write: Callable[[Deployed, dict[str, Any], Path], None]
     run: Callable[[Path], Runner]
 
 
 def eager(network: Deployed) -> Runner:
-    """The network itself."""
+    """Return a function that runs a network in PyTorch."""
 
     def run(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         with torch.no_grad():
@@ -38,58 +106,67 @@ def eager(network: Deployed) -> Runner:
     return run
 
 
-# torch.export, and from it ONNX
+# torch.export, and ONNX based on it
 
 
-def program_of(network: Deployed) -> torch.export.ExportedProgram:
-    """For any batch; two images to trace by, as one would be taken for a constant."""
+def export_program(network: Deployed) -> torch.export.ExportedProgram:
+    """Export a network with torch.export, for any batch size.
+
+    It is traced with two images, because a batch size of one would become a constant.
+    """
     images = torch.zeros(2, 3, network.size, network.size, dtype=torch.uint8)
     batch = torch.export.Dim("batch", min=1)
-    with torch.no_grad(), quietly():
+    with torch.no_grad(), silence_exporters():
         program = torch.export.export(network, (images,), dynamic_shapes=({0: batch},))
     for graph in (m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)):
         for node in graph.graph.nodes:
-            node.meta.pop("stack_trace", None)  # the paths of this machine
+            node.meta.pop("stack_trace", None)  # contains paths of this machine
     return program
 
 
 def write_torch(network: Deployed, facts: dict[str, Any], path: Path) -> None:
-    """By way of memory: torch's writer ends the process where the disk is full."""
+    """Write a .pt2 file. It is created in memory first, because torch's writer terminates the process if the disk is full."""
     content = io.BytesIO()
-    with quietly():
-        torch.export.save(program_of(network), content, extra_files={f"{METADATA}.json": json.dumps(facts)})
+    with silence_exporters():
+        torch.export.save(export_program(network), content, extra_files={f"{METADATA_KEY}.json": json.dumps(facts)})
     path.write_bytes(content.getvalue())
 
 
 def run_torch(path: Path) -> Runner:
-    with quietly():
+    """Return a function that runs a .pt2 file."""
+    with silence_exporters():
         return eager(torch.export.load(path).module())  # type: ignore[arg-type]
 
 
 def write_onnx(network: Deployed, facts: dict[str, Any], path: Path) -> None:
-    """The facts are metadata properties: all of them under `longtail`, and those that are asked for most by themselves."""
-    needed("onnx", "onnxscript")
-    program = program_of(network)
-    with quietly():
-        made = torch.onnx.export(
+    """Write an ONNX file. Its metadata contain the whole description as `longtail`, and the most important entries
+    separately."""
+    import_packages("onnx", "onnxscript")
+    program = export_program(network)
+    with silence_exporters():
+        exported = torch.onnx.export(
             program, dynamo=True, verbose=False, opset_version=OPSET, input_names=[INPUT], output_names=[*OUTPUTS]
         )
-        assert made is not None
-        for value in (*made.model.graph.inputs, *made.model.graph.outputs):
+        assert exported is not None
+        for value in (*exported.model.graph.inputs, *exported.model.graph.outputs):
             assert value.shape is not None
             value.shape[0] = "batch"
-        often = ("class_names", "preprocessing", "temperature", "logits_stand_for")
-        made.model.metadata_props.update({key: json.dumps(facts[key]) for key in often} | {METADATA: json.dumps(facts)})
-        made.save(path, external_data=False)
+        separate = ("class_names", "preprocessing", "temperature", "logits_stand_for")
+        exported.model.metadata_props.update(
+            {key: json.dumps(facts[key]) for key in separate} | {METADATA_KEY: json.dumps(facts)}
+        )
+        exported.save(path, external_data=False)
 
 
 def run_onnx(path: Path) -> Runner:
-    (runtime,) = needed("onnxruntime")
+    """Return a function that runs an ONNX file on the CPU."""
+    (runtime,) = import_packages("onnxruntime")
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     return lambda images: tuple(session.run([*OUTPUTS], {INPUT: images}))
 
 
-def needed(*names: str) -> list[Any]:
+def import_packages(*names: str) -> list[Any]:
+    """Import optional packages; raise a UserError that says how to install them if one is missing."""
     import importlib
 
     try:
@@ -100,21 +177,23 @@ def needed(*names: str) -> list[Any]:
         ) from error
 
 
-# Weights alone
+# safetensors
 
 
 def write_safetensors(network: Deployed, facts: dict[str, Any], path: Path) -> None:
+    """Write the weights with the description as metadata."""
     weights = {k: v.contiguous() for k, v in network.network.net.state_dict().items()}
-    path.write_bytes(save(weights, metadata={METADATA: json.dumps(facts)}))
+    path.write_bytes(save(weights, metadata={METADATA_KEY: json.dumps(facts)}))
 
 
 def run_safetensors(path: Path) -> Runner:
+    """Return a function that runs an exported safetensors file in PyTorch."""
     return eager(Deployed(load_exported(path, torch.device("cpu"))))
 
 
 @contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Exporters talk to their authors; what goes wrong is raised."""
+def silence_exporters() -> Iterator[None]:
+    """Suppress messages and warnings of exporters, which are not addressed to users. Errors are still raised."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""A network from its run folder, from an exported file, or from a checkpoint of the released PaCo code."""
+"""Loading of networks from run folders, exported files, and checkpoints of the released PaCo code."""
 
 import os
 import sys
@@ -16,25 +16,26 @@ from longtail.data.lazy_images import fits_in_memory
 from longtail.data.sources import MAX_RESIDENT_SIDE, max_stream_side
 from longtail.engine.device import choose_device
 from longtail.engine.evaluate import stored_network
-from longtail.errors import UserError, error_text
+from longtail.errors import UserError, error_text, file_error_kind
 from longtail.inference import released
 from longtail.inference.model import Model
 from longtail.inference.preprocessing import Preprocessing
 from longtail.inference.priors import Prior
-from longtail.schema import anything, count, maybe, number, share, text, validate
+from longtail.schema import anything, count, find_error, number, optional, share, text
 from longtail.text import escape_nonprintable
 from longtail.views import Views
 
-METADATA = "longtail"  # the key of an exported file's description
-FACTS: dict[str, Any] = {
+METADATA_KEY = "longtail"
+"""Key of the description of the network in the metadata of an exported file."""
+METADATA_SCHEMA: dict[str, Any] = {
     "config": anything,
     "class_names": [text],
-    "counts": maybe([count]),
+    "counts": optional([count]),
     "preprocessing": {"side": count},
-    "temperature": maybe(lambda value: is_temperature(value)),
-    "prior": maybe({"name": text, "shares": [share]}),
+    "temperature": optional(lambda value: is_temperature(value)),
+    "prior": optional({"name": text, "shares": [share]}),
 }
-CHECKPOINTS = (".pth", ".pt", ".tar")
+CHECKPOINT_SUFFIXES = (".pth", ".pt", ".tar")
 
 
 def load(
@@ -44,29 +45,36 @@ def load(
     class_names: Sequence[str] | None = None,
     model: str | None = None,
 ) -> Model:
-    """The network of a run folder (or of one that holds a single run), or of a file: model.safetensors, or .pth.tar.
+    """Load a network. The training data are not needed.
 
-    `prior`: class frequencies expected in use, `uniform`, `train`, a file or a mapping. `class_names` and `model` (a timm name)
-    are for checkpoints of the released PaCo code, which need not say them. The training data are not needed.
+    Args:
+        path: A run folder, a folder that contains runs with the same settings, a .safetensors file, or a checkpoint of the
+            released PaCo code (.pth.tar).
+        device: "auto", "cpu" or "cuda".
+        prior: Expected class frequencies: "uniform", "train" (as in the training data), a CSV or JSON file, or a mapping of
+            class names to weights.
+        class_names: Names of the classes of a checkpoint of the released code, which does not contain them.
+        model: timm name of the network of a checkpoint of the released code, if the file does not contain it.
     """
-    path, place = Path(path), choose_device(device, "device")
+    path, torch_device = Path(path), choose_device(device, "device")
     is_file = os.path.isfile(path)
     if is_file and (path.suffix == ".safetensors" or path.name == run_folder.CONFIG):
-        exported = path.suffix == ".safetensors" and METADATA in _metadata(path)
-        found = load_exported(path, place) if exported else load_run(path.parent, place)
-    elif is_file and path.suffix in CHECKPOINTS:
-        found = released.load(path, place, class_names, model)
+        exported = path.suffix == ".safetensors" and METADATA_KEY in _read_header(path)
+        found = load_exported(path, torch_device) if exported else load_run(path.parent, torch_device)
+    elif is_file and path.suffix in CHECKPOINT_SUFFIXES:
+        found = released.load(path, torch_device, class_names, model)
     elif is_file:
         raise UserError(
             f"{path}: name a run folder, a .safetensors file, or a released checkpoint (.pth.tar)", kind="missing-file"
         )
     else:
-        found = load_run(path, place)
+        found = load_run(path, torch_device)
     return found if prior is None else found.expecting(prior)
 
 
 def load_run(path: Path, device: torch.device) -> Model:
-    record = one_run(path)
+    """Load the network of a run folder, or of the first run in a folder."""
+    record = find_run(path)
     config, data = record.config, record.environment["data"]
     names = record.metrics.get("class_names") or []
     counts = data.get("counts") or record.metrics.get("counts") or []
@@ -76,8 +84,8 @@ def load_run(path: Path, device: torch.device) -> Model:
             kind="damaged-file",
         )
     side = data.get("resolution")
-    side = likely_side(config, data.get("images") or sum(counts)) if side is None else side
-    check_side(side, config, record.folder)
+    side = guess_resolution(config, data.get("images") or sum(counts)) if side is None else side
+    check_resolution(side, config, record.folder)
     return Model(
         stored_network(record.folder / run_folder.MODEL, config, counts, device).drop_training_modules().eval(),
         config,
@@ -90,34 +98,45 @@ def load_run(path: Path, device: torch.device) -> Model:
     )
 
 
-def one_run(path: Path) -> run_folder.FinishedRun:
-    """The finished run at or below a path; of seeds of one configuration the first, which is said."""
-    found = run_folder.finished(path)
+def find_run(path: Path) -> run_folder.FinishedRun:
+    """Return the finished run at or below a path; the first one, with a message, if there are several seeds.
+
+    Raises:
+        UserError: There are runs with different settings.
+    """
+    found = run_folder.read_finished(path)
     first = found[0]
     if any(run.config.identity() != first.config.identity() for run in found):
         which = ", ".join(str(run.folder) for run in found[:3])
         raise UserError(
-            f"{path} holds {len(found)} runs that differ ({which}{', …' * (len(found) > 3)}): name one of them",
+            f"{path} contains {len(found)} runs with different settings ({which}{', …' * (len(found) > 3)}): name one of them",
             kind="mismatch",
         )
     if len(found) > 1:
-        print(escape_nonprintable(f"{path} holds {len(found)} seeds: {first.folder} is taken"), file=sys.stderr)
+        print(escape_nonprintable(f"{path} contains {len(found)} seeds: using {first.folder}"), file=sys.stderr)
     return first
 
 
-def likely_side(config: Config, images: int) -> int:
-    """Of runs that did not store it: as `longtail train` chooses."""
+def guess_resolution(config: Config, images: int) -> int:
+    """Return the resolution of a run that did not store it, as `longtail train` chooses it."""
     c = config.data
     files = c.name not in ("digits", "cifar10", "cifar100")
     large = c.image_size > MAX_RESIDENT_SIDE or not fits_in_memory(images, c.image_size)
     return max_stream_side(c) if c.load == "stream" or (c.load == "auto" and files and large) else 0
 
 
-def check_side(side: int, config: Config, where: Path) -> None:
-    """Raise a UserError unless images are kept at the resolution that the configuration asks for, or (0) as squares."""
+def check_resolution(side: int, config: Config, where: Path) -> None:
+    """Raise a UserError unless a stored resolution is that of the configuration, or 0.
+
+    Args:
+        side: The stored resolution; 0 if images are reduced to their center squares.
+        config: The configuration.
+        where: The file or folder, for the message.
+    """
     if side not in (0, max_stream_side(config.data)):
         raise UserError(
-            f"{where}: images of {side} pixels do not belong to its configuration: train it again", kind="damaged-file"
+            f"{where}: a resolution of {side} pixels does not agree with the configuration: train it again",
+            kind="damaged-file",
         )
 
 
@@ -129,20 +148,20 @@ def _temperature(folder: Path) -> float | None:
     value: Any = tree.get("temperature") if isinstance(tree, dict) else None
     if not is_temperature(value):
         raise UserError(
-            f"{path}: its temperature is {escape_nonprintable(value)}, measure the run again with `longtail eval`",
+            f"{path}: its temperature is {escape_nonprintable(value)}: evaluate the run again with `longtail eval`",
             kind="damaged-file",
         )
     return float(value)
 
 
 def is_temperature(value: Any) -> bool:
-    """Return whether logits can be divided by the value; calibration itself stays between 1/20 and 20."""
+    """Return whether a value is a possible temperature; calibration finds values between 1/20 and 20."""
     return number(value) and 1e-6 <= value <= 1e6
 
 
 def load_exported(path: Path, device: torch.device) -> Model:
-    """What `longtail export --to safetensors` wrote: the description travels with the weights."""
-    facts = read_facts(path)
+    """Load a file that `longtail export --to safetensors` wrote, with the description of the network in its metadata."""
+    facts = read_metadata(path)
     try:
         config = from_dict(Config, facts["config"])
     except UserError as error:
@@ -151,7 +170,7 @@ def load_exported(path: Path, device: torch.device) -> Model:
     counts = np.ones(len(names), np.int64) if known is None else np.asarray(known, np.int64)
     prior = Prior(shares["name"], np.asarray(shares["shares"], np.float64)) if shares else None
     side = facts["preprocessing"]["side"]
-    check_side(side, config, path)
+    check_resolution(side, config, path)
     method = stored_network(path, config, counts, device).drop_training_modules().eval()
     preprocessing = Preprocessing(Views(config.views, config.data.image_size), side)
     temperature = facts.get("temperature")
@@ -160,31 +179,30 @@ def load_exported(path: Path, device: torch.device) -> Model:
     )
 
 
-def read_facts(path: Path) -> dict[str, Any]:
-    """Return the description of an exported file, with the types, lengths and ranges that `load_exported` relies on."""
-    again = "export it again"
+def read_metadata(path: Path) -> dict[str, Any]:
+    """Return the description in an exported file, after a check of its types, lengths and ranges."""
+    fix = "export it again"
     try:
-        facts = files.parse_json(_metadata(path)[METADATA])
+        facts = files.parse_json(_read_header(path)[METADATA_KEY])
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: its description is not JSON ({error}): {again}", kind="damaged-file") from error
-    if wrong := validate(facts, FACTS):
-        raise UserError(f"{path}: {wrong}: {again}", kind="damaged-file")
+        raise UserError(f"{path}: its description is not JSON ({error}): {fix}", kind="damaged-file") from error
+    if wrong := find_error(facts, METADATA_SCHEMA):
+        raise UserError(f"{path}: {wrong}: {fix}", kind="damaged-file")
     classes, prior = len(facts["class_names"]), facts.get("prior")
     if not classes:
-        raise UserError(f"{path}: it names no class: {again}", kind="damaged-file")
+        raise UserError(f"{path}: it has no class names: {fix}", kind="damaged-file")
     if facts.get("counts") is not None and not all(facts["counts"]):
-        raise UserError(f"{path}: a class has no training image: {again}", kind="damaged-file")
+        raise UserError(f"{path}: a class has no training images: {fix}", kind="damaged-file")
     for name, values in {"counts": facts.get("counts"), "shares of the prior": prior and prior["shares"]}.items():
         if values is not None and (len(values) != classes or not sum(values)):
-            raise UserError(f"{path}: {len(values)} {name} for {classes} classes: {again}", kind="damaged-file")
+            raise UserError(f"{path}: {len(values)} {name} for {classes} classes: {fix}", kind="damaged-file")
     if prior and abs(sum(prior["shares"]) - 1) > 1e-3:
-        raise UserError(
-            f"{path}: the shares of its prior sum to {sum(prior['shares']):g}: {again}", kind="damaged-file"
-        )
+        raise UserError(f"{path}: the shares of its prior sum to {sum(prior['shares']):g}: {fix}", kind="damaged-file")
     return facts
 
 
-def _metadata(path: Path) -> dict[str, str]:
+def _read_header(path: Path) -> dict[str, str]:
+    """Return the metadata of a safetensors file."""
     try:
         with files.open_regular(path, folder=path.parent):
             pass
@@ -193,5 +211,5 @@ def _metadata(path: Path) -> dict[str, str]:
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"cannot read {path} ({error_text(error).splitlines()[0]}): is it a safetensors file?",
-            kind=files.read_error_kind(error),
+            kind=file_error_kind(error),
         ) from error

@@ -1,4 +1,4 @@
-"""A trained network to be asked about images. N images, C classes."""
+"""A trained network with preprocessing, class names and calibration. N images, C classes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,43 +17,47 @@ from longtail.engine.advice import out_of_memory
 from longtail.engine.evaluate import in_test_mode
 from longtail.errors import UserError
 from longtail.inference.preprocessing import Picture, Preprocessing
-from longtail.inference.priors import Prior, make_prior, named
+from longtail.inference.priors import Prior, describe_frequencies, make_prior
 from longtail.metrics import FloatArray, check_finite_logits
 
-BATCH = 64  # images that go through the network at once
-BATCH_PIXELS = 2**28  # color values of a batch, at most: large images go through in smaller batches
+MAX_BATCH = 64
+"""Largest number of images in a batch."""
+MAX_BATCH_VALUES = 2**28
+"""Largest number of values in a batch: very large images are processed in smaller batches."""
 
 
 class Guess(NamedTuple):
+    """A predicted class with its probability."""
+
     name: str
     probability: float
     label: int
-    """The number of the class."""
+    """Index of the class."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Prediction:
-    """What a network says of one image."""
+    """The prediction for one image."""
 
     class_names: tuple[str, ...]
     probabilities: FloatArray
-    """(C,), from 0 to 1."""
+    """Probabilities from 0 to 1, with shape (C,)."""
     logits: FloatArray
-    """(C,), as the network gives them."""
+    """Logits of the network, with shape (C,)."""
 
     def top(self, k: int = 5) -> list[Guess]:
-        """The k likeliest classes; of equals the first."""
+        """Return the k most probable classes. Equal probabilities are in the order of the classes."""
         best = np.argsort(-self.probabilities, kind="stable")[:k]
         return [Guess(self.class_names[c], float(self.probabilities[c]), int(c)) for c in best]
 
     @property
     def name(self) -> str:
-        """Of the likeliest class."""
+        """The name of the most probable class."""
         return self.top(1)[0].name
 
     @property
     def probability(self) -> float:
-        """Of the likeliest class."""
+        """The probability of the most probable class."""
         return self.top(1)[0].probability
 
     def __repr__(self) -> str:
@@ -62,51 +66,59 @@ class Prediction:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Model:
-    """Call it on an image or a list of them: a path, a PIL image, an array (height, width[, channels]) or a tensor
-    ([channels,] height, width), of uint8 or of floats from 0 to 1. `longtail.load` makes one."""
+    """A trained network that can be called with images. `longtail.load` returns one.
+
+    An image is a path, a PIL image, an array (height, width[, channels]) or a tensor ([channels,] height, width), with
+    uint8 values or floats from 0 to 1.
+    """
 
     method: methods.Method
     config: Config
     preprocessing: Preprocessing
     class_names: tuple[str, ...]
     counts: np.ndarray | None
-    """Training images of each class, where they are known."""
+    """Number of training images of each class, if known."""
     device: torch.device
     temperature: float | None = None
-    """What logits are divided by to make probabilities honest; None: it was never found, which takes validation images."""
+    """Calibration temperature, by which logits are divided; None if the run had no validation images to find it."""
     prior: Prior | None = None
-    """Class frequencies expected in use; None: those that the logits stand for, `meant`."""
+    """Expected class frequencies; None stands for `implied_prior`."""
     origin: Path | None = None
-    """Where it was loaded from."""
+    """The path that the network was loaded from."""
 
     @property
     def image_size(self) -> int:
-        """Side in pixels of what the network sees."""
+        """Side length of the network's input, in pixels."""
         return self.preprocessing.views.size
 
     @property
     def batch(self) -> int:
-        """Number of images that go through the network at once; fewer where images are very large."""
+        """The batch size; it is smaller for very large images."""
         side = max(self.preprocessing.side, self.image_size)
-        return max(min(BATCH, BATCH_PIXELS // (3 * side * side)), 1)
+        return max(min(MAX_BATCH, MAX_BATCH_VALUES // (3 * side * side)), 1)
 
     @property
-    def meant(self) -> FloatArray:
-        """The class frequencies that its logits stand for, (C,)."""
+    def implied_prior(self) -> FloatArray:
+        """The class frequencies that the logits of the method imply, with shape (C,)."""
         return self.method.prior().numpy()
 
     def expecting(self, prior: str | Path | Mapping[str, float] | None) -> "Model":
-        """The same for other class frequencies: `uniform`, `train`, a file, or a mapping of class names to weights."""
+        """Return the model for other class frequencies.
+
+        Args:
+            prior: "uniform", "train" (as in the training data), a CSV or JSON file, or a mapping of class names to weights.
+                None stands for the frequencies that the logits imply.
+        """
         return replace(self, prior=None if prior is None else make_prior(prior, self.class_names, self.counts))
 
     def __call__(self, images: Any) -> Any:
-        """A Prediction; of a list, or of an array or tensor of several images, a list of them."""
+        """Return the `Prediction` for an image, or a list of them for a list, array or tensor of several images."""
         several = isinstance(images, list | tuple) or (isinstance(images, np.ndarray | Tensor) and images.ndim == 4)
         found = self.predictions(list(images) if several else [images])
         return found if several else found[0]
 
     def predictions(self, images: Sequence[Picture]) -> list[Prediction]:
-        """Of each image, in order."""
+        """Return the prediction for each image, in order."""
         found: list[Prediction] = []
         for first in range(0, len(images), self.batch):
             logits_NC = self.logits([self._pixels(image) for image in images[first : first + self.batch]])
@@ -115,7 +127,11 @@ class Model:
         return found
 
     def logits(self, pixels: Sequence[ImageArray]) -> Tensor:
-        """(N, C) on the CPU, from what `preprocessing.pixels` gives; not finite, it is a UserError."""
+        """Return logits of shape (N, C) on the CPU for the results of `preprocessing.pixels`.
+
+        Raises:
+            UserError: A logit is not finite, or there is not enough memory.
+        """
         x = self.preprocessing.views.normalize(self.preprocessing.squares(pixels, self.device))
         try:
             with in_test_mode(self.method):
@@ -130,38 +146,42 @@ class Model:
         return logits_NC
 
     def probabilities(self, logits_NC: Tensor) -> Tensor:
-        """(N, C) in float64: at the temperature, and for the class frequencies expected in use."""
+        """Return probabilities of shape (N, C) in float64, with the temperature and the expected class frequencies."""
         return (logits_NC.double() / (self.temperature or 1.0) + self.shift()).softmax(1)
 
     def shift(self) -> Tensor:
-        """What the frequencies expected in use add to each class's logit."""
+        """Return the value that the expected class frequencies add to the logit of each class."""
         if self.prior is None:
             return torch.zeros(len(self.class_names), dtype=torch.float64)
-        with np.errstate(divide="ignore"):  # a class that is never expected has the logit -inf
-            return torch.from_numpy(np.log(self.prior.shares_C) - np.log(self.meant))
+        with np.errstate(divide="ignore"):  # a class with frequency 0 has the logit -inf
+            return torch.from_numpy(np.log(self.prior.shares_C) - np.log(self.implied_prior))
 
     def notes(self) -> list[str]:
-        """What probabilities mean, for people."""
-        said = f"temperature {self.temperature:.3g}, found on validation images" if self.temperature else UNCALIBRATED
-        meant = named(self.meant, self.counts)
+        """Return sentences about the meaning of the probabilities, for users."""
+        calibration = (
+            f"temperature {self.temperature:.3g}, found on validation images" if self.temperature else UNCALIBRATED
+        )
+        meant = describe_frequencies(self.implied_prior, self.counts)
         if self.prior is None:
             return [
-                said,
-                f"class frequencies: {meant}, as the method has it (--prior uniform|train|FILE expects others)",
+                calibration,
+                f"probabilities assume {meant}. Use --prior to change that",
             ]
-        return [said, f"class frequencies: {self.prior.name}, in place of {meant}"]
+        return [calibration, f"probabilities assume the class frequencies {self.prior.name!r} instead of {meant}"]
 
     def _pixels(self, image: Picture) -> ImageArray:
         try:
             return self.preprocessing.pixels(image)
         except BadImage as error:
-            which = image if isinstance(image, str | Path) else "that was given"
-            raise UserError(f"cannot read the image {which} ({error})", kind="bad-image") from error
+            name = f" {image}" if isinstance(image, str | Path) else ""
+            raise UserError(f"cannot read the image{name} ({error})", kind="bad-image") from error
 
     def __repr__(self) -> str:
         what = f"{self.config.method.label}, {self.config.model.name}, {len(self.class_names)} classes"
         return f"Model({what}, {self.image_size} pixels, {self.device.type})"
 
 
-HOLD_OUT = "`longtail train --from RUN --data.val_fraction 0.2` does"
-UNCALIBRATED = f"probabilities are not calibrated: no images were held out for it ({HOLD_OUT})"
+HOLD_OUT_COMMAND = "`longtail train --from RUN --data.val_fraction 0.2`"
+UNCALIBRATED = (
+    f"probabilities are not calibrated, because no validation images were held out ({HOLD_OUT_COMMAND} does this)"
+)

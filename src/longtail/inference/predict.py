@@ -1,4 +1,4 @@
-"""Predictions for many image files: found, decoded ahead in threads, and written as they come."""
+"""Prediction for image files: they are decoded ahead in threads, and results are written as they are computed."""
 
 import contextlib
 import csv as csv_format
@@ -18,22 +18,26 @@ from longtail import files
 from longtail.data.decode import BadImage, map_in_threads
 from longtail.data.folder import EXTENSIONS, walk_images
 from longtail.data.lazy_images import ImageArray
-from longtail.errors import UserError, error_text
+from longtail.errors import UserError, error_text, file_error_kind
 from longtail.inference.loading import load
 from longtail.inference.model import Guess, Model
 from longtail.progress import track
 from longtail.text import FORMULA_STARTS, csv_safe, escape_nonprintable
 
-STANDARD = "-"  # standard input, or output
-LONGEST_LIST = 2**28  # bytes of paths on standard input
+STANDARD = "-"
+"""Stands for standard input or output."""
+MAX_LIST_BYTES = 2**28
+"""Largest size in bytes of a list of paths on standard input."""
 
 
 class Predicted(NamedTuple):
+    """The prediction for an image file."""
+
     path: str
     guesses: tuple[Guess, ...]
-    """The likeliest classes; none, where the image could not be read."""
+    """The most probable classes; empty if the image could not be read."""
     error: str = ""
-    """Why it could not."""
+    """The reason why the image could not be read."""
 
 
 def predict(
@@ -46,46 +50,60 @@ def predict(
     json: Path | str | None = None,
     device: str = "auto",
 ) -> list[Predicted]:
-    """The likeliest classes of image files; the twin of `longtail predict`.
+    """Predict the most probable classes of image files. This function is the equivalent of `longtail predict`.
 
-    `images` are files, folders, patterns such as "x/*.jpg", or "-" for a list of paths on standard input: one per line, or
-    separated by NUL characters. `csv` and `json` (a line an image) are written whole or not at all; "-" is standard output. At
-    an image that cannot be read it stops, or with `skip` goes on and keeps its reason in place of guesses.
+    Args:
+        run: A loaded model, or a path for `longtail.load`.
+        images: Files, folders, patterns such as "x/*.jpg", or "-" for a list of paths on standard input: one per line, or
+            separated by NUL characters.
+        top: Number of classes per image.
+        prior: Expected class frequencies; see `longtail.load`.
+        on_error: "stop" raises a UserError for an unreadable image; "skip" reports the reason instead of classes.
+        csv: CSV file to write, or "-" for standard output. The file is written completely or not at all.
+        json: File to write with one line of JSON per image, or "-" for standard output.
+        device: "auto", "cpu" or "cuda".
     """
     if top < 1:
-        raise UserError(f"--top {top}: at least 1 class of each image")
+        raise UserError(f"--top {top}: it must be at least 1")
     paths = find_images([images] if isinstance(images, str | Path) else images)
     model = run if isinstance(run, Model) else load(run, device)
     model = model if prior is None else model.expecting(prior)
     for note in model.notes():
         print(escape_nonprintable(note), file=sys.stderr)
     width = min(top, len(model.class_names))
-    with written(csv, lambda file: as_csv(file, width)) as to_csv, written(json, as_json) as to_json:
+    with open_output(csv, lambda file: csv_writer(file, width)) as to_csv, open_output(json, json_writer) as to_json:
         found = []
-        for row in predictions(model, paths, width, on_error):
+        for row in predict_files(model, paths, width, on_error):
             found.append(row)
             to_csv(row)
             to_json(row)
     return found
 
 
-def predictions(model: Model, paths: list[Path], top: int, on_error: str) -> Iterator[Predicted]:
-    """Of each file in order, a batch at a time."""
+def predict_files(model: Model, paths: list[Path], top: int, on_error: str) -> Iterator[Predicted]:
+    """Yield the predictions for image files in order, computed in batches.
+
+    Args:
+        model: The model.
+        paths: The image files.
+        top: Number of classes per image.
+        on_error: "stop" or "skip"; see `predict`.
+    """
     work = map_in_threads(lambda index: model.preprocessing.pixels(paths[index]), np.arange(len(paths)))
     with closing(work):
         decoded, names = track(work, len(paths), "predicting"), iter(map(str, paths))
         while batch := list(islice(decoded, model.batch)):
-            yield from said_of(model, list(islice(names, len(batch))), batch, top, on_error)
+            yield from _predict_batch(model, list(islice(names, len(batch))), batch, top, on_error)
 
 
-def said_of(
+def _predict_batch(
     model: Model, names: list[str], batch: list[ImageArray | BadImage], top: int, on_error: str
 ) -> Iterator[Predicted]:
     bad = {name: image for name, image in zip(names, batch, strict=True) if isinstance(image, BadImage)}
     if bad and on_error == "stop":
-        name, why = next(iter(bad.items()))
-        fix = "replace or remove it, or go on without such images with --on-error skip"
-        raise UserError(f"cannot read the image {name} ({why}): {fix}", kind="bad-image")
+        name, reason = next(iter(bad.items()))
+        fix = "replace or remove it, or skip unreadable images with --on_error skip"
+        raise UserError(f"cannot read the image {name} ({reason}): {fix}", kind="bad-image")
     pixels = [image for image in batch if not isinstance(image, BadImage)]
     p_NC = model.probabilities(model.logits(pixels)) if pixels else None
     best = iter(zip(*(part.tolist() for part in p_NC.topk(top)), strict=True)) if p_NC is not None else iter(())
@@ -96,18 +114,19 @@ def said_of(
             yield Predicted(name, tuple(Guess(model.class_names[c], p, c) for p, c in zip(*next(best), strict=True)))
 
 
-# Which files are meant
+# Finding images
 
 
 def find_images(asked: Iterable[str | Path]) -> list[Path]:
-    """Files as they are, the images of folders at any depth, what patterns match, and the lines of standard input."""
-    found = [path for word in asked for path in _meant_by(str(word))]
+    """Return image files: given files, images in folders and their subfolders, matches of patterns, and paths on standard
+    input."""
+    found = [path for word in asked for path in _expand(str(word))]
     if not found:
-        raise UserError("no image is named: give files, folders, patterns such as 'x/*.jpg', or - for a list of paths")
+        raise UserError("no images: give files, folders, patterns such as 'x/*.jpg', or - for a list of paths")
     return found
 
 
-def _meant_by(word: str) -> Iterator[Path]:
+def _expand(word: str) -> Iterator[Path]:
     if word == STANDARD:
         for name in read_paths():
             yield from _file_or_folder(Path(name))
@@ -117,7 +136,7 @@ def _meant_by(word: str) -> Iterator[Path]:
         matches = sorted(glob.glob(word, recursive=True)) if glob.has_magic(word) else []
         if not matches:
             raise UserError(
-                f"there is no {word}: name image files, folders, or patterns such as 'x/*.jpg'", kind="missing-file"
+                f"{word} does not exist: give image files, folders, or patterns such as 'x/*.jpg'", kind="missing-file"
             )
         for match in matches:
             yield from _file_or_folder(Path(match))
@@ -127,19 +146,19 @@ def read_paths() -> list[str]:
     """Return the paths on standard input: separated by NUL characters if there is one (`find -print0`), else one per line."""
     if sys.stdin is None:
         raise UserError(
-            "- reads paths from standard input, which is closed: name images, or redirect it from a list",
+            "cannot read paths from standard input, because it is closed: give image files, or redirect it from a list",
             kind="unreadable-file",
         )
     try:
-        content = sys.stdin.buffer.read(LONGEST_LIST + 1)
+        content = sys.stdin.buffer.read(MAX_LIST_BYTES + 1)
     except OSError as error:
         raise UserError(
             f"cannot read paths from standard input ({error_text(error)}): redirect it from a list",
-            kind=files.read_error_kind(error),
+            kind=file_error_kind(error),
         ) from error
-    if len(content) > LONGEST_LIST:
+    if len(content) > MAX_LIST_BYTES:
         raise UserError(
-            f"standard input has more than {LONGEST_LIST:,} bytes: is it a list of paths?", kind="unsafe-file"
+            f"standard input has more than {MAX_LIST_BYTES:,} bytes: is it a list of paths?", kind="unsafe-file"
         )
     if b"\0" in content:
         return [os.fsdecode(name) for name in content.split(b"\0") if name]
@@ -153,7 +172,7 @@ def _file_or_folder(path: Path) -> Iterator[Path]:
     inside = list(walk_images(path, (), []))
     if not inside:
         raise UserError(
-            f"{path} has no image (files that end in .jpg, .png or the like): name another folder, or files",
+            f"{path} contains no images (files with suffixes such as .jpg or .png): give another folder, or image files",
             kind="missing-file",
         )
     yield from inside
@@ -163,35 +182,43 @@ def _file_or_folder(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def written(
+def open_output(
     path: Path | str | None, writer: Callable[[IO[str]], Callable[[Predicted], None]]
 ) -> Iterator[Callable[[Predicted], None]]:
-    """What writes a row there; the file appears once all are written."""
+    """Yield a function that writes a row. The file appears when all rows are written.
+
+    Args:
+        path: The file, "-" for standard output, or None to write nothing.
+        writer: Function that returns the function for an open file.
+    """
     if path is None:
         yield lambda row: None
         return
     if str(path) == STANDARD:
         yield writer(sys.stdout)
         return
-    refuse_images(Path(path))
+    check_not_an_image(Path(path))
     try:
         with files.replace_output(Path(path)) as fresh, open(fresh, "w", encoding="utf-8", newline="") as file:
             yield writer(file)
             file.flush()
     except OSError as error:
         raise UserError(
-            f"cannot write {path} ({error.strerror}): name a file in a folder that can be written", kind="not-writable"
+            f"cannot write {path} ({error.strerror}): choose a file in a writable folder",
+            kind=file_error_kind(error, writing=True),
         ) from error
 
 
-def refuse_images(path: Path) -> None:
-    """`--json a.jpg` would write over a photograph."""
+def check_not_an_image(path: Path) -> None:
+    """Raise a UserError for a path with the suffix of images, because `--json a.jpg` would overwrite a photo."""
     if path.suffix.lower() in EXTENSIONS:
-        raise UserError(f"{path} would be written over, and is named as images are: name another file", kind="exists")
+        raise UserError(
+            f"{path} has the suffix of an image and would be overwritten: choose another file", kind="exists"
+        )
 
 
-def as_csv(file: IO[str], top: int) -> Callable[[Predicted], None]:
-    """path, class_1, probability_1, …, error."""
+def csv_writer(file: IO[str], top: int) -> Callable[[Predicted], None]:
+    """Return a function that writes rows as CSV with the columns path, class_1, probability_1, …, error."""
     lines = csv_format.writer(file)
     ranks = [f"{what}_{rank}" for rank in range(1, top + 1) for what in ("class", "probability")]
     lines.writerow(["path", *ranks, "error"])
@@ -209,8 +236,8 @@ def as_csv(file: IO[str], top: int) -> Callable[[Predicted], None]:
     return write
 
 
-def as_json(file: IO[str]) -> Callable[[Predicted], None]:
-    """A line an image."""
+def json_writer(file: IO[str]) -> Callable[[Predicted], None]:
+    """Return a function that writes rows as JSON, one per line."""
 
     def write(row: Predicted) -> None:
         said = [{"class": guess.name, "probability": float(f"{guess.probability:.6g}")} for guess in row.guesses]

@@ -1,4 +1,4 @@
-"""Whatever a caller has for an image, as the network sees it: exactly what evaluation does with a file."""
+"""Preprocessing of images for a network, identical to that of evaluation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,59 +19,68 @@ if TYPE_CHECKING:
     from PIL import Image
 
 Picture: TypeAlias = Union[str, Path, "Image.Image", np.ndarray, Tensor]
-CHANNELS = (1, 3, 4)  # gray, colors, colors with alpha
+CHANNEL_COUNTS = (1, 3, 4)
+"""Possible numbers of channels: grayscale, RGB, and RGB with alpha."""
 
 
 @dataclass(frozen=True)
 class Preprocessing:
+    """The preprocessing of a network: decoding, resizing and cropping."""
+
     views: Views
     side: int = 0
-    """Images are kept whole, of at most so many pixels on the longer side, and cut on the device; 0: their central square is
-    brought to the network's size first. A run does the one or the other, by --data.load."""
+    """Length in pixels to which the longer side is reduced; images are then cropped on the device. 0: the central square is
+    resized to the input size of the network. A run uses one or the other, depending on --data.load."""
 
     def pixels(self, picture: Picture) -> ImageArray:
-        """(3, height, width); a BadImage where it cannot be read."""
+        """Return the pixels of an image with shape (3, height, width); raise a BadImage if it cannot be read."""
         if isinstance(picture, str | Path):
             return self.decoded(decode.read_file(Path(picture)))
-        image = as_image(picture)
+        image = to_pil_image(picture)
         if self.side:
             return decode.shrink_to_fit(image, self.side)
         return decode.crop_center_square(image, self.views.size).transpose(2, 0, 1)
 
     def decoded(self, encoded: bytes) -> ImageArray:
-        """The same of an image file."""
+        """Return the pixels of an encoded image file."""
         if self.side:
             return decode.decode_to_fit(encoded, self.side)
         return decode.decode_square(encoded, self.views.size).transpose(2, 0, 1)
 
     def squares(self, images: Sequence[ImageArray], device: torch.device) -> Tensor:
-        """What the network is shown, before it is normalized: uint8 (N, 3, size, size)."""
+        """Return the input of the network before normalization, with type uint8 and shape (N, 3, size, size)."""
         if not self.side:
             return self.views.crop_for_test(torch.from_numpy(np.stack(images)).to(device))
         canvas = np.zeros((len(images), 3, self.side, self.side), np.uint8)
-        for place, image in zip(canvas, images, strict=True):
-            place[:, : image.shape[1], : image.shape[2]] = image
+        for target, image in zip(canvas, images, strict=True):
+            target[:, : image.shape[1], : image.shape[2]] = image
         size_N2 = torch.tensor([image.shape[1:] for image in images], device=device)
         return self.views.crop_for_test(torch.from_numpy(canvas).to(device), size_N2)
 
     def describe(self) -> dict[str, Any]:
-        """For who has to do it elsewhere."""
+        """Return a description of the preprocessing, for implementing it in another program."""
         size, share = self.views.size, self.views.config.test_crop
         mean, std = STATISTICS[self.views.config.normalize]
         first = (
-            f"make the longer side {self.side} pixels at most" if self.side else f"resize it to {size}x{size} pixels"
+            f"reduce the longer side to at most {self.side} pixels"
+            if self.side
+            else f"resize it to {size}x{size} pixels"
         )
-        square = f"take the central square, its side {share:g} of the shorter one"
+        square = f"crop the central square with {share:g} of the shorter side"
         cut = [first, f"{square}, and resize it to {size}x{size} pixels"]
         if not self.side:
-            cut = ["take the central square", first, *([cut[1]] if share < 1 else [])]
-        steps = ["turn it upright (EXIF)", "convert it to RGB, 8 bits a channel", *cut]
-        resampling = "bilinear, antialiased" + ("; the last time rounded once" if self.side or share < 1 else "")
+            cut = ["crop the central square", first, *([cut[1]] if share < 1 else [])]
+        steps = ["rotate it according to its EXIF orientation", "convert it to RGB with 8 bits per channel", *cut]
+        resampling = "bilinear, antialiased" + ("; the last step is rounded once" if self.side or share < 1 else "")
         return {"image_size": size, "steps": steps, "resampling": resampling, "mean": mean, "std": std}
 
 
-def as_image(picture: Any) -> "Image.Image":
-    """PIL images; arrays (height, width[, channels]); tensors ([channels,] height, width); uint8, or floats from 0 to 1."""
+def to_pil_image(picture: Any) -> "Image.Image":
+    """Convert a PIL image, an array or a tensor to a PIL image; raise a BadImage if that is impossible.
+
+    Arrays have the shape (height, width[, channels]), tensors ([channels,] height, width), with uint8 values or floats from
+    0 to 1.
+    """
     from PIL import Image
 
     if isinstance(picture, Image.Image):
@@ -79,20 +88,21 @@ def as_image(picture: Any) -> "Image.Image":
     if isinstance(picture, Tensor):
         picture = (picture.movedim(0, -1) if picture.dim() == 3 else picture).detach().cpu().numpy()
     if not isinstance(picture, np.ndarray):
-        raise BadImage(f"{type(picture).__name__} is no kind of image: give a path, a PIL image, an array or a tensor")
+        raise BadImage(f"{type(picture).__name__} is not an image: give a path, a PIL image, an array or a tensor")
     picture = picture[..., None] if picture.ndim == 2 else picture
-    if picture.ndim != 3 or picture.shape[2] not in CHANNELS or not picture.size:
+    if picture.ndim != 3 or picture.shape[2] not in CHANNEL_COUNTS or not picture.size:
         order = "arrays are (height, width, channels), tensors (channels, height, width)"
         raise BadImage(f"its shape is {tuple(picture.shape)}: {order}")
     gray = picture.shape[2] == 1
-    return Image.fromarray(np.ascontiguousarray(eight_bit(picture)[..., 0] if gray else eight_bit(picture)))
+    return Image.fromarray(np.ascontiguousarray(to_uint8(picture)[..., 0] if gray else to_uint8(picture)))
 
 
-def eight_bit(picture: np.ndarray) -> ImageArray:
+def to_uint8(picture: np.ndarray) -> ImageArray:
+    """Convert floats from 0 to 1 to uint8; raise a BadImage for other values."""
     if picture.dtype == np.uint8:
         return picture
     if not np.issubdtype(picture.dtype, np.floating):
-        raise BadImage(f"its numbers are {picture.dtype}: give uint8, or floats from 0 to 1")
-    if not (picture >= 0).all() or not (picture <= 1).all():  # NaN is neither
-        raise BadImage("its floats are not all from 0 to 1: give it before it is normalized")
+        raise BadImage(f"its values have the type {picture.dtype}: give uint8, or floats from 0 to 1")
+    if not (picture >= 0).all() or not (picture <= 1).all():  # NaN fails both
+        raise BadImage("its floats are not all in the range 0 to 1: give the image without normalization")
     return np.rint(picture * 255).astype(np.uint8)

@@ -76,8 +76,8 @@ def work_through(cells: Sequence[Cell], wanted: Sequence[int], book: Book, left:
             break
         skipped = [s for s in wanted if s not in todo]
         print(
-            f"{where}, {run_folder.seeds_named(todo)}"
-            + (f" ({run_folder.seeds_named(skipped)} recorded already)" if skipped else ""),
+            f"{where}, {run_folder.format_seeds(todo)}"
+            + (f" ({run_folder.format_seeds(skipped)} recorded already)" if skipped else ""),
             flush=True,
         )
         if rerun:

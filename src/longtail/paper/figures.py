@@ -67,12 +67,12 @@ def gradient(paths: Paths, out: Path) -> None:
     from longtail.reporting import plots  # matplotlib, which takes a second to come
 
     for path in paths:
-        if not gradient_norms_by_dataset(make_rows(run_folder.finished(path))):
+        if not gradient_norms_by_dataset(make_rows(run_folder.read_finished(path))):
             raise UserError(
                 f"no run below {path} has {run_folder.GRADIENTS}: train with --log.gradients", kind="missing-file"
             )
     with writing(out):
-        plots.gradient_norms(gradient_norms_by_dataset(make_rows(run_folder.finished(paths))), out)
+        plots.gradient_norms(gradient_norms_by_dataset(make_rows(run_folder.read_finished(paths))), out)
 
 
 def latency(paths: Paths, out: Path) -> None:
@@ -83,7 +83,7 @@ def latency(paths: Paths, out: Path) -> None:
             raise UserError(f"{paths[0]}: name one results file, or run folders", kind="conflict")
         panels: Mapping[str, Sequence[MethodPoint]] = dots_of_results(paths[0])
     else:
-        panels = points_by_dataset(make_rows(run_folder.finished(paths)))
+        panels = points_by_dataset(make_rows(run_folder.read_finished(paths)))
     if not any(dot.values["latency_b64"] for dots in panels.values() for dot in dots):
         raise UserError(
             f"{paths[0]}: no run has latency_b64 in {run_folder.METRICS}: `longtail eval` measures it",

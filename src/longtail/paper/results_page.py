@@ -24,7 +24,7 @@ from longtail.reporting.cells import (
 from longtail.reporting.result_rows import format_mean_std, format_metric
 from longtail.reporting.significance import MIN_SEEDS, TIES_LEGEND, rank_labels
 from longtail.reporting.table import markdown_table, plain_cell
-from longtail.run_folder import seeds_named
+from longtail.run_folder import format_seeds
 from longtail.text import escape_markdown, quote_markdown
 
 HEADLINE = "Top-1 accuracy in percent, last epoch, mean ± standard deviation over seeds; –: no run."
@@ -104,7 +104,7 @@ def missing(table: Tree, rows: Sequence[Tree]) -> str:
 def _lacking(table: Tree, factor: float, rows: Iterable[Tree]) -> str | None:
     there = {seed for row in rows if row["imbalance"] == factor for seed in row["seeds"]}
     seeds = [s for s in table["seeds"] if s not in there]
-    some = f" ({seeds_named(seeds)})" if there else ""
+    some = f" ({format_seeds(seeds)})" if there else ""
     return factor_name(factor) + some if seeds else None
 
 
@@ -164,7 +164,7 @@ def provenance(tree: Tree, epochs: int) -> list[str]:
         *([f"- command {commands[0]}"] if len(commands) == 1 else ["- commands", *(f"  - {c}" for c in commands)]),
         f"- recipe {tree['table']['recipe']}, setting {tree['table']['setting']}: {', '.join(models)}",
         *(f"- {words}" for words in second_stages(runs, tree["table"])),
-        f"- {seeds_named(sorted({r['seed'] for r in runs}))}",
+        f"- {format_seeds(sorted({r['seed'] for r in runs}))}",
         f"- {_one_of('commit', _distinct(str(start['commit'] or 'unknown') for start in starts))}",
         f"- {_one_of('machine', _distinct(start['device'] for start in starts))}",
         f"- {_one_of('precision', _distinct(r['precision'] for r in runs))}",

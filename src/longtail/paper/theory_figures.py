@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
 
 from longtail.reporting.plots import COLORS, make_figure, save_figure
-from longtail.theory import remarks
+from longtail.theory import closed_forms
 
 EXAMPLE = 0.41  # alpha·K* of full ImageNet, the paper's own
 
@@ -28,10 +28,10 @@ def extra_alone(path: Path) -> None:
 
 
 def extra(axis: Axes, alpha_K: float) -> None:
-    P_sup, value = remarks.extra_curve(alpha_K)
+    P_sup, value = closed_forms.extra_curve(alpha_K)
     best = 1 / (1 + alpha_K)
     axis.plot(P_sup, value, color=COLORS[0])
-    least = (best, remarks.extra(best, alpha_K))
+    least = (best, closed_forms.extra(best, alpha_K))
     axis.plot(*least, "o", color=COLORS[3])
     axis.annotate(f"least at {best:.2f}", least, (0, 8), textcoords="offset points", ha="center")
     axis.set_title(f"$L_{{extra}}$ at $\\alpha K^* = {alpha_K:g}$", loc="left", fontsize=10)
@@ -39,9 +39,11 @@ def extra(axis: Axes, alpha_K: float) -> None:
     axis.grid(alpha=0.3)
 
 
-def pairs(axis: Axes, counts_C: remarks.Floats, K_C: remarks.Floats, alphas: Sequence[float]) -> None:
+def pairs(axis: Axes, counts_C: closed_forms.Floats, K_C: closed_forms.Floats, alphas: Sequence[float]) -> None:
     order = np.argsort(-counts_C, kind="stable")
-    curves = {"SupCon": remarks.supcon_pair(K_C)} | {f"PaCo, alpha {a:g}": remarks.pair(a, K_C) for a in alphas}
+    curves = {"SupCon": closed_forms.supcon_pair(K_C)} | {
+        f"PaCo, alpha {a:g}": closed_forms.pair(a, K_C) for a in alphas
+    }
     for i, (label, pair_C) in enumerate(curves.items()):
         color, line = ("black", "--") if label == "SupCon" else (COLORS[(i - 1) % 6], "-")
         axis.plot(counts_C[order], 100 * pair_C[order], label=label, color=color, linestyle=line)

@@ -1,22 +1,34 @@
-"""The paper's large data sets -> Config. A row has a network and an augmentation beside its method, and one of three settings:
+"""Recipes for the ImageNet-scale datasets of the paper.
 
-released  as the method's own released code ran it on these images, where that is known (`others.py`); else PaCo's;
-paper     as the PaCo paper's text has it: no warm-up, centers at tau and without bias, no batch norm in G, 128 images at 0.02
-          on every data set, weight decay 5e-4 as the text names none;
-equal     PaCo's released setting for every method: so the paper's authors reimplemented their baselines.
+A configuration is determined by the method, the network, the augmentation and one of three settings:
 
-PaCo's authors ran 4 processes of 32 images, each with batch norm of its own: here one process of 128 whose batch norm takes
-groups of 32 (--model.norm ghost). It differs in that an anchor meets all 128 images of the batch, not the 32 of its process.
+released  the setup of the method's own released code on the dataset if it is known (`AUTHOR_SETTINGS`), otherwise PaCo's;
+paper     the setup in the text of the PaCo paper: no warm-up, center temperature tau, no classifier bias, no batch norm in the
+          projection head, and on all datasets batch size 128, learning rate 0.02 and weight decay 5e-4 (not named in the text);
+equal     PaCo's released setup for every method, as the authors of the paper reimplemented their baselines.
 
-Published figures are in `rows.py`. None of these recipes was trained to its end by us.
+The PaCo authors used 4 processes with 32 images each and separate batch-norm statistics. Here one process has batch size
+128 and batch norm in groups of 32 (--model.norm ghost). The difference is that an anchor is contrasted with all 128 images
+of the batch instead of the 32 of its process.
+
+The published results are in `published_rows.py`. We have not trained any of these recipes to the end.
 """
 
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from longtail.config import Config, DataConfig, ModelConfig, OptimConfig, PaCo, SupCon, TrainConfig, ViewsConfig
-from longtail.recipes.author_settings import AUTHORS, PLAIN
-from longtail.recipes.method_presets import AuthorSettings, entry, require_choice
+from longtail.config import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    PaCoSettings,
+    SupConSettings,
+    TrainConfig,
+    ViewConfig,
+    ViewsConfig,
+)
+from longtail.recipes.method_presets import AuthorSettings, find_preset, require_choice
 
 SETTINGS = ("released", "paper", "equal")
 
@@ -28,54 +40,128 @@ NETWORKS = {
     "resnext50": "resnext50_32x4d",
     "resnext101": "resnext101_32x4d",
 }
+"""timm's names of the networks."""
 
-SIM = replace(PLAIN, policy="sim")
-RAND = replace(PLAIN, policy="rand")
-STACKED = replace(PLAIN, policy="stacked-rand", rand_ops=3)
+# All crops cover 0.08 to 1 of the area, as in the code of OLTR, on which most baselines are based.
+PLAIN_VIEW = ViewConfig(crop="resized", jitter=0.4)
+SIM_VIEW = replace(PLAIN_VIEW, policy="sim")
+RAND_VIEW = replace(PLAIN_VIEW, policy="rand")
+STACKED_VIEW = replace(PLAIN_VIEW, policy="stacked-rand", rand_ops=3)
 
 AUGMENTS = {
-    "plain": (PLAIN, SIM),
-    "sim": (SIM, SIM),
-    "rand": (RAND, SIM),
-    "rand-rand": (RAND, RAND),
-    "stacked": (STACKED, SIM),
+    "plain": (PLAIN_VIEW, SIM_VIEW),
+    "sim": (SIM_VIEW, SIM_VIEW),
+    "rand": (RAND_VIEW, SIM_VIEW),
+    "rand-rand": (RAND_VIEW, RAND_VIEW),
+    "stacked": (STACKED_VIEW, SIM_VIEW),
 }
-"""The view of the query network, and that of the key network where there is one. All crops are of 0.08 to 1 of the area."""
+"""Augmentations: the view of the query network, and the view of the key network of methods that have one."""
 
-# What methods have on large images, whoever's schedule it is.
-VALUES: dict[str, dict[str, Any]] = {
+METHOD_VALUES: dict[str, dict[str, Any]] = {
     "reslt": {"weight": 0.99, "medium": 0.825, "few": 0.22},
     "mislas": {"mixup": 0.2, "smooth_head": 0.3, "smooth_tail": 0.0, "classifier_lr": 0.05},
 }
+"""Settings of methods that differ from those on CIFAR, in all settings of a recipe."""
+
+
+# The setups of the authors of other methods, if their released configurations contain them. Group sizes for batch norm are not
+# known, so that batch norm uses the whole batch.
+
+
+def _decoupling(epochs: int, retraining_epochs: int, decay: float) -> dict[str, AuthorSettings]:
+    """Kang et al., 2020: batch size 512, learning rate 0.2 with a cosine schedule in both stages."""
+    optim = OptimConfig(lr=0.2, weight_decay=decay)
+    one_stage = AuthorSettings(optim, epochs, 512, view=PLAIN_VIEW)
+
+    def two_stages(linear_epochs: int) -> AuthorSettings:
+        values = {"linear_epochs": linear_epochs, "linear_lr": 0.2, "linear_decay": decay}
+        return AuthorSettings(optim, epochs, 512, view=PLAIN_VIEW, values=values)
+
+    return {
+        "ce": one_stage,
+        "tau-norm": one_stage,
+        "ncm": one_stage,
+        "crt": two_stages(retraining_epochs),
+        "lws": two_stages(5),
+    }
+
+
+def _ride(batch_size: int, lr: float) -> dict[str, AuthorSettings]:
+    """Wang et al., 2021: 100 epochs with a step schedule. The results in the PaCo paper are for 400 epochs."""
+    optim = OptimConfig(
+        lr=lr,
+        weight_decay=2e-4,
+        nesterov=True,
+        schedule="step",
+        milestones=(0.6, 0.8),
+        warmup_epochs=5,
+        warmup_by="epoch",
+    )
+    return {f"ride-{n}": AuthorSettings(optim, 100, batch_size, view=PLAIN_VIEW) for n in (1, 2, 3, 4)}
+
+
+def _mislas(epochs: int, decay: float, **values: Any) -> dict[str, AuthorSettings]:
+    """Zhong et al., 2021: batch size 256, learning rate 0.1 with a cosine schedule in both stages."""
+    optim = OptimConfig(lr=0.1, weight_decay=decay)
+    return {"mislas": AuthorSettings(optim, epochs, 256, view=PLAIN_VIEW, values=values | {"linear_decay": decay})}
+
+
+AUTHOR_SETTINGS: dict[str, dict[str, AuthorSettings]] = {
+    "imagenet-lt": {
+        **_decoupling(90, 10, 5e-4),
+        "causal-norm": AuthorSettings(OptimConfig(lr=0.2), 90, 512, view=PLAIN_VIEW, values={"removal": 3.0}),
+        "reslt": AuthorSettings(OptimConfig(lr=0.1), 180, 256, view=PLAIN_VIEW),  # schedule unknown; cosine assumed
+        **_mislas(180, 5e-4),
+        **_ride(256, 0.1),
+    },
+    "inat2018": {
+        **_decoupling(200, 30, 1e-4),
+        "bbn": AuthorSettings(
+            OptimConfig(lr=0.05, weight_decay=1e-4, schedule="step", milestones=(119 / 180, 159 / 180)),
+            180,
+            128,
+            view=ViewConfig(crop="resized"),
+        ),
+        **_mislas(200, 1e-4),
+        **_ride(512, 0.2),
+    },
+    "places-lt": _mislas(90, 5e-4, smooth_head=0.4, smooth_tail=0.1),
+}
+"""Setups of other authors, by recipe and method."""
+
+
+# Released PaCo
 
 
 def _sgd(lr: float, weight_decay: float, warmup_epochs: float = 10) -> OptimConfig:
-    """Up by the epoch, then along a cosine; released code lowers the rate by the epoch, here it falls by the step."""
+    """Return a warm-up by epoch and a cosine schedule by step. Released code also updates the cosine by epoch."""
     return OptimConfig(lr=lr, weight_decay=weight_decay, warmup_epochs=warmup_epochs, warmup_by="epoch")
 
 
 @dataclass(frozen=True)
 class LargeRecipe:
-    """How released PaCo ran on one data set."""
+    """The setup of released PaCo on one dataset."""
 
     name: str
     data: DataConfig
     networks: tuple[str, ...]
-    """The first is the recipe's own."""
+    """The networks of the paper; the first is the default."""
     augment: str
     optim: OptimConfig
     epochs: int = 400
     batch_size: int = 128
     normalize: Any = "imagenet"
     model: dict[str, Any] = field(default_factory=dict)
+    """Settings of the network that differ from those of the other recipes."""
     values: dict[str, Any] = field(default_factory=dict)
-    """Of the method."""
+    """Settings of the method that differ from those of the other recipes."""
 
-    def as_in_the_text(self) -> "LargeRecipe":
+    def with_paper_settings(self) -> "LargeRecipe":
+        """Return the setup in the text of the paper."""
         return replace(self, optim=_sgd(0.02, 5e-4, 0), batch_size=128, model=self.model | {"trainable": "all"})
 
     def with_author_settings(self, authors: AuthorSettings) -> "LargeRecipe":
-        """With the schedule of a method's own code."""
+        """Return the setup of another method's own code."""
         return replace(
             self,
             optim=authors.optim,
@@ -120,6 +206,9 @@ IMAGENET = LargeRecipe(
 )
 
 
+# The arguments of the following functions are described in `longtail.recipes.make`.
+
+
 def imagenet_lt(
     method: str = "paco",
     imbalance: float = 1,
@@ -127,16 +216,17 @@ def imagenet_lt(
     network: str | None = None,
     augment: str | None = None,
 ) -> Config:
-    """ImageNet-LT with ResNet-50, ResNeXt-50 or ResNeXt-101 (32x4d): the paper's Tables 1 to 3.
+    """ImageNet-LT with ResNet-50, ResNeXt-50 or ResNeXt-101 (32x4d): Tables 1 to 3 of the paper.
 
-    Paper: PaCo 57.0 / 58.2 / 60.0, Balanced Softmax 55.0 / 56.2 / 58.0; PaCo without RandAugment and rebalance 51.0.
-    400 epochs of 128 images at 0.02, tau 0.2, alpha 0.05, queue 8,192. Released code has ResNeXt-101 at 0.03 and with stacked
-    RandAugment, where the text has 0.02 and RandAugment. One process with batch norm in groups of 32 stands in for 4 x 32.
+    Published: PaCo 57.0 / 58.2 / 60.0, Balanced Softmax 55.0 / 56.2 / 58.0; PaCo without RandAugment and rebalancing 51.0.
+    400 epochs, batch size 128, learning rate 0.02, tau 0.2, alpha 0.05, queue 8,192. For ResNeXt-101, released code uses
+    learning rate 0.03 and stacked RandAugment; the text has 0.02 and RandAugment. One process with batch norm in groups of 32
+    replaces 4 processes with 32 images.
     """
-    frame = IMAGENET_LT
+    recipe = IMAGENET_LT
     if (setting, network) == ("released", "resnext101"):
-        frame = replace(frame, optim=_sgd(0.03, 5e-4), augment="stacked")
-    return _large(frame, method, imbalance, setting, network, augment)
+        recipe = replace(recipe, optim=_sgd(0.03, 5e-4), augment="stacked")
+    return _make_config(recipe, method, imbalance, setting, network, augment)
 
 
 def inat2018(
@@ -146,13 +236,13 @@ def inat2018(
     network: str | None = None,
     augment: str | None = None,
 ) -> Config:
-    """iNaturalist 2018 with ResNet-50 or ResNet-152: the paper's Table 5.
+    """iNaturalist 2018 with ResNet-50 or ResNet-152: Table 5 of the paper.
 
-    Paper: PaCo 73.2 (73.0 without RandAugment; ResNet-152 75.2, and 75.3 in the text), Balanced Softmax 71.8 (71.7).
-    ImageNet-LT's settings "without any change" but for a weight decay of 1e-4 in released code. One process with batch norm in
-    groups of 32 stands in for 4 x 32.
+    Published: PaCo 73.2 (73.0 without RandAugment; ResNet-152 75.2, or 75.3 in the text), Balanced Softmax 71.8 (71.7). The
+    settings are those of ImageNet-LT "without any change", except for a weight decay of 1e-4 in released code. One process with
+    batch norm in groups of 32 replaces 4 processes with 32 images.
     """
-    return _large(INAT2018, method, imbalance, setting, network, augment)
+    return _make_config(INAT2018, method, imbalance, setting, network, augment)
 
 
 def places_lt(
@@ -162,14 +252,14 @@ def places_lt(
     network: str | None = None,
     augment: str | None = None,
 ) -> Config:
-    """Places-LT with ResNet-152 from torchvision's ImageNet weights: the paper's Table 4.
+    """Places-LT with ResNet-152, starting from torchvision's ImageNet weights: Table 4 of the paper.
 
-    Paper: PaCo 41.2 with SimAugment and with RandAugment alike, Balanced Softmax 38.6. 30 epochs, 5 of them warm-up. Released
-    code leaves the convolutions before the last block as they are, of which the text says nothing, and scores itself on
-    Places_LT_val.txt; here as elsewhere in the field it is Places_LT_test.txt. One process with batch norm in groups of 32
-    stands in for 4 x 32.
+    Published: PaCo 41.2 with SimAugment and also with RandAugment, Balanced Softmax 38.6. 30 epochs, of which 5 are warm-up.
+    Released code freezes the convolutions before the last block, which the text does not mention, and evaluates on
+    Places_LT_val.txt; this recipe evaluates on Places_LT_test.txt, as is usual. One process with batch norm in groups of 32
+    replaces 4 processes with 32 images.
     """
-    return _large(PLACES_LT, method, imbalance, setting, network, augment)
+    return _make_config(PLACES_LT, method, imbalance, setting, network, augment)
 
 
 def imagenet(
@@ -179,60 +269,55 @@ def imagenet(
     network: str | None = None,
     augment: str | None = None,
 ) -> Config:
-    """Full ImageNet with ResNet-50, ResNet-101 or ResNet-200: the paper's Table 7.
+    """Full ImageNet with ResNet-50, ResNet-101 or ResNet-200: Table 7 of the paper.
 
-    Paper: PaCo 78.7 with SimAugment, 79.3 with RandAugment, 80.9 and 81.8 for the deeper two with stacked RandAugment.
-    Balanced data: the centers are not rebalanced. Released code has 256 images at 0.04 and a weight decay of 1e-4, where the
-    text says that nothing was changed from ImageNet-LT; multi-task has the text's weight, 0.05. Stacked: 3 operations at the
-    highest level, as released for ResNet-200. How many processes shared the 256 is not known: one with batch norm in groups of
-    32 stands in for 8 x 32.
+    Published: PaCo 78.7 with SimAugment, 79.3 with RandAugment, and 80.9 and 81.8 for the deeper networks with stacked
+    RandAugment. The data are balanced, so that the centers are not rebalanced. Released code uses batch size 256, learning
+    rate 0.04 and weight decay 1e-4, although the text says that nothing was changed from ImageNet-LT. The multi-task
+    baseline has weight 0.05, as in the text. Stacked RandAugment has 3 operations with the highest magnitude, as released
+    for ResNet-200. The number of processes that shared the batch of 256 is not known; one process with batch norm in groups
+    of 32 replaces 8 processes with 32 images.
     """
-    frame = replace(IMAGENET, augment="stacked") if network in ("resnet101", "resnet200") else IMAGENET
-    config = _large(frame, method, imbalance, setting, network, augment)
+    recipe = replace(IMAGENET, augment="stacked") if network in ("resnet101", "resnet200") else IMAGENET
+    config = _make_config(recipe, method, imbalance, setting, network, augment)
     query = config.views.query
-    if query.policy == "stacked-rand":  # magnitude 12, spread 0.5, cut at 10: always 10
+    if query.policy == "stacked-rand":  # magnitude 12 with standard deviation 0.5, clipped at 10, is always 10
         config = replace(config, views=replace(config.views, query=replace(query, rand_std=0.0)))
     return config
 
 
-def _large(
-    frame: LargeRecipe, method: str, imbalance: float, setting: str, network: str | None, augment: str | None
+def _make_config(
+    recipe: LargeRecipe, method: str, imbalance: float, setting: str, network: str | None, augment: str | None
 ) -> Config:
-    network = network or frame.networks[0]
-    require_choice(frame.name, "setting", setting, SETTINGS)
-    require_choice(frame.name, "network", network, frame.networks, ", or any timm model by --model.name")
-    require_choice(
-        frame.name,
-        "augment",
-        augment or frame.augment,
-        tuple(AUGMENTS),
-        ", or your own by --views.query and --views.key",
-    )
-    query, key = AUGMENTS[augment or frame.augment]
-    authors = AUTHORS.get(frame.name, {}).get(method)
+    network, given_augment, augment = network or recipe.networks[0], augment, augment or recipe.augment
+    require_choice(recipe.name, "setting", setting, SETTINGS)
+    require_choice(recipe.name, "network", network, recipe.networks, ", or any timm model by --model.name")
+    require_choice(recipe.name, "augment", augment, tuple(AUGMENTS), ", or your own by --views.query and --views.key")
+    query, key = AUGMENTS[augment]
+    authors = AUTHOR_SETTINGS.get(recipe.name, {}).get(method)
+    is_paper = setting == "paper"
     if setting == "released" and authors:
-        frame, query = frame.with_author_settings(authors), authors.view if augment in (None, "plain") else query
-    elif setting == "paper":
-        frame = frame.as_in_the_text()
-    views = ViewsConfig(query=query, key=key, normalize=frame.normalize, test_crop=0.875)
-    return _framed(frame, method, imbalance, setting, network, views)
+        recipe, query = (
+            recipe.with_author_settings(authors),
+            authors.view if given_augment in (None, "plain") else query,
+        )
+    elif is_paper:
+        recipe = recipe.with_paper_settings()
 
-
-def _framed(
-    frame: LargeRecipe, method: str, imbalance: float, setting: str, network: str, views: ViewsConfig
-) -> Config:
-    chosen, text = entry(method), setting == "paper"
-    known: dict[str, Any] = {"tau": 0.2, "alpha": 0.05, "queue": 8192, "projection_dim": 128, "diversity": 0.2}
-    known |= {"center_tau": 0.2, "projection_norm": False} if text else {}
-    known |= {"linear_epochs": frame.epochs} if chosen.kind is SupCon else {}
-    model: dict[str, Any] = {"name": NETWORKS[network], "norm": "ghost", "ghost": 32} | frame.model
-    own: Any = VALUES.get(method, {}) | frame.values
+    preset = find_preset(method)
+    values: dict[str, Any] = {"tau": 0.2, "alpha": 0.05, "queue": 8192, "projection_dim": 128, "diversity": 0.2}
+    if is_paper:
+        values |= {"center_tau": 0.2, "projection_norm": False}
+    if preset.settings_class is SupConSettings:
+        values |= {"linear_epochs": recipe.epochs}
+    overrides: Any = METHOD_VALUES.get(method, {}) | recipe.values
+    model: dict[str, Any] = {"name": NETWORKS[network], "norm": "ghost", "ghost": 32} | recipe.model
     return Config(
-        recipe=f"{frame.name}/{setting}",
-        data=replace(frame.data, imbalance=imbalance, **chosen.data),
-        views=views,
-        model=ModelConfig(bias=not (text and chosen.kind is PaCo), **model),
-        method=replace(chosen.settings(frame.batch_size, **known), **own),
-        optim=frame.optim,
-        train=TrainConfig(epochs=frame.epochs, batch_size=frame.batch_size),
+        recipe=f"{recipe.name}/{setting}",
+        data=replace(recipe.data, imbalance=imbalance, **preset.data),
+        views=ViewsConfig(query=query, key=key, normalize=recipe.normalize, test_crop=0.875),
+        model=ModelConfig(bias=not (is_paper and preset.settings_class is PaCoSettings), **model),
+        method=replace(preset.make_settings(recipe.batch_size, **values), **overrides),
+        optim=recipe.optim,
+        train=TrainConfig(epochs=recipe.epochs, batch_size=recipe.batch_size),
     )

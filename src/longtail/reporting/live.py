@@ -52,7 +52,7 @@ class LivePage:
         with self._scan_lock:
             if time.monotonic() - self._scanned >= SCAN_INTERVAL:
                 try:
-                    self._version = fingerprint(run_folder.find(self._existing_paths()))
+                    self._version = fingerprint(run_folder.find_runs(self._existing_paths()))
                 except UserError as error:  # folders that cannot be searched; the page shows the error
                     self._version = hashlib.sha256(str(error).encode(errors="replace")).hexdigest()[:16]
                 self._scanned = time.monotonic()

@@ -27,7 +27,7 @@ from longtail.reporting.result_rows import ResultRow
 from longtail.reporting.svg import Plot, Scale, SeriesStyle, scale_around
 from longtail.reporting.training_curves import curve_figures
 from longtail.run_folder import FinishedRun
-from longtail.theory.remarks import center, positives
+from longtail.theory.closed_forms import center, positives
 
 MAX_DETAILED_METHODS = 4  # images and feature maps take space and time
 MAX_MAPPED_IMAGES = 1_000

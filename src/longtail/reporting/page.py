@@ -42,7 +42,7 @@ def report(paths: Iterable[Path | str] | Path | str, out: Path | str = "report.h
     check_output(out)
     ended, others = run_folder.split_finished(paths)
     if not ended and not others:
-        run_folder.finished(paths)  # raises a UserError
+        run_folder.read_finished(paths)  # raises a UserError
     runs = read_runs(ended, others)
     try:
         page = build_page(runs)
@@ -84,8 +84,8 @@ class ReportRuns(NamedTuple):
 
 def read_runs(finished: Iterable[Path], unfinished: Iterable[Path]) -> ReportRuns:
     """Read the folders of finished and of unfinished runs."""
-    runs, errors = run_folder.readable(run_folder.read, finished)
-    started, more_errors = run_folder.readable(run_folder.read_begun, unfinished)
+    runs, errors = run_folder.read_valid(run_folder.read, finished)
+    started, more_errors = run_folder.read_valid(run_folder.read_started, unfinished)
     return ReportRuns(make_rows(runs), started, [*errors, *more_errors])
 
 

@@ -16,11 +16,11 @@ from PIL import Image
 from longtail import files, run_folder
 from longtail.config.migrate import migrate_log_row
 from longtail.metrics import BoolArray, FloatArray, IntArray
-from longtail.schema import Shape, count, number, percent, share, text, validate
+from longtail.schema import Schema, count, find_error, number, percent, share, text
 
 READ_ERRORS = Exception  # a damaged archive or image can raise many types
-CONFUSION_SHAPE: Shape = {"truth": count, "predicted": count, "share": share, "items": [count]}
-RARE_CLASS_SHAPE: Shape = {"class": count, "accuracy": percent, "items": [count]}
+CONFUSION_SHAPE: Schema = {"truth": count, "predicted": count, "share": share, "items": [count]}
+RARE_CLASS_SHAPE: Schema = {"class": count, "accuracy": percent, "items": [count]}
 EXAMPLES_SHAPE: dict[str, Any] = {
     "confusions": [CONFUSION_SHAPE],
     "best_rare": [RARE_CLASS_SHAPE],
@@ -133,7 +133,7 @@ def read_examples(run: run_folder.FinishedRun) -> dict[str, list[dict[str, Any]]
         index = files.parse_json(files.read_text(path, limit=MAX_INDEX_BYTES, folder=run.folder))
     except (OSError, ValueError, RecursionError):
         return {}
-    if not isinstance(index, dict) or validate(index, EXAMPLES_SHAPE) is not None:
+    if not isinstance(index, dict) or find_error(index, EXAMPLES_SHAPE) is not None:
         return {}
     classes = len(run.metrics["per_class"])
 

@@ -22,7 +22,7 @@ def table(paths: Iterable[Path | str] | Path | str, out: Path | str | None = Non
         paths: Run folders, or folders that contain runs.
         out: Folder to write table.md and table.json to; None writes nothing.
     """
-    rows = make_rows(run_folder.finished(paths))
+    rows = make_rows(run_folder.read_finished(paths))
     if out is not None:
         write_table(rows, Path(out))
     return rows

@@ -1,12 +1,12 @@
-"""The paper's theory as functions of numbers: what class counts, queue, batch and alpha say before anything is trained.
+"""The theory of the paper as functions of numbers: what follows from class counts, queue length, batch size and alpha.
 
-`longtail.theory` is a module, as `longtail.recipes` is: `theory.table(...)` has what `longtail theory` prints, and the closed
-forms stand beside it. NumPy only; tests compare each with the loss that is trained, minimized by a numeric optimizer.
+`table` returns what `longtail theory` prints. The other functions are the closed forms that it uses. Only NumPy is needed.
+Tests compare every closed form with the implemented loss, minimized by a numerical optimizer.
 """
 
 from longtail.deprecated import find_renamed
-from longtail.theory.choice import OPTIMUM, Optimum, Table, auto_alpha, table
-from longtail.theory.remarks import (
+from longtail.theory.alpha_table import OPTIMUM, Optimum, Table, auto_alpha, table
+from longtail.theory.closed_forms import (
     COUNTS,
     Count,
     absent,

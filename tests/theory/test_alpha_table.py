@@ -17,7 +17,7 @@ from longtail.losses import paco_terms
 from tests.conftest import tiny
 from tests.raises import fails, raises
 from tests.test_cli import images
-from tests.theory.test_remarks import CIFAR, anchors, least
+from tests.theory.test_closed_forms import CIFAR, anchors, least
 
 # The rule
 
@@ -63,7 +63,7 @@ def test_table_of_a_recipe_needs_no_data():
     assert (max(table.counts), min(table.counts), sum(table.counts)) == (500, 10, 12_608)
     assert [table.counts[c] for c in table.head_to_tail(3)] == [500, table.counts[50], 10]
     assert table.positives["expected"] == theory.positives(table.counts, 1024, 512).tolist()
-    assert [o.alpha for o in table.optima] == sorted({*theory.choice.ALPHAS, table.auto, 0.02})
+    assert [o.alpha for o in table.optima] == sorted({*theory.alpha_table.ALPHAS, table.auto, 0.02})
     assert {o.alpha: round(o.mean_P_sup, 2) for o in table.optima}[table.auto] == 0.71
     last = table.optima[-1]
     assert last.pair == pytest.approx(np.multiply(last.alpha, last.P_sup))

@@ -1,0 +1,479 @@
+"""The settings of each method. The methods themselves are in `longtail.methods`, their losses in `longtail.losses`.
+
+The docstring of a field is the help text of its flag. A class that defines `name` is registered in `METHODS`.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from longtail.config.section import Section, ge, gt, increasing, interval, require
+from longtail.errors import UserError
+
+METHODS: dict[str, type["MethodConfig"]] = {}
+"""Settings classes by the name of the method in JSON."""
+
+MAX_QUEUE = 2**22
+MAX_WIDTH = 2**16
+MAX_QUEUE_VALUES = 2**30  # 4 GiB in float32
+
+# Base classes
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodConfig(Section):
+    """Base class of the settings of all methods."""
+
+    section: ClassVar[str] = "method"
+    name: ClassVar[str] = ""
+    """Name in JSON."""
+    title: ClassVar[str] = ""
+    """Name in tables and reports."""
+    second_stage_epochs_field: ClassVar[str] = ""
+    """Name of the field with the number of epochs of the second stage, for methods that have one."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" in cls.__dict__:
+            METHODS[cls.name] = cls
+
+    @property
+    def label(self) -> str:
+        """The label of the method in tables and reports, with the settings that define a variant."""
+        return self.title
+
+    @property
+    def second_epochs(self) -> int:
+        """The number of epochs of the second stage, or 0 if there is none."""
+        return getattr(self, self.second_stage_epochs_field) if self.second_stage_epochs_field else 0
+
+    @classmethod
+    def resolve_type(cls, tree: dict[str, Any]) -> type[Section]:
+        """Return the settings class that has the stored name.
+
+        Names that a user gives are resolved by `longtail.recipes`, which suggests similar names.
+        """
+        name = tree.pop("name", None)
+        if not isinstance(name, str) or name not in METHODS:
+            raise UserError(
+                f"the method {str(name)!r} of this run is not known: in Python, import the file that defines it, "
+                "then read the run (for example with longtail.table)",
+                kind="unknown-name",
+            )
+        return METHODS[name]
+
+    def tag(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeferredSettings(MethodConfig):
+    """Settings of deferred re-weighting (DRW, Cao et al., 2019): class weights that are used late in the training
+    only."""
+
+    drw_from: Annotated[float, interval(0, 1, example="0.8")] = 1.0
+    """Fraction of the training after which classes are weighted; 0: from the start, 1: never."""
+    drw_beta: Annotated[float, interval(0, 1, "[)", "0.9999")] = 0.9999
+    """A class with n images has the weight (1 - beta) / (1 - beta^n), normalized to a mean of 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkedSettings(MethodConfig):
+    """Settings of losses that can be computed in chunks, without the matrix of all pairs."""
+
+    chunk: Annotated[int, ge(0, "10000")] = 0
+    """Number of classes and samples per chunk of the loss computation; 0: no chunks for up to 67 million pairs of an
+    anchor and a class or sample, otherwise chunks of 4 million pairs. The value of the loss does not depend on it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearStageSettings(MethodConfig):
+    """Settings of a second stage that freezes the backbone and trains the head."""
+
+    second_stage_epochs_field: ClassVar[str] = "linear_epochs"
+
+    linear_epochs: Annotated[int, ge(1)] = 10
+    """Number of epochs of the second stage."""
+    linear_lr: Annotated[float, gt(0)] = 0.1
+    """Learning rate of the second stage."""
+    linear_milestones: Annotated[
+        tuple[float, ...], increasing(interval(0, 1, "()"), "increasing fractions between 0 and 1", "0.33 0.67")
+    ] = ()
+    """When the learning rate of the second stage is divided by 10, as fractions of that stage; empty: cosine schedule
+    to zero."""
+    linear_decay: Annotated[float, ge(0, "5e-4")] = 5e-4
+    """Weight decay of the second stage."""
+
+
+# One network, one view, and a loss on the logits
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossEntropySettings(ChunkedSettings):
+    name: ClassVar[str] = "ce"
+    title: ClassVar[str] = "Cross-entropy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BalancedSoftmaxSettings(ChunkedSettings):
+    """Ren et al., 2020."""
+
+    name: ClassVar[str] = "balanced-softmax"
+    title: ClassVar[str] = "Balanced Softmax"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitAdjustmentSettings(ChunkedSettings):
+    """Menon et al., 2021."""
+
+    name: ClassVar[str] = "logit-adjustment"
+    title: ClassVar[str] = "Logit adjustment"
+
+    strength: Annotated[float, ge(0, "1")] = 1.0
+    """Factor of log q(y), where q(y) is the class frequency; 1 is equivalent to Balanced Softmax if used in the
+    loss."""
+    post_hoc: bool = False
+    """Train with cross-entropy and subtract strength · log q(y) from the logits afterwards, instead of adding it in the
+    loss."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.title}, post hoc" if self.post_hoc else self.title
+
+
+@dataclass(frozen=True, kw_only=True)
+class FocalSettings(DeferredSettings):
+    """Lin et al., 2017, on softmax probabilities."""
+
+    name: ClassVar[str] = "focal"
+    title: ClassVar[str] = "Focal"
+
+    gamma: Annotated[float, ge(0, "1")] = 1.0
+    """Exponent of the focal factor (1 - p)^gamma, where p is the predicted probability of the image's class."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassBalancedFocalSettings(MethodConfig):
+    """Cui et al., 2019: sigmoid focal loss, weighted by the effective number of images of each class."""
+
+    name: ClassVar[str] = "cb-focal"
+    title: ClassVar[str] = "CB-Focal"
+
+    gamma: Annotated[float, ge(0, "1")] = 1.0
+    """Exponent of the focal factor."""
+    beta: Annotated[float, interval(0, 1, "[)", "0.9999")] = 0.9999
+    """A class with n images has the weight (1 - beta) / (1 - beta^n), normalized to a mean of 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LDAMSettings(DeferredSettings):
+    """Cao et al., 2019: cosine classifier with larger margins for rarer classes."""
+
+    name: ClassVar[str] = "ldam"
+    title: ClassVar[str] = "LDAM"
+
+    margin: Annotated[float, ge(0, "0.5")] = 0.5
+    """Margin of the rarest class; the margin of a class with n images is proportional to n^(-1/4)."""
+    scale: Annotated[float, gt(0, "30")] = 30.0
+    """Factor of the cosines in the logits."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.title} + DRW" if self.drw_from < 1 else self.title
+
+
+# Two stages: first the backbone, then the classifier
+
+
+@dataclass(frozen=True, kw_only=True)
+class CRTSettings(LinearStageSettings):
+    """Kang et al., 2020: classifier re-training."""
+
+    name: ClassVar[str] = "crt"
+    title: ClassVar[str] = "cRT"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LWSSettings(LinearStageSettings):
+    """Kang et al., 2020: learnable weight scaling, one factor per class."""
+
+    name: ClassVar[str] = "lws"
+    title: ClassVar[str] = "LWS"
+
+    linear_epochs: Annotated[int, ge(1)] = 5
+    """Number of epochs of the second stage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TauNormSettings(MethodConfig):
+    """Kang et al., 2020: classifier weights divided by a power of their norm."""
+
+    name: ClassVar[str] = "tau-norm"
+    title: ClassVar[str] = "tau-norm"
+
+    power: Annotated[float | None, ge(0, "0.5 or 1")] = None
+    """Exponent of the norm; if not set, the best of 0, 0.1, …, 2 by class-balanced accuracy on the validation split
+    (--data.val_fraction)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NCMSettings(MethodConfig):
+    """Kang et al., 2020: nearest class mean."""
+
+    name: ClassVar[str] = "ncm"
+    title: ClassVar[str] = "NCM"
+
+    distance: Literal["cosine", "l2"] = "cosine"
+    """Distance between a feature and the mean feature of a class's training images."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiSLASSettings(LinearStageSettings):
+    """Zhong et al., 2021: mixup in the first stage, then label-aware smoothing with shifted batch norm."""
+
+    name: ClassVar[str] = "mislas"
+    title: ClassVar[str] = "MiSLAS"
+
+    mixup: Annotated[float, ge(0, "1")] = 1.0
+    """Mixup in the first stage: mixing coefficients are drawn from Beta(mixup, mixup); 0: no mixup."""
+    smooth_head: Annotated[float, interval(0, 1, "[)")] = 0.4
+    """Label smoothing of the largest class."""
+    smooth_tail: Annotated[float, interval(0, 1, "[)")] = 0.1
+    """Label smoothing of the smallest class."""
+    classifier_lr: Annotated[float, ge(0, "0.2")] = 0.2
+    """Second stage: learning rate of the classifier, as a fraction of linear_lr, the rate of the per-class scaling
+    factors."""
+
+
+# Networks with branches, experts or a memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class BBNSettings(MethodConfig):
+    """Zhou et al., 2020: two branches with different samplers, whose weights change gradually during training."""
+
+    name: ClassVar[str] = "bbn"
+    title: ClassVar[str] = "BBN"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalNormSettings(MethodConfig):
+    """Tang et al., 2020 (De-confound-TDE): normalized multi-head classifier; the mean feature direction is removed at
+    test time."""
+
+    name: ClassVar[str] = "causal-norm"
+    title: ClassVar[str] = "Causal Norm"
+
+    heads: Annotated[int, ge(1)] = 2
+    """Number of parts into which features and classifier weights are split; each part is normalized separately."""
+    scale: Annotated[float, gt(0, "16")] = 16.0
+    """Factor of the logits, which are the mean over the heads."""
+    gamma: Annotated[float, ge(0, "0.03")] = 1 / 32
+    """Constant that is added to the norm of the classifier weights."""
+    drift: Annotated[float, interval(0, 1, "[)", "0.9")] = 0.9
+    """Momentum of the moving average of the features."""
+    removal: Annotated[float, ge(0, "1")] = 1.0
+    """Fraction of the feature component along the moving average that is removed at test time; 0: nothing, 1: all of
+    it. The authors use 1.5 on CIFAR and 3 on ImageNet-LT."""
+    twin_block: bool = False
+    """Duplicate the last block as in the authors' CIFAR network, which doubles the feature width."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResLTSettings(MethodConfig):
+    """Cui et al., 2022: three light branches: for all classes, for all except the frequent ones, and for the rare
+    ones."""
+
+    name: ClassVar[str] = "reslt"
+    title: ClassVar[str] = "ResLT"
+
+    weight: Annotated[float, interval(0, 1)] = 0.995
+    """Weight of the branches' own losses; the loss of their sum has the remaining weight, 1 - weight."""
+    medium: float = 0.65
+    """Fraction of the classes, starting with the rarest, that the second branch is trained on."""
+    few: float = 0.30
+    """Fraction of the classes, starting with the rarest, that the third branch is trained on."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = "a fraction of the classes, greater than 0 and at most --method.medium"
+        require(0 < self.few <= self.medium <= 1, "method.few", self.few, rule)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OLTRSettings(MethodConfig):
+    """Liu et al., 2019: modulated attention, a memory of class centroids and a cosine classifier."""
+
+    name: ClassVar[str] = "oltr"
+    title: ClassVar[str] = "OLTR"
+    second_stage_epochs_field: ClassVar[str] = "memory_epochs"
+
+    memory_epochs: Annotated[int, ge(1)] = 30
+    """Number of epochs of the second stage, which trains attention, memory and classifier with class-balanced
+    sampling."""
+    memory_lr: Annotated[float, gt(0, "0.1")] = 0.1
+    """Learning rate of the second stage (cosine schedule to zero)."""
+    trunk_lr: Annotated[float, ge(0, "0.1")] = 0.1
+    """Second stage: learning rate of the backbone, as a fraction of memory_lr; 0: do not change its weights."""
+    scale: Annotated[float, gt(0, "16")] = 16.0
+    """Scale of the cosine classifier."""
+    weight: Annotated[float, ge(0)] = 0.01
+    """Weight of the loss that pulls features toward their class centroid and pushes them away from the others."""
+    margin: Annotated[float, ge(0)] = 10.0
+    """Squared distance beyond which other centroids do not contribute to that loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RIDESettings(DeferredSettings):
+    """Wang et al., 2021: experts on a shared stem, a diversity loss, and a router that uses few experts per image."""
+
+    name: ClassVar[str] = "ride"
+    title: ClassVar[str] = "RIDE"
+    second_stage_epochs_field: ClassVar[str] = "router_epochs"
+
+    experts: Annotated[int, interval(1, 8, example="3")] = 3
+    """Number of experts; each has its own last two stages of the network."""
+    width: Annotated[float, interval(0, 1, "(]", "0.75")] = 0.75
+    """Width of an expert's layers, as a fraction of the original network's."""
+    margin: Annotated[float, ge(0, "0.5")] = 0.5
+    """LDAM margin of the rarest class."""
+    scale: Annotated[float, gt(0, "30")] = 30.0
+    """Scale of the cosine classifiers."""
+    diversity: float = 0.45
+    """Weight of the diversity term, which increases the KL divergence of each expert from the mean of all experts."""
+    temperature: Annotated[float, gt(0, "1")] = 1.0
+    """Temperature of the KL divergence."""
+    router_epochs: Annotated[int, ge(0)] = 5
+    """Number of epochs of the second stage, which trains the router with class-balanced sampling; 0: no router, always
+    use all experts."""
+    router_lr: Annotated[float, gt(0, "0.01")] = 0.01
+    """Learning rate of the second stage (cosine schedule to zero)."""
+    drw_from: Annotated[float, interval(0, 1, example="0.8")] = 0.8
+    """Fraction of the training after which classes are weighted; 0: from the start, 1: never."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.title}, {self.experts} expert{'s' * (self.experts > 1)}"
+
+    @property
+    def second_epochs(self) -> int:
+        """The number of epochs of the second stage; a single expert needs no router."""
+        return self.router_epochs if self.experts > 1 else 0
+
+
+# Contrastive learning, with or without class centers
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContrastSettings(MethodConfig):
+    """Settings of contrastive methods: temperature, queue and projection head."""
+
+    tau: Annotated[float, gt(0, "0.05 to 0.2")] = 0.2
+    """Temperature of the sample logits."""
+    queue: Annotated[int, interval(0, MAX_QUEUE)] = 8192
+    """Length of the queue of past keys and their labels."""
+    projection_dim: Annotated[int, interval(1, MAX_WIDTH)] = 128
+    """Output dimension of the projection head G."""
+    projection_hidden: Annotated[int, interval(0, MAX_WIDTH)] = 0
+    """Hidden dimension of G; 0: the feature dimension of the backbone."""
+    projection_norm: bool = True
+    """Use batch norm in G, as in released PaCo; the projection head of MoCo v2, which the paper refers to, has none."""
+    contrast: Literal["local", "global"] = "local"
+    """With several processes (torchrun), which samples of the current step are contrasted: those of the same process,
+    as in released PaCo, or those of all processes, as in the paper's A(i). The queue contains the keys of all processes
+    in both cases."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = f"at most {MAX_QUEUE_VALUES // self.projection_dim:,} with projection_dim {self.projection_dim}"
+        require(self.queue * self.projection_dim <= MAX_QUEUE_VALUES, "method.queue", self.queue, rule)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MomentumContrastSettings(ContrastSettings):
+    """Settings of momentum contrast (MoCo), which SupCon, multi-task learning and PaCo share."""
+
+    momentum: Annotated[float, interval(0, 1, example="0.999")] = 0.999
+    """Momentum of the key network's moving average."""
+    key_norm: Literal["batch", "ema", "shuffled"] = "batch"
+    """Batch norm of the key network. `batch`: statistics of its own batch, as in released PaCo; `ema`: running averages
+    of the query network; `shuffled`: statistics of batches that are shuffled across processes (torchrun) or across the
+    groups of --model.norm ghost, as in MoCo."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupConSettings(MomentumContrastSettings, LinearStageSettings):
+    """Khosla et al., 2020."""
+
+    name: ClassVar[str] = "supcon"
+    title: ClassVar[str] = "SupCon"
+
+    linear_epochs: Annotated[int, ge(1)] = 100
+    """Number of epochs of the second stage, which trains a linear classifier on the frozen backbone."""
+    linear_lr: Annotated[float, gt(0)] = 1.25
+    """Learning rate of the second stage (cosine schedule to zero); the authors use 5 for batch size 512, which is 1.25
+    for 128."""
+    linear_decay: Annotated[float, ge(0, "5e-4")] = 0.0
+    """Weight decay of the second stage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiTaskSettings(MomentumContrastSettings):
+    """The paper's multi-task baseline: a softmax loss plus a weighted SupCon loss."""
+
+    name: ClassVar[str] = "multi-task"
+    title: ClassVar[str] = "Multi-task"
+
+    weight: Annotated[float, ge(0, "0.05 to 1")] = 0.05
+    """Weight of the SupCon loss; the softmax loss has weight 1."""
+    rebalance: bool = False
+    """Use Balanced Softmax instead of cross-entropy as the softmax loss."""
+    supcon: Literal["plain", "reweighted", "balanced"] = "plain"
+    """`plain`: SupCon; `reweighted`: anchors weighted by the effective number of images of their class; `balanced`:
+    Balanced Softmax over the samples."""
+    beta: Annotated[float, interval(0, 1, "[)", "0.999")] = 0.999
+    """`reweighted`: a class with n images has the weight (1 - beta) / (1 - beta^n), normalized to a mean of 1."""
+
+    @property
+    def label(self) -> str:
+        softmax = "Balanced Softmax" if self.rebalance else "CE"
+        variant = {"plain": "", "reweighted": "re-weighted ", "balanced": "balanced "}[self.supcon]
+        return f"{softmax} + {variant}SupCon"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CenterSettings(ChunkedSettings):
+    """Settings of the parametric class centers of PaCo and GPaCo."""
+
+    alpha: Annotated[float | Literal["auto"], interval(0, 1, "[)", "0.01 to 0.05, or auto")] = 0.05
+    """Weight of a positive sample; the center of the anchor's class has weight 1. `auto`: computed by the paper's
+    theory from class counts, queue length and batch size, so that at the optimum P_sup, the probability of the centers,
+    is 0.71 (see `longtail theory`)."""
+    center_tau: Annotated[float, gt(0)] = 1.0
+    """Temperature of the center logits: 1 in released PaCo, equal to tau in the paper's text."""
+    rebalance: bool = True
+    """Rebalance the centers with class frequencies (Eq. 8); otherwise Eq. 4."""
+    smoothing: Annotated[float, interval(0, 1, "[)", "0.1")] = 0.0
+    """Label smoothing of the center targets, as in GPaCo."""
+
+    @property
+    def label(self) -> str:
+        return self.title if self.rebalance else f"{self.title}, no rebalance"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaCoSettings(MomentumContrastSettings, CenterSettings):
+    """Cui et al., 2021."""
+
+    name: ClassVar[str] = "paco"
+    title: ClassVar[str] = "PaCo"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPaCoSettings(ContrastSettings, CenterSettings):
+    """Cui et al., 2023: no key network; both views are anchors."""
+
+    name: ClassVar[str] = "gpaco"
+    title: ClassVar[str] = "GPaCo"
+
+    projection_norm: bool = False
+    """Use batch norm in G."""
