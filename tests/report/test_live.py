@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from longtail import recipes, run_folder
-from longtail.engine.folder import locked
+from longtail.engine.run_lock import open_locked
 from longtail.reporting import live, reading, training
 from longtail.reporting.document import report
 from longtail.reporting.live import Board
@@ -217,7 +217,7 @@ def test_of_very_many_runs_some_are_drawn(tmp_path):
 def test_a_run_whose_process_has_gone_is_called_stopped(tmp_path):
     folder, board = begin_run(tmp_path / "a/seed0", 2), Board([tmp_path])
     assert reading.at_work(folder) is None and "about" in left_of(board)  # written by hand: nobody knows
-    with locked(folder):
+    with open_locked(folder):
         assert reading.at_work(folder) is True
         first = left_of(board)
     assert "about" in first and reading.at_work(folder) is False
@@ -235,5 +235,5 @@ def test_a_look_at_the_lock_does_not_turn_a_run_away(tmp_path):
     with open(tmp_path / run_folder.LOCK) as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         threading.Timer(0.1, fcntl.flock, (file, fcntl.LOCK_UN)).start()
-        with locked(tmp_path):
+        with open_locked(tmp_path):
             assert reading.at_work(tmp_path) is True

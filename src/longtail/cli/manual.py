@@ -21,7 +21,7 @@ HELPS = {
     "longtail.data": "data",
     "longtail.distributed": "many",
     "longtail.engine": "start",
-    "longtail.engine.advice": "data",
+    "longtail.engine.failures": "data",
     "longtail.engine.distributed": "many",
     "longtail.engine.loggers": "figures",
     "longtail.engine.optim": "methods",

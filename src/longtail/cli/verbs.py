@@ -241,7 +241,9 @@ def run_theory(args: list[str]) -> None:
         from longtail.paper import theory_figures
 
         with writing(figure):
-            theory_figures.theory(found.counts, found.positives["expected"], [o.alpha for o in found.optima], figure)
+            theory_figures.draw_theory(
+                found.counts, found.positives["expected"], [o.alpha for o in found.optima], figure
+            )
     for file in filter(None, (json, figure)):
         print(f"written to {file}")
 

@@ -13,21 +13,21 @@ from longtail.theory import remarks
 EXAMPLE = 0.41  # alpha·K* of full ImageNet, the paper's own
 
 
-def theory(counts: Sequence[int], K: Sequence[float], alphas: Sequence[float], path: Path) -> None:
+def draw_theory(counts: Sequence[int], K: Sequence[float], alphas: Sequence[float], path: Path) -> None:
     """L_extra as the paper's Fig. 4 has it, and each class's optimal pair probability by alpha; K are its positives."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
-    extra(left, EXAMPLE)
-    pairs(right, np.array(counts), np.array(K), alphas)
+    plot_extra(left, EXAMPLE)
+    plot_pairs(right, np.array(counts), np.array(K), alphas)
     save(figure, path)
 
 
-def extra_alone(path: Path) -> None:
+def draw_extra(path: Path) -> None:
     figure, axis = plt.subplots(figsize=(5.2, 4.0), layout="constrained")
-    extra(axis, EXAMPLE)
+    plot_extra(axis, EXAMPLE)
     save(figure, path)
 
 
-def extra(axis: Axes, alpha_K: float) -> None:
+def plot_extra(axis: Axes, alpha_K: float) -> None:
     P_sup, value = remarks.extra_curve(alpha_K)
     best = 1 / (1 + alpha_K)
     axis.plot(P_sup, value, color=COLORS[0])
@@ -39,7 +39,7 @@ def extra(axis: Axes, alpha_K: float) -> None:
     axis.grid(alpha=0.3)
 
 
-def pairs(axis: Axes, counts_C: remarks.Floats, K_C: remarks.Floats, alphas: Sequence[float]) -> None:
+def plot_pairs(axis: Axes, counts_C: remarks.Floats, K_C: remarks.Floats, alphas: Sequence[float]) -> None:
     order = np.argsort(-counts_C, kind="stable")
     curves = {"SupCon": remarks.supcon_pair(K_C)} | {f"PaCo, alpha {a:g}": remarks.pair(a, K_C) for a in alphas}
     for i, (label, pair_C) in enumerate(curves.items()):
