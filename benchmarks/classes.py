@@ -20,8 +20,8 @@ from loss import replayed
 from measure import Row, peak_memory, release, save, seconds_per_call, table, where
 from torch import Tensor
 
-from longtail.engine.advice import out_of_memory
-from longtail.engine.device import choose_device, products_in
+from longtail.engine.device import choose_device, matmul_precision
+from longtail.engine.failures import is_out_of_memory
 from longtail.losses import AnchorTerms, ContrastSet, chunked_terms, paco_terms
 from longtail.losses.numerics import row_max_abs
 
@@ -78,7 +78,7 @@ def measure_size(name: str, classes: int, features: int, device: torch.device) -
     def work() -> None:
         gradients(name, given)
 
-    with products_in("bf16", device):
+    with matmul_precision("bf16", device):
         calls = 3 if cuda else 1
         ms = 1000 * seconds_per_call(work, device, calls, BUDGET)
         replayed_ms = 1000 * seconds_per_call(replayed(work), device, calls, BUDGET) if cuda else None
@@ -94,7 +94,7 @@ def try_size(name: str, classes: int, features: int, device: torch.device) -> Ro
     try:
         found = measure_size(name, classes, features, device)
     except RuntimeError as error:
-        if not out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
     release()
     return row | found

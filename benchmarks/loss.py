@@ -18,7 +18,7 @@ from measure import Row, peak_memory, release, save, seconds_per_call, table, wh
 from reference import plain_paco_loss
 from torch import Tensor
 
-from longtail.engine.capture import warm_up
+from longtail.engine.cuda_graph import warm_up
 from longtail.engine.device import choose_device
 from longtail.losses import paco_loss
 

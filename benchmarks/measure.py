@@ -15,7 +15,7 @@ import torch
 import torchvision
 
 import longtail
-from longtail.engine.environment import commit
+from longtail.engine.environment import find_commit
 from longtail.files import write_json
 
 Row = dict[str, Any]
@@ -92,7 +92,7 @@ def where(device: torch.device) -> Row:
             "pillow": PIL.__version__,
             "numpy": numpy.__version__,
         },
-        "commit": commit(),
+        "commit": find_commit(),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 

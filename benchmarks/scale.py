@@ -35,8 +35,8 @@ from longtail.config import Config
 from longtail.data.lazy_images import StreamedImages
 from longtail.data.long_tail import checksum
 from longtail.data.sources import DataSet, Split
-from longtail.engine.capture import make_step, own_stream
-from longtail.engine.device import choose_device, precision
+from longtail.engine.cuda_graph import make_step, own_stream
+from longtail.engine.device import choose_device, resolve_precision
 from longtail.engine.loop import train_step
 from longtail.engine.trainer import Trainer
 
@@ -183,7 +183,11 @@ def measure(args: argparse.Namespace) -> Row:
 
 
 def result(rows: Sequence[Row], args: argparse.Namespace, device: torch.device) -> Row:
-    how = {"precision": precision(recipes.make("imagenet-lt").train, device), "link": LINK, "counts": bool(args.counts)}
+    how = {
+        "precision": resolve_precision(recipes.make("imagenet-lt").train, device),
+        "link": LINK,
+        "counts": bool(args.counts),
+    }
     return {"what": (__doc__ or "").strip(), **where(device), **how, "rows": list(rows)}
 
 

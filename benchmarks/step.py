@@ -24,8 +24,8 @@ from longtail import recipes
 from longtail.config import Config
 from longtail.data.long_tail import checksum, exponential_counts
 from longtail.data.sources import DataSet, Split
-from longtail.engine.capture import make_step
-from longtail.engine.device import choose_device, precision
+from longtail.engine.cuda_graph import make_step
+from longtail.engine.device import choose_device, resolve_precision
 from longtail.engine.loop import train_step
 from longtail.engine.trainer import Trainer
 
@@ -100,7 +100,7 @@ def measure_ours(data: DataSet, device: torch.device, step: str, seeds: int, cal
     seconds = seconds_per_call(once, device, calls or epoch, BUDGET)
     if device.type == "cuda" and step == "fused" and not all(run.method.net.trunk.fused for run in runs):
         step = "captured (fused kernels are not available)"
-    return row(step, seconds, seeds, made, epoch, precision(config.train, device))
+    return row(step, seconds, seeds, made, epoch, resolve_precision(config.train, device))
 
 
 def measure(

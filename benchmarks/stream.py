@@ -39,8 +39,8 @@ from longtail.config import Config
 from longtail.data.lazy_images import StreamedImages
 from longtail.data.loader import Loader, make_loader
 from longtail.data.sources import load
-from longtail.engine.capture import make_step, own_stream
-from longtail.engine.device import choose_device, precision
+from longtail.engine.cuda_graph import make_step, own_stream
+from longtail.engine.device import choose_device, resolve_precision
 from longtail.engine.loop import train_step
 from longtail.engine.trainer import Trainer
 
@@ -210,7 +210,7 @@ def measure(args: argparse.Namespace) -> Row:
     settings = {"network": args.network, "size": args.size, "batch": args.batch, "norm": args.norm, "bytes": size}
     how = {
         "step": run.step_mode,
-        "precision": precision(config.train, device),
+        "precision": resolve_precision(config.train, device),
         "workers": args.workers,
         "megabytes": memory,
     }

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from longtail.engine.distributed import leave
+from longtail.engine.distributed import disconnect
 
 ROOT = Path(__file__).parents[1]
 # Children of a server that has imported torch and loaded the digits once: a start takes a fraction of a second.
@@ -56,4 +56,4 @@ def _child(rank: int, world: int, folder: Path, work, args: tuple[Any, ...]) -> 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
     torch.save(work(*args), folder / f"{rank}.pt")
-    leave()
+    disconnect()

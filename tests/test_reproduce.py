@@ -21,9 +21,16 @@ from longtail.data.sources import load
 from longtail.errors import Interrupted
 from longtail.paper import reproduce
 from longtail.paper import results as files
-from longtail.paper.results_book import MARGIN, Book, seconds_per_image
-from longtail.paper.results_page import BRACKETS, claim, in_words, missing, side_by_side, to_markdown
-from longtail.paper.tables import TABLES, PaperTable, Variant, make_cell
+from longtail.paper.results_book import MARGIN, ResultsFile, seconds_per_image
+from longtail.paper.results_page import (
+    BRACKETS,
+    comparison_section,
+    describe_verdict,
+    list_missing,
+    parallel_note,
+    to_markdown,
+)
+from longtail.paper.tables import TABLES, MethodVariant, PaperTable, make_cell
 from longtail.reporting.cells import (
     MIXED_LENGTHS,
     compare_pairs,
@@ -167,10 +174,10 @@ def test_the_page_follows_from_the_file_alone(trained):
     assert figures["PaCo"][:2] == [mean_and_paper, "–"] and figures["SupCon"] == ["–", "–"]
     assert figures["Balanced Softmax"][1] == "– (88.8)"
     tree = stored(trained)
-    check_text("test_reproduce/missing", missing(tree["table"], tree["rows"]))
-    check_text("test_reproduce/claim", "\n".join(claim(tree, 1, tree["table"]["pairs"][0])))
-    assert missing(tree["table"], tree["rows"]) in page
-    assert all(part in page for part in claim(tree, 1, tree["table"]["pairs"][0]))
+    check_text("test_reproduce/missing", list_missing(tree["table"], tree["rows"]))
+    check_text("test_reproduce/claim", "\n".join(comparison_section(tree, 1, tree["table"]["pairs"][0])))
+    assert list_missing(tree["table"], tree["rows"]) in page
+    assert all(part in page for part in comparison_section(tree, 1, tree["table"]["pairs"][0]))
     assert [line.split()[-1] for line in page.splitlines() if line.startswith("### Imbalance")] == ["40"]
 
 
@@ -228,13 +235,13 @@ def test_the_page_names_every_commit_machine_and_note(place):
         assert any(one.startswith(line) for one in found), line
     commands = [line.strip(" -`") for line in page.splitlines() if line.startswith("  - ")]
     assert len(commands) == 2 and commands[0].endswith("--epochs 1") and commands[1].endswith("--seeds 1")
-    assert "(3 at" in side_by_side(tree | {"runs": [first, second]}, 1)
+    assert "(3 at" in parallel_note(tree | {"runs": [first, second]}, 1)
 
 
 def test_what_another_process_wrote_meanwhile_is_kept(place):
     tree, path = stored(place), place / "results/dig_its.json"
     store(place, tree | {"runs": tree["runs"][:1]})
-    book = Book(path, "dig-its", STAND_IN, "longtail reproduce dig-its")
+    book = ResultsFile(path, "dig-its", STAND_IN, "longtail reproduce dig-its")
     store(place, tree | {"runs": tree["runs"][:2]})
     book.add(tree["runs"][2:])
     assert stored(place)["runs"] == tree["runs"]
@@ -301,7 +308,7 @@ def test_another_length_is_trained_and_has_tables_of_its_own(place, calls):
     assert [(row["epochs"], row["seeds"], row["label"]) for row in paco] == [(2, [0], "PaCo"), (1, [0, 1], "PaCo")]
     long, short = (place / "results/dig_its.md").read_text().split("## 1 epoch\n")
     assert "2 epochs" in long and "0 1" not in long and "0 1" in short
-    assert "(seed 1)" in missing(tree["table"], [row for row in tree["rows"] if row["epochs"] == 2])
+    assert "(seed 1)" in list_missing(tree["table"], [row for row in tree["rows"] if row["epochs"] == 2])
 
 
 def test_another_configuration_has_a_row_of_its_own(place, calls, monkeypatch):
@@ -345,7 +352,7 @@ def test_precisions_do_not_mix(trained):
 
 
 def test_a_table_takes_over_the_runs_of_another_with_the_same_configuration(place, monkeypatch, capsys):
-    changed = Variant("paco", "PaCo, alpha 0.2", lambda c: replace(c, method=replace(c.method, alpha=0.2)), 33.0)
+    changed = MethodVariant("paco", "PaCo, alpha 0.2", lambda c: replace(c, method=replace(c.method, alpha=0.2)), 33.0)
     other = replace(
         STAND_IN, methods=("paco", "alpha"), variants={"alpha": changed}, shares=("dig-its",), note="Mind this."
     )
@@ -442,7 +449,7 @@ def test_authors_settings_are_run_where_a_figure_was_published():
     assert all((m, f) in recipes.RECIPES["cifar100-lt"].published or m == "ce" for m, f in found)
     assert [f for m, f in found if m == "ride-3"] == [100] and [f for m, f in found if m == "bbn"] == [100, 50, 10]
     tree = {"table": table.to_dict(), "runs": [], "rows": []}
-    (ride,) = [part for part in missing(tree["table"], tree["rows"]).split(";") if "RIDE, 3" in part]
+    (ride,) = [part for part in list_missing(tree["table"], tree["rows"]).split(";") if "RIDE, 3" in part]
     assert "100" in ride and "50" not in ride
 
 
@@ -496,7 +503,7 @@ def test_the_estimate_prefers_the_method_and_this_machine(place):
         record["metrics"] |= {"seconds": seconds, "setup_seconds": 0}
         record["device"] = device
     store(place, tree)
-    book = Book(place / "results/dig_its.json", "dig-its", STAND_IN, "")
+    book = ResultsFile(place / "results/dig_its.json", "dig-its", STAND_IN, "")
     cells = {m: make_cell(STAND_IN, m, 40, 1, place, None) for m in STAND_IN.methods}
     data = load(cells["paco"].config.data)
 
@@ -511,7 +518,7 @@ def test_the_estimate_prefers_the_method_and_this_machine(place):
 
 def test_the_estimate_counts_what_is_left(place):
     slow_down(place, 40.0)
-    book = Book(place / "results/dig_its.json", "dig-its", STAND_IN, "")
+    book = ResultsFile(place / "results/dig_its.json", "dig-its", STAND_IN, "")
     cell = make_cell(STAND_IN, "paco", 40, 4, place / "new", None)
     data = load(cell.config.data)
 
@@ -632,7 +639,9 @@ def test_verdicts_are_seed_paired_with_a_t_interval(differences, outcome):
 def test_verdicts_in_words():
     said = {"first": "PaCo", "second": "Balanced Softmax", "imbalance": 40, "seeds": [0, 1, 2], "half_width": 0.25}
     for difference, outcome in ((1.04, "ahead"), (-1.04, "behind"), (-0.1, "tied")):
-        check_text(f"test_reproduce/verdict {outcome}", in_words(said | {"difference": difference, "outcome": outcome}))
+        check_text(
+            f"test_reproduce/verdict {outcome}", describe_verdict(said | {"difference": difference, "outcome": outcome})
+        )
 
 
 def test_rows_on_other_images_are_not_compared():

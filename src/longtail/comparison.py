@@ -9,7 +9,7 @@ from longtail import files, recipes, run_folder
 from longtail.autoconfig import choose, inspect_data
 from longtail.config import Config, DataConfig
 from longtail.data.sources import DataSet, load_cached
-from longtail.engine.folder import check_folder, check_images
+from longtail.engine.run_lock import check_folder, check_images
 from longtail.engine.train import check_seeds, train
 from longtail.errors import Interrupted, UserError
 from longtail.methods import make

@@ -46,7 +46,7 @@ def is_distributed() -> bool:
 # Tensors
 
 
-def unless_alone(work: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def only_if_distributed(work: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Decorate a function that communicates: a single process skips it, and torch.compile leaves it out."""
     uncompiled = torch.compiler.disable(work)
 
@@ -57,7 +57,7 @@ def unless_alone(work: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]
     return communicate
 
 
-@unless_alone
+@only_if_distributed
 def all_gather(x: Tensor) -> Tensor:
     """Return the tensors of all ranks, joined along the first axis in the order of ranks, without gradient."""
     x = x.detach().contiguous()
@@ -66,13 +66,13 @@ def all_gather(x: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-@unless_alone
+@only_if_distributed
 def gather_with_grad(x: Tensor) -> Tensor:
     """Do the same as `all_gather` with a gradient: that of x is the sum over the gradients of all ranks."""
     return _Gather.apply(x)
 
 
-@unless_alone
+@only_if_distributed
 def all_sum(x: Tensor) -> Tensor:
     """Return the sum over all ranks, without gradient."""
     x = x.detach().clone(memory_format=torch.contiguous_format)

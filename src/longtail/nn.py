@@ -81,8 +81,8 @@ class PaCoLoss(nn.Module):
             contrast=contrast,
             chunk=chunk,
         )
-        counts_C = checked_counts(class_counts)
-        self.alpha = chosen_alpha(c, counts_C, batch)
+        counts_C = check_counts(class_counts)
+        self.alpha = resolve_alpha(c, counts_C, batch)
         self.centers = linear_head(width, len(counts_C)) if centers is None else centers
         check_centers(self.centers, width, len(counts_C))
         self.G = projection(width, c.projection_hidden or width, c.projection_dim, c.projection_norm)
@@ -127,14 +127,14 @@ class PaCoLoss(nn.Module):
                 )
 
 
-def checked_counts(class_counts: Sequence[int] | Tensor) -> Tensor:
+def check_counts(class_counts: Sequence[int] | Tensor) -> Tensor:
     counts_C = torch.as_tensor(class_counts).cpu()
     if counts_C.ndim != 1 or len(counts_C) < 2 or bool((counts_C < 0).any()) or not counts_C.any():
         raise UserError(f"class_counts {class_counts}: it must have the training images of two classes or more")
     return counts_C
 
 
-def chosen_alpha(config: cfg.PaCo, counts_C: Tensor, batch: int | None) -> float:
+def resolve_alpha(config: cfg.PaCo, counts_C: Tensor, batch: int | None) -> float:
     if config.alpha != "auto":
         return config.alpha
     if batch is None:

@@ -28,7 +28,7 @@ from longtail.data.loader import ResidentLoader, StreamLoader, iterate_frames, m
 from longtail.data.sources import load
 from longtail.data.stream import PREFETCHED_BATCHES, BatchReader
 from longtail.engine import examples
-from longtail.engine.capture import own_stream
+from longtail.engine.cuda_graph import own_stream
 from longtail.errors import RankError, RunError
 from longtail.kernels import canvas, nvrtc
 from longtail.views import Views
@@ -232,7 +232,7 @@ def test_what_was_under_way_is_given_up_at_the_first_bad_image():
 def test_a_test_image_that_is_gone_when_pictures_are_made_is_named():
     gone = replace(source(), images=replace(numbered(43), read_encoded=lambda i: b""))
     with raises("bad-image", "number 3 ("):
-        examples.picture(gone, 3)
+        examples.load_picture(gone, 3)
 
 
 # Left to a decoder of the device: here torchvision's on the CPU, whose pixels are those of `decode_whole`

@@ -12,7 +12,7 @@ from tests.engine.test_train import CPU, DATA, run_until, state_of
 @pytest.fixture
 def four_ahead(monkeypatch):
     """As on a GPU: views for several steps at once; an epoch of six steps in parts of four and two."""
-    monkeypatch.setattr(Batches, "_ahead", lambda self: 4)
+    monkeypatch.setattr(Batches, "_choose_steps_ahead", lambda self: 4)
 
 
 def seen(run: Trainer, step: int) -> list[torch.Tensor]:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from longtail import run_folder
-from longtail.engine.calibrate import LIMIT, calibrate
 from longtail.engine.evaluate import evaluate
+from longtail.engine.predictions import MAX_TEMPERATURE, calibrate
 from longtail.engine.train import train
 from tests.conftest import tiny
 from tests.raises import raises
@@ -73,7 +73,7 @@ def test_classes_without_a_validation_image():
     z, y, prior = world(3)
     kept = y < 2
     found = calibrate(lambda: [z[kept]], y[kept], prior)
-    assert found.classes == 2 and 1 / LIMIT < found.temperature < LIMIT
+    assert found.classes == 2 and 1 / MAX_TEMPERATURE < found.temperature < MAX_TEMPERATURE
 
 
 def test_where_all_is_recognized_with_ease_nothing_changes():
@@ -84,7 +84,7 @@ def test_where_all_is_recognized_with_ease_nothing_changes():
 
 def test_logits_that_mislead_are_made_flat():
     z, y, prior = world(4)
-    assert calibrate(lambda: [prior.log() - 3 * (z - prior.log())], y, prior).temperature == LIMIT
+    assert calibrate(lambda: [prior.log() - 3 * (z - prior.log())], y, prior).temperature == MAX_TEMPERATURE
 
 
 def test_logits_that_are_not_finite_are_refused():

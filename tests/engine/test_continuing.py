@@ -22,7 +22,7 @@ import longtail
 from longtail import run_folder
 from longtail.config import Config
 from longtail.engine import signals
-from longtail.engine.environment import threads_of
+from longtail.engine.environment import read_thread_count
 from longtail.engine.signals import StopSignals
 from longtail.engine.train import train
 from longtail.errors import Interrupted
@@ -71,7 +71,7 @@ def test_another_number_of_threads_is_said_and_recorded(tmp_path, capsys, own_th
     train(loud(tiny("ce", epochs=1)), tmp_path, resume=True, data=DATA)
     said = [line for line in capsys.readouterr().out.splitlines() if "rounding" in line]
     assert len(said) == 1 and numbers_said(said[0]) == [2, 1]
-    assert [threads_of(entry) for entry in environment(folder)["resumed"]] == [2]
+    assert [read_thread_count(entry) for entry in environment(folder)["resumed"]] == [2]
     (folder / run_folder.METRICS).unlink()
     torch.set_num_threads(1)  # some steps were trained with two
     train(loud(tiny("ce", epochs=1)), tmp_path, resume=True, data=DATA)
@@ -97,7 +97,7 @@ def test_the_same_number_of_threads_is_not_mentioned(tmp_path, capsys):
     ],
 )
 def test_the_number_of_threads_that_is_stored(entry, threads):
-    assert threads_of(entry) == threads
+    assert read_thread_count(entry) == threads
 
 
 # Seeds
@@ -122,7 +122,7 @@ def test_a_folder_that_is_renamed_meanwhile_is_not_continued(tmp_path, monkeypat
     """The seeds are checked again when a run begins, as hours may have passed."""
     folder, config = unfinished(tmp_path), tiny("ce", epochs=1, seeds=(1,))
     monkeypatch.setattr(
-        "longtail.engine.train.folders_left", lambda folders, *_: (folder.rename(folders[1]), folders)[1]
+        "longtail.engine.train.find_unfinished", lambda folders, *_: (folder.rename(folders[1]), folders)[1]
     )
     with raises("mismatch", "seed 0", "seed 1"):
         train(config, tmp_path, resume=True, data=DATA)

@@ -11,15 +11,17 @@ import torch
 from longtail import recipes
 from longtail.config import TrainConfig
 from longtail.engine.device import (
-    QUEUES,
-    REPAID,
-    REPAID_FUSED,
+    CUDA_QUEUES,
+    MIN_STEPS,
+    MIN_STEPS_FUSED,
     can_compile,
-    check_step,
+    check_execution,
     choose_device,
-    compiling_pays,
-    fits,
-    products_in,
+    kernels_support,
+    matmul_precision,
+    more_cuda_queues,
+    preserve_global_settings,
+    should_compile,
 )
 from longtail.models.backbones import make_backbone
 from tests.processes import start
@@ -34,31 +36,46 @@ def test_products_are_rounded_inside_and_not_after(before, precision, inside):
     found = torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.fp32_precision
     try:
         torch.set_float32_matmul_precision(before)
-        with pytest.raises(ZeroDivisionError), products_in(precision, CUDA):
+        with pytest.raises(ZeroDivisionError), matmul_precision(precision, CUDA):
             assert torch.get_float32_matmul_precision() == inside
             raise ZeroDivisionError  # also when something goes wrong
         assert torch.get_float32_matmul_precision() == before
-        with products_in(precision, torch.device("cpu")):
+        with matmul_precision(precision, torch.device("cpu")):
             assert torch.get_float32_matmul_precision() == before
     finally:
         torch.set_float32_matmul_precision(found[0])
         torch.backends.cuda.matmul.fp32_precision = found[1]
 
 
-@pytest.mark.parametrize("variable", QUEUES)
-def test_cuda_gets_more_queues_unless_the_user_has_said_how_many(variable, monkeypatch):
+@pytest.mark.parametrize("variable", CUDA_QUEUES)
+def test_cuda_gets_more_queues_unless_the_user_has_set_them(variable, monkeypatch):
     monkeypatch.setenv(variable, "1")
-    choose_device("auto")
+    with more_cuda_queues():
+        assert os.environ[variable] == "1"
     assert os.environ[variable] == "1"
     monkeypatch.delenv(variable)
+    with preserve_global_settings():
+        choose_device("auto")
+        assert os.environ[variable] == CUDA_QUEUES[variable]
+    assert variable not in os.environ
     choose_device("auto")
-    assert os.environ[variable] == QUEUES[variable]
+    assert variable not in os.environ
+
+
+def test_global_settings_are_restored():
+    cudnn, dynamo = torch.backends.cudnn, torch._dynamo.config
+    before = cudnn.allow_tf32, cudnn.deterministic, dynamo.suppress_errors, dynamo.recompile_limit
+    with pytest.raises(ZeroDivisionError), preserve_global_settings():
+        cudnn.allow_tf32, cudnn.deterministic = not before[0], not before[1]
+        dynamo.suppress_errors, dynamo.recompile_limit = not before[2], before[3] + 1
+        raise ZeroDivisionError
+    assert (cudnn.allow_tf32, cudnn.deterministic, dynamo.suppress_errors, dynamo.recompile_limit) == before
 
 
 def hold(switch: str) -> None:
     operator.attrgetter(switch)(torch).fp32_precision = "tf32"
     for device, precision in itertools.product(("cpu", "cuda"), ("bf16", "fp32")):
-        with products_in(precision, torch.device(device)):
+        with matmul_precision(precision, torch.device(device)):
             assert torch.backends.cuda.matmul.fp32_precision == "tf32"
     assert torch.backends.cuda.matmul.fp32_precision == "tf32"
 
@@ -74,29 +91,29 @@ def test_torchs_newer_switches_hold(switch):
 @pytest.mark.parametrize(
     ("step", "precision", "device", "steps", "fused", "pays"),
     [
-        ("auto", "auto", "cuda", REPAID, False, True),
-        ("auto", "auto", "cuda", REPAID - 1, False, False),
-        ("auto", "auto", "cuda", REPAID_FUSED, True, True),
-        ("auto", "auto", "cuda", REPAID_FUSED - 1, True, False),
-        ("fused", "auto", "cuda", REPAID_FUSED, True, True),
-        ("auto", "fp32", "cuda", REPAID_FUSED, False, False),  # fp32 is for checking
-        ("auto", "bf16", "cpu", REPAID_FUSED, False, False),
-        ("captured", "auto", "cuda", REPAID_FUSED, False, False),
-        ("eager", "auto", "cuda", REPAID_FUSED, False, False),
+        ("auto", "auto", "cuda", MIN_STEPS, False, True),
+        ("auto", "auto", "cuda", MIN_STEPS - 1, False, False),
+        ("auto", "auto", "cuda", MIN_STEPS_FUSED, True, True),
+        ("auto", "auto", "cuda", MIN_STEPS_FUSED - 1, True, False),
+        ("fused", "auto", "cuda", MIN_STEPS_FUSED, True, True),
+        ("auto", "fp32", "cuda", MIN_STEPS_FUSED, False, False),  # fp32 is for checking
+        ("auto", "bf16", "cpu", MIN_STEPS_FUSED, False, False),
+        ("captured", "auto", "cuda", MIN_STEPS_FUSED, False, False),
+        ("eager", "auto", "cuda", MIN_STEPS_FUSED, False, False),
         ("compiled", "fp32", "cpu", 1, False, True),
     ],
 )
 def test_a_run_compiles_where_it_is_asked_to_or_repaid(step, precision, device, steps, fused, pays, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: name)
-    assert compiling_pays(TrainConfig(step=step, precision=precision), torch.device(device), steps, fused) is pays
+    assert should_compile(TrainConfig(step=step, precision=precision), torch.device(device), steps, fused) is pays
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_without_a_compiler_auto_goes_without_and_compiled_says_so(device, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
-    assert not compiling_pays(TrainConfig(), torch.device(device), REPAID_FUSED, fused=True)
+    assert not should_compile(TrainConfig(), torch.device(device), MIN_STEPS_FUSED, fused=True)
     with raises("missing-package", "--train.execution compiled", "g++"):
-        check_step(TrainConfig(execution="compiled"), torch.device(device))
+        check_execution(TrainConfig(execution="compiled"), torch.device(device))
 
 
 def test_a_compiler_may_be_named_by_the_environment(monkeypatch):
@@ -112,4 +129,4 @@ def test_our_kernels_know_no_other_norm(norm):
     """They normalize by the batch."""
     config = recipes.cifar100_lt("paco")
     config = replace(config, model=replace(config.model, norm=norm))
-    assert fits(make_backbone("resnet32_cifar"), config) == (norm == "batch")
+    assert kernels_support(make_backbone("resnet32_cifar"), config) == (norm == "batch")

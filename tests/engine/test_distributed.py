@@ -23,7 +23,7 @@ from longtail.data import decode, sources
 from longtail.distributed import rank_and_world_size
 from longtail.engine import distributed
 from longtail.engine.evaluate import evaluate, rank_slice
-from longtail.engine.log import Log
+from longtail.engine.loggers import Log
 from longtail.engine.loop import fit
 from longtail.engine.signals import StopSignals
 from longtail.engine.train import train
@@ -69,7 +69,7 @@ def run_until(config: Config, folder: Path, step: int | None = None) -> dict[str
                 fit([run], [log], StopAt(run, step) if rank == world - 1 else StopSignals())
             except Interrupted:
                 assert run.steps_done() == step
-    return {**state_of(run), "drawn": torch.tensor(drawn), "next": torch.rand(3), "query": run.batches.rooms[0].query}
+    return {**state_of(run), "drawn": torch.tensor(drawn), "next": torch.rand(3), "query": run.batches.buffers[0].query}
 
 
 def stopped_and_resumed(config: Config, folder: Path) -> list[dict[str, torch.Tensor]]:
@@ -172,7 +172,7 @@ def logged(out: Path) -> dict[str, Any]:
         train(config, out, data=load_once(config.data))
     run = made[-1]
     mine = run.evaluator.balanced_accuracy(run.data.val)
-    distributed.leave()  # alone, it has all images to itself
+    distributed.disconnect()  # alone, it has all images to itself
     return {"together": mine, "alone": run.evaluator.balanced_accuracy(run.data.val)}
 
 
@@ -292,7 +292,7 @@ def logged_of(config: Config, out: Path) -> None:
 def test_processes_do_not_share_a_gpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with raises("conflict", "4 processes", "--nproc-per-node 2"):
-        distributed.own_gpu(0, 4)
+        distributed.choose_gpu(0, 4)
 
 
 # Ranks that were started with other settings
@@ -365,7 +365,7 @@ def lose_a_peer(out: Path) -> list[str]:
             train(config, out)
         finally:
             if rank_and_world_size()[0]:
-                distributed.leave()
+                distributed.disconnect()
     return [caught.value.kind, str(caught.value)]
 
 

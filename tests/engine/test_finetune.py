@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from longtail.engine.capture import state, warm_up_and_restore
+from longtail.engine.cuda_graph import step_state, warm_up_and_restore
 from longtail.engine.loop import train_step
 from longtail.engine.trainer import Trainer
 from tests.conftest import tiny
@@ -25,7 +25,7 @@ def tuned(method: str = "paco", model: str = "test_vit", learns: str = "all", ep
 
 
 def all_state(run: Trainer) -> dict[str, torch.Tensor]:
-    return {k: v.clone() for k, v in state(run).items()}
+    return {k: v.clone() for k, v in step_state(run).items()}
 
 
 def test_adamw_is_torchs_with_a_rate_for_each_layer(tmp_path):

@@ -10,9 +10,9 @@ import torch
 from longtail import methods, recipes, run_folder
 from longtail.config import Config
 from longtail.engine import distributed
-from longtail.engine.capture import warm_up_and_restore
-from longtail.engine.gradients import class_norms
+from longtail.engine.cuda_graph import warm_up_and_restore
 from longtail.engine.loop import train_step
+from longtail.engine.meter import class_norms
 from longtail.engine.train import train
 from longtail.engine.trainer import Trainer
 from longtail.methods.softmax import CrossEntropy

@@ -12,8 +12,7 @@ from longtail import run_folder
 from longtail.cli import main
 from longtail.config import Config, LogConfig
 from longtail.engine import loggers
-from longtail.engine.log import Log, truncate
-from longtail.engine.loggers import Loggers, scalars
+from longtail.engine.loggers import Log, Loggers, scalars, truncate_log
 from longtail.engine.train import train
 from longtail.errors import Interrupted, UserError
 from tests.conftest import tiny
@@ -83,7 +82,7 @@ def test_event_files_hold_every_row_and_the_final_metrics(tmp_path):
 def test_what_is_trained_again_is_not_doubled(tmp_path):
     config, folder = told("ce", "tensorboard"), tmp_path / "run"
     write(folder, config, row(0), row(1), row(2, loss=9.0)).call_each(lambda logger: logger.close())  # then killed
-    truncate(folder / run_folder.LOG, 2)
+    truncate_log(folder / run_folder.LOG, 2)
     with write(folder, config, row(2), row(3)):
         pass
     assert events(folder)["train/loss"] == {0: 5.0, 1: 4.0, 2: 3.0, 3: 2.0}
@@ -167,7 +166,7 @@ def test_resumed_wandb_run_keeps_its_id_and_sends_nothing_twice(tmp_path, record
     for rows in ([row(0), row(1), row(2)], [row(2), row(3)]):
         with write(folder, config, *rows):
             pass
-        truncate(folder / run_folder.LOG, 2)
+        truncate_log(folder / run_folder.LOG, 2)
     first, second = recorded
     assert [sorted(run.rows) for run in recorded] == [[0, 1, 2], [3]]
     assert first.settings["id"] == second.settings["id"] == json.loads((folder / run_folder.WANDB).read_text())["id"]

@@ -6,7 +6,7 @@ import sys
 import pytest
 from rich.progress import TimeRemainingColumn
 
-from longtail.engine.log import Log, format_duration, summary, truncate
+from longtail.engine.loggers import Log, format_duration, summary, truncate_log
 from tests.expected_text import check_text
 
 ROW = {"stage": "train", "epoch": 4, "epochs": 9, "loss": 1.25, "accuracy": 50.0, "P_sup": 0.7, "lr": 0.1}
@@ -56,7 +56,7 @@ def test_auto_is_a_bar_on_a_terminal_and_lines_elsewhere(terminal, tmp_path, mon
 def test_truncate_drops_what_will_be_written_again_and_torn_lines(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text('{"epoch": 0}\n{"epoch": 1}\n{"epoch": 2}\n{"ep')
-    truncate(path, 2)
+    truncate_log(path, 2)
     assert path.read_text().splitlines(keepends=True) == ['{"epoch": 0}\n', '{"epoch": 1}\n']
 
 

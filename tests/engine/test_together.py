@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from longtail import run_folder
-from longtail.engine.advice import advise_finite
 from longtail.engine.evaluate import Evaluator
-from longtail.engine.log import Log
+from longtail.engine.failures import describe_non_finite
+from longtail.engine.loggers import Log
 from longtail.engine.loop import fit
-from longtail.engine.meter import NonFinite
+from longtail.engine.meter import NonFiniteError
 from longtail.engine.train import group_by_step, train_group
 from longtail.engine.trainer import Trainer
 from longtail.errors import Interrupted, UserError
@@ -96,7 +96,7 @@ def test_a_seed_that_diverges_leaves_the_others_saved(tmp_path, monkeypatch):
     config = tiny("ce", checkpoint_every=100)
     made = make(config, tmp_path, (0, 1, 2))
     spoil(monkeypatch, made[1], 8)
-    with pytest.raises(NonFinite) as caught:
+    with pytest.raises(NonFiniteError) as caught:
         train_together(made)
     assert caught.value.trainer is made[1] and caught.value.step == 8
     saved = make(config, tmp_path, (0, 1, 2))
@@ -107,14 +107,14 @@ def test_a_stop_saves_the_healthy_ones(tmp_path, monkeypatch):
     config = tiny("ce", checkpoint_every=100)
     made = make(config, tmp_path, (0, 1, 2))
     spoil(monkeypatch, made[0], 2)
-    with pytest.raises(NonFinite):
+    with pytest.raises(NonFiniteError):
         train_together(made, 4)
     assert [run.steps_done() for run in make(config, tmp_path, (0, 1, 2))] == [0, 4, 4]
 
 
 def test_the_advice_names_the_folder_and_the_others(tmp_path):
     (run,) = make(tiny("ce", seeds=(0, 1, 2)), tmp_path, (1,))
-    advice = advise_finite(run, NonFinite(5, ["loss"]))
+    advice = describe_non_finite(run, NonFiniteError(5, ["loss"]))
     assert str(run.folder) in advice and "--optim.lr" in advice and "--resume" in advice
     assert advice.split("--train.seeds ")[1].split()[:2] == ["0", "2"]
 

@@ -24,14 +24,14 @@ from longtail.data.decode import read_file
 from longtail.data.loader import ResidentLoader
 from longtail.data.sources import load
 from longtail.engine import checkpoint
-from longtail.engine.advice import out_of_memory
-from longtail.engine.capture import state, warm_up_and_restore
+from longtail.engine.cuda_graph import step_state, warm_up_and_restore
 from longtail.engine.device import to_device
-from longtail.engine.environment import describe_environment
+from longtail.engine.environment import describe_environment, write_start_files
 from longtail.engine.evaluate import evaluate
-from longtail.engine.folder import locked, start_folder
-from longtail.engine.log import Log
+from longtail.engine.failures import is_out_of_memory
+from longtail.engine.loggers import Log
 from longtail.engine.loop import fit, train_step
+from longtail.engine.run_lock import open_locked
 from longtail.engine.signals import StopSignals
 from longtail.engine.train import Session, train
 from longtail.engine.trainer import Trainer
@@ -152,7 +152,7 @@ def test_a_checkpoint_in_another_precision_is_refused(tmp_path):
 
 def test_a_refused_resume_changes_nothing_and_an_accepted_one_is_added(tmp_path):
     config, folder = tiny("ce", epochs=2), tmp_path / "seed0"
-    start_folder(run_until(config, folder, 3))
+    write_start_files(run_until(config, folder, 3))
     first = (folder / run_folder.ENVIRONMENT).read_text()
     with raises("mismatch", "images"):
         train(config, tmp_path, resume=True, data=replace(DATA, checksum="other"))
@@ -195,7 +195,7 @@ def test_pretrained_weights_are_fetched_once(tmp_path, monkeypatch):
     config = replace(config, data=replace(config.data, image_size=32), optim=replace(config.optim, lr=1e-9))
     run = run_until(config, tmp_path / "seed0", 2)
     assert (run.method.net.trunk.body.conv1.weight - 0.5).abs().max() < 1e-4
-    start_folder(run)
+    write_start_files(run)
     train(config, tmp_path, resume=True)
     evaluate(tmp_path)
     assert asked == [True, False, False]
@@ -222,7 +222,7 @@ def test_a_signal_while_a_stage_begins_ends_the_run(method, tmp_path, monkeypatc
 
 
 def test_within_an_epoch_a_pipe_is_told_what_is_left(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("longtail.engine.log.PIPE_SECONDS", 0.0)
+    monkeypatch.setattr("longtail.engine.loggers.PIPE_SECONDS", 0.0)
     config = tiny("ce", epochs=1)
     train(replace(config, log=replace(config.log, progress="plain")), tmp_path, data=DATA)
     lines = [line for line in capsys.readouterr().err.splitlines() if line.endswith(" left")]
@@ -442,7 +442,7 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path):
     config = tiny("ce", epochs=2)
     folder = tmp_path / "seed0"
     run = run_until(config, folder, 3)
-    start_folder(run)
+    write_start_files(run)
     (folder / run_folder.CHECKPOINT).write_bytes(b"no checkpoint")
     with raises("damaged-file", folder / run_folder.CHECKPOINT):
         train(config, tmp_path, resume=True)
@@ -494,7 +494,7 @@ def test_memory_that_ran_out_is_found_behind_a_later_error():
             raise torch.OutOfMemoryError("CUDA out of memory")
         finally:
             raise RuntimeError("unjoined work")
-    assert out_of_memory(caught.value) and not out_of_memory(RuntimeError("unjoined work"))
+    assert is_out_of_memory(caught.value) and not is_out_of_memory(RuntimeError("unjoined work"))
 
 
 def test_a_checkpoint_of_other_images_is_refused(tmp_path):
@@ -525,7 +525,7 @@ def test_flipped_bits_in_a_checkpoint_are_found(tmp_path):
 
 
 def test_one_process_at_a_time_in_a_folder(tmp_path):
-    with locked(tmp_path / "seed0"), raises("exists", tmp_path / "seed0"):
+    with open_locked(tmp_path / "seed0"), raises("exists", tmp_path / "seed0"):
         train(tiny("ce", epochs=1), tmp_path)
     train(tiny("ce", epochs=1), tmp_path)
 
@@ -637,7 +637,7 @@ def test_rehearsed_steps_leave_no_trace(method, tmp_path):
             run.prepare(step)
             train_step(run)
             run.count_step()
-    one, two = state(plain), state(rehearsed)
+    one, two = step_state(plain), step_state(rehearsed)
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 

@@ -11,7 +11,7 @@ from longtail import files, methods, run_folder
 from longtail.config import Config, DataConfig, to_dict
 from longtail.data.sources import load
 from longtail.engine import evaluate
-from longtail.engine.environment import resolution
+from longtail.engine.environment import stored_resolution
 from longtail.views import Views
 from tests.conftest import tiny
 
@@ -32,7 +32,7 @@ def finished_run(folder: Path, config: Config, seed: int = 0) -> Path:
     environment = {"seed": seed, "started": "", "precision": "fp32", "commit": None, "versions": {}, "parameters": 1}
     about = {"checksum": data.checksum, "images": len(data.train.labels), "counts": data.train.counts.tolist()}
     files.write_json(folder / run_folder.CONFIG, to_dict(config))
-    about |= {"resolution": resolution(data.train), "notes": []}
+    about |= {"resolution": stored_resolution(data.train), "notes": []}
     files.write_json(folder / run_folder.ENVIRONMENT, environment | {"data": about})
     cost = dict.fromkeys(evaluate.TRAINING_COSTS, 1.0)
     evaluate.Evaluator(method, data, views, CPU, 32).finish(folder, cost)

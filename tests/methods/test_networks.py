@@ -13,8 +13,8 @@ from longtail import methods, recipes
 from longtail.data.long_tail import exponential_counts
 from longtail.data.sources import load
 from longtail.engine.trainer import Trainer
-from longtail.methods import Batch, Method, Start
-from longtail.methods.ride import POSITIVE
+from longtail.methods import Batch, Method, StageData
+from longtail.methods.ride import POSITIVE_WEIGHT
 from longtail.models.side_stream import SideStream
 from tests.conftest import tiny
 from tests.raises import raises
@@ -321,8 +321,8 @@ def test_oltr_s_memory_begins_as_the_class_means_of_what_the_first_stage_saw():
     x, y = method.features(batch.query).detach(), batch.y_B % 7  # three classes without an image
     recall = method.net.head.linear.weight.detach().clone()
 
-    def start() -> Start:
-        return Start(lambda: (method.features(batch.query), y), None, torch.Generator())
+    def start() -> StageData:
+        return StageData(lambda: (method.features(batch.query), y), None, torch.Generator())
 
     method.on_stage_start(start())
     assert not method.net.head.centroid_CF.any()
@@ -442,8 +442,8 @@ def test_ride_s_router_learns_where_a_later_expert_would_help():
             help_ = any(bool(logits[i, k].argmax() == y[i]) for k in range(e + 1, 3))
             cases.add((wrong, help_))
             p = router_by_hand(head, x_BEF[i, e], mean, e).sigmoid()
-            wanted = wanted - (POSITIVE * p.log() if wrong and help_ else (1 - p).log()) / B
-    assert POSITIVE == 100 and cases == {(True, True), (True, False), (False, True), (False, False)}
+            wanted = wanted - (POSITIVE_WEIGHT * p.log() if wrong and help_ else (1 - p).log()) / B
+    assert POSITIVE_WEIGHT == 100 and cases == {(True, True), (True, False), (False, True), (False, False)}
     terms = method.loss_from_features(x, y)
     torch.testing.assert_close(terms["loss"], wanted)
     asked = route_by_hand(head, x_BEF, logits)[1]

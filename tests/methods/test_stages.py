@@ -23,7 +23,7 @@ from longtail.losses import (
     ldam_loss,
     ldam_margins,
 )
-from longtail.methods import Batch, Method, Mixed, Start, decouple
+from longtail.methods import Batch, Method, Mixed, StageData, decouple
 from tests.conftest import tiny
 from tests.engine.test_train import CPU, DATA, run_until
 from tests.methods.test_methods import COUNTS, batch
@@ -117,7 +117,7 @@ def test_the_second_stage_draws_classes_alike_at_a_rate_that_falls_from_the_firs
 
 def test_crt_draws_its_head_anew_once(tmp_path, monkeypatch):
     """Also where the second stage is stopped and resumed; and so that the seed decides."""
-    drawn, redraw = [], decouple.redraw
+    drawn, redraw = [], decouple.reset_head
     monkeypatch.setattr(decouple, "redraw", lambda head, rng: (redraw(head, rng), drawn.append(head.weight.clone())))
     for stop in (3, 6, 8, 10, None):
         run = run_until(short("crt"), tmp_path, stop)
@@ -131,11 +131,11 @@ def test_a_head_drawn_anew_is_a_fresh_one():
     method = into(make("crt"), 1)
     head = method.net.head
     weight, before = head.weight, head.weight.detach().clone()
-    method.on_stage_start(Start(None, None, torch.Generator().manual_seed(0)))
+    method.on_stage_start(StageData(None, None, torch.Generator().manual_seed(0)))
     assert head.weight is weight and not torch.isclose(weight, before).any()  # the optimizer has the same parameter
     assert weight.std().item() == pytest.approx(math.sqrt(2 / 64), rel=0.1) and (head.bias == 0).all()
     after = weight.detach().clone()
-    into(method, 0).on_stage_start(Start(None, None, torch.Generator().manual_seed(1)))
+    into(method, 0).on_stage_start(StageData(None, None, torch.Generator().manual_seed(1)))
     assert torch.equal(weight, after)  # the first stage's is what the network was made with
 
 
@@ -206,7 +206,7 @@ def test_tau_norm_chooses_its_power_on_the_validation_split(seed):
     power, by_images = power_by_loop(weight, x_NF, y_N)
     assert 0 < power < 2 and power != by_images
     method = tau_norm(weight)
-    method.on_stage_start(Start(None, lambda: (x_NF, y_N), torch.Generator()))
+    method.on_stage_start(StageData(None, lambda: (x_NF, y_N), torch.Generator()))
     wanted = [w / math.sqrt((w**2).sum()) ** power for w in weight.double()]
     torch.testing.assert_close(method.net.head.weight.double(), torch.stack(wanted), rtol=1e-5, atol=1e-6)
     assert (method.net.head.bias == 0).all()
@@ -216,16 +216,16 @@ def test_tau_norm_takes_the_smallest_of_equal_powers_and_leaves_out_absent_class
     weight, x_NF, y_N = validation(0)
     same = F.normalize(weight)  # rows of one length: no power changes anything
     method = tau_norm(same)
-    assert method.best_power(Start(None, lambda: (x_NF, y_N), torch.Generator())) == 0
+    assert method.best_power(StageData(None, lambda: (x_NF, y_N), torch.Generator())) == 0
     few = y_N < 4
     power, _ = power_by_loop(weight, x_NF[few], y_N[few])
-    assert tau_norm(weight).best_power(Start(None, lambda: (x_NF[few], y_N[few]), torch.Generator())) == power
+    assert tau_norm(weight).best_power(StageData(None, lambda: (x_NF[few], y_N[few]), torch.Generator())) == power
 
 
 def test_tau_norm_with_a_power_given_looks_at_no_images():
     weight, *_ = validation(0)
     method = tau_norm(weight, power=0.7)
-    method.on_stage_start(Start(None, None, torch.Generator()))
+    method.on_stage_start(StageData(None, None, torch.Generator()))
     wanted = torch.stack([row / row.norm() ** 0.7 for row in weight])
     torch.testing.assert_close(method.net.head.weight.detach(), wanted)
 
@@ -271,7 +271,7 @@ def test_ncm_is_the_nearest_class_mean(distance):
     y_N = torch.arange(10).repeat_interleave(N_C)
     x_NF, test = (torch.rand(n, 64, generator=g) * torch.rand(n, 1, generator=g) for n in (len(y_N), 200))
     method = into(make("ncm", distance=distance), 1)
-    method.on_stage_start(Start(lambda: (x_NF, y_N), None, torch.Generator()))
+    method.on_stage_start(StageData(lambda: (x_NF, y_N), None, torch.Generator()))
     means = [x_NF[y_N == c].double().mean(0) for c in range(10)]
 
     def nearest(x, by):
@@ -310,7 +310,7 @@ def test_logit_adjustment_post_hoc(strength):
     logits = method(b.query)
     torch.testing.assert_close(method.loss(b)["loss"], F.cross_entropy(logits, b.y_B))
     for stage in (0, 1):
-        into(method, stage).eval().on_stage_start(Start(None, None, torch.Generator()))
+        into(method, stage).eval().on_stage_start(StageData(None, None, torch.Generator()))
         torch.testing.assert_close(method(b.query), logits - stage * strength * LOG_PRIOR)
 
 

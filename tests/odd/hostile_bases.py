@@ -129,7 +129,7 @@ def in_folder(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def stop_after_epochs(epochs: int) -> Iterator[None]:
     """Send this process a SIGTERM after some epochs of a training, which then saves and ends."""
-    from longtail.engine.log import Log
+    from longtail.engine.loggers import Log
 
     original, seen = Log.epoch, []
 

@@ -46,7 +46,7 @@ def unfinished(tmp_path_factory) -> Path:
     """A run that has ended its first epoch of three."""
     out = tmp_path_factory.mktemp("begun")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("longtail.engine.log.Log.epoch", stop_after_first_epoch)
+        patch.setattr("longtail.engine.loggers.Log.epoch", stop_after_first_epoch)
         with pytest.raises(KeyboardInterrupt):
             train(tiny("paco"), out)
     return out

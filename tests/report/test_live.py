@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from longtail import recipes, run_folder
-from longtail.engine.folder import locked
+from longtail.engine.run_lock import open_locked
 from longtail.reporting import live, run_artifacts, training_curves
 from longtail.reporting.live import LivePage
 from longtail.reporting.page import report
@@ -223,7 +223,7 @@ def test_number_of_curves_is_limited(tmp_path):
 def test_run_without_process_is_stopped(tmp_path):
     folder, board = begin_run(tmp_path / "a/seed0", 2), LivePage([tmp_path])
     assert run_artifacts.is_training(folder) is None and "about" in left_of(board)  # written by hand: nobody knows
-    with locked(folder):
+    with open_locked(folder):
         assert run_artifacts.is_training(folder) is True
         first = left_of(board)
     assert "about" in first and run_artifacts.is_training(folder) is False
@@ -241,5 +241,5 @@ def test_checking_the_lock_does_not_block_training(tmp_path):
     with open(tmp_path / run_folder.LOCK) as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         threading.Timer(0.1, fcntl.flock, (file, fcntl.LOCK_UN)).start()
-        with locked(tmp_path):
+        with open_locked(tmp_path):
             assert run_artifacts.is_training(tmp_path) is True

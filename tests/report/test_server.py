@@ -16,7 +16,7 @@ import pytest
 
 import longtail
 from longtail import recipes, run_folder
-from longtail.engine.log import Log
+from longtail.engine.loggers import Log
 from longtail.engine.train import train
 from longtail.reporting import live, server
 from longtail.reporting.page import content_security_policy

@@ -119,8 +119,8 @@ def labels_of(sampler: str, epoch: int, done: float, purpose: str = "order") -> 
 
 @pytest.fixture(params=[1, 3], ids=["one step ahead", "three steps ahead"])
 def ahead(request, monkeypatch):
-    """Prepare batches for one step, as on a CPU, or for three steps, as on a GPU."""
-    monkeypatch.setattr(Batches, "_ahead", lambda self: request.param)
+    """As on a CPU, and as on a GPU."""
+    monkeypatch.setattr(Batches, "_choose_steps_ahead", lambda self: request.param)
 
 
 def test_taking_a_batch_does_not_wait_for_the_host():
@@ -129,10 +129,10 @@ def test_taking_a_batch_does_not_wait_for_the_host():
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         for name in ("cursor", "rows_B"):
             setattr(made, name, fake.from_tensor(getattr(made, name)))
-        for i, room in enumerate(made.rooms):
+        for i, room in enumerate(made.buffers):
             there = {k: v for k, v in room._asdict().items() if isinstance(v, Tensor)}
             mixed = room.mixed and tuple(map(fake.from_tensor, room.mixed))
-            made.rooms[i] = room._replace(**{k: fake.from_tensor(v) for k, v in there.items()}, mixed=mixed)
+            made.buffers[i] = room._replace(**{k: fake.from_tensor(v) for k, v in there.items()}, mixed=mixed)
         batch = made.next()
     assert batch.mixed.share.shape == () and batch.partner.query.shape == batch.query.shape
 

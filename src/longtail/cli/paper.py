@@ -242,7 +242,7 @@ def run_theory(args: list[str]) -> None:
 
         alphas = [optimum.alpha for optimum in results.optima]
         with write_error_as_user_error(figure):
-            theory_figures.theory(results.counts, results.positives["expected"], alphas, figure)
+            theory_figures.draw_theory(results.counts, results.positives["expected"], alphas, figure)
     for file in filter(None, (json, figure)):
         print(f"written to {file}")
 

@@ -20,20 +20,20 @@ from longtail.errors import RunError, UserError, disk_full_text, error_text
 from longtail.torch_pickle import STRUCTURE_LIMIT, check_checkpoint
 
 SAFETENSORS_HEADER = 128 * 2**20
-"""Bytes of a safetensors header, at most; its reader has a limit of 100 MB."""
+"""The largest size of a safetensors header in bytes; the library has a limit of 100 MB."""
 
 
 class TrainerState(TypedDict):
-    """The content of checkpoint/state.pt beside its `version`, which `CHECKPOINT_VERSION` explains."""
+    """The content of checkpoint/state.pt, apart from its `version`, which `CHECKPOINT_VERSION` describes."""
 
     stage: int
     """The index of the stage."""
     step: int
-    """The number of steps made in the stage."""
+    """The number of completed steps of the stage."""
     seconds: float
-    """The time of the finished epochs."""
+    """The training time of the finished epochs."""
     epoch_seconds: float
-    """The time of the current epoch so far."""
+    """The training time of the current epoch."""
     precision: str
     """"fp32" or "bf16"."""
     method: dict[str, Tensor]
@@ -41,15 +41,15 @@ class TrainerState(TypedDict):
     optimizer: dict[str, Any]
     """The `state_dict` of the optimizer."""
     meter: dict[str, Any]
-    """Sums of the terms for the log, in the current epoch."""
+    """The sums of the logged terms in the current epoch."""
     gradients: dict[str, Any]
-    """Sums of gradient norms in the current epoch (`--log.gradients`)."""
+    """The sums of gradient norms in the current epoch (`--log.gradients`)."""
     rng: Tensor
-    """The state of torch's generator on the CPU; of several processes those of all ranks."""
+    """The state of torch's CPU generator; with several processes, the states of all ranks."""
     checksum: str
     """The checksum of the images."""
     cuda_rng: NotRequired[Tensor]
-    """The same as `rng` for the GPU."""
+    """The state of the GPU generator, like `rng`."""
 
 
 def save(path: Path, state: TrainerState) -> None:
@@ -60,7 +60,7 @@ def save(path: Path, state: TrainerState) -> None:
         with files.replace_file(path, folder, sync=True) as fresh, open(fresh, "wb") as file:
             torch.save({"version": CHECKPOINT_VERSION, **state}, file)
     except (OSError, RuntimeError, RunError) as error:  # torch reports a full disk as a RuntimeError
-        before = "the previous checkpoint is whole" if path.is_file() else "there is none from before"
+        before = "the previous checkpoint is intact" if path.is_file() else "there is no previous one"
         raise RunError(
             f"cannot save {path} ({error_text(error)}): {before}; free some space and --resume",
             kind="disk-full" if disk_full_text(error) else "not-writable",
@@ -73,8 +73,8 @@ def load(path: Path, device: torch.device, expected: dict[str, Tensor] | None = 
     Args:
         path: The file. Its own checksums are verified.
         device: The device of the tensors.
-        expected: The `state_dict` of the method that the state is for. Names, shapes and the size of the file are compared with
-            it before memory is allocated for the stored tensors.
+        expected: The `state_dict` of the method that will load the state. Names, shapes and file size are compared with it
+            before memory is allocated.
 
     Raises:
         UserError: The file is refused, damaged, or the checkpoint of another method.
@@ -89,19 +89,19 @@ def load(path: Path, device: torch.device, expected: dict[str, Tensor] | None = 
             file.seek(0)
             state = torch.load(file, map_location=device, weights_only=True)
         if not isinstance(state, dict):
-            raise ValueError(f"it holds a {type(state).__name__}, not a table of values")
+            raise ValueError(f"it holds a {type(state).__name__} instead of a dict")
         migrate_checkpoint(state)
         return cast(TrainerState, state)
     except Exception as error:  # a damaged file fails in many ways
         reason = f"cannot read the checkpoint {path} ({describe(error)})"
         raise UserError(
-            f"{reason}: delete its run folder to start that seed anew",
+            f"{reason}: delete its run folder to start that seed again",
             kind="unsafe-file" if isinstance(error, files.RefusedFile) else "damaged-file",
         ) from error
 
 
 def size_limit(expected: dict[str, Tensor] | None) -> int:
-    """Return the largest size in bytes of a checkpoint: weights, two optimizer averages in double precision, and the rest."""
+    """Return the largest possible size of a checkpoint in bytes: weights, two optimizer averages in double, the rest."""
     if expected is None:
         return files.ARRAYS_LIMIT
     return 5 * sum(max(x.element_size(), 4) * x.numel() for x in expected.values()) + 2 * STRUCTURE_LIMIT
@@ -111,17 +111,15 @@ def check_size(path: Path, descriptor: int, expected: dict[str, Tensor] | None) 
     """Raise RefusedFile if the file is larger than a checkpoint of this method can be."""
     size, limit = os.fstat(descriptor).st_size, size_limit(expected)
     if size > limit:
-        raise files.RefusedFile(path, f"it has {size:,} bytes, more than the {limit:,} of such a checkpoint")
+        raise files.RefusedFile(path, f"it has {size:,} bytes; a checkpoint of this method has at most {limit:,}")
 
 
 def check_shapes(layout: Any, expected: dict[str, Tensor]) -> None:
     """Raise ValueError unless the stored method has exactly the expected tensors."""
     largest = max((tensor.numel() for tensor in expected.values()), default=0)
     for tensor in tensors_in(layout):
-        if (
-            tensor.numel() > max(largest, 2**20)
-            or tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size()
-        ):
+        is_too_large = tensor.numel() > max(largest, 2**20)
+        if is_too_large or tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
             raise ValueError(f"it has a tensor of the shape {tuple(tensor.shape)}")
     found = layout.get("method") if isinstance(layout, dict) else None
     if not isinstance(found, dict):
@@ -152,7 +150,8 @@ def load_weights(path: Path, expected: dict[str, Tensor], device: torch.device) 
 
     Args:
         path: The file.
-        expected: The `state_dict` that they are for. Names, kinds and shapes are compared with it before memory is allocated.
+        expected: The `state_dict` of the network that will load them. Names, kinds and shapes are compared with it before
+            memory is allocated.
         device: The device of the tensors.
 
     Raises:
@@ -184,9 +183,9 @@ def load_weights(path: Path, expected: dict[str, Tensor], device: torch.device) 
 
 
 def describe(error: Exception) -> str:
-    """Return what is wrong with a file in one line, without the advice of torch to execute what it holds."""
-    if isinstance(error, pickle.UnpicklingError):  # torch's own words advise to execute what it holds
-        return "it holds more than tensors and numbers, and nothing of it was executed"
+    """Return what is wrong with a file as one line, without the advice of torch to load it unsafely."""
+    if isinstance(error, pickle.UnpicklingError):
+        return "it contains objects other than tensors and numbers; none were executed"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,8 +1,8 @@
 """Training in several processes, as torchrun starts them: NCCL between GPUs (one for each process), gloo between CPUs.
 
-After every step all processes have the same state: weights, batch-norm averages, key network, queue. Each has its own images,
-views and dropout. Only the main process writes the run folder and prints. A decision that one process makes by itself (for a
-signal, or a progress bar that is due) is shared with all before anyone acts on it, or the others would wait forever.
+After every step all processes have the same state: weights, batch-norm averages, key network, queue. Each process has its
+own images, views and dropout. Only the main process writes the run folder and prints. A decision of one process (to stop at a
+signal, or to update the progress bar) is sent to all processes before any of them acts on it; otherwise they would block.
 """
 
 import atexit
@@ -33,13 +33,13 @@ from longtail.methods import Method
 from longtail.torchrun import read_full_world, read_world
 
 TIMEOUT = timedelta(hours=4)
-"""The time that processes wait for the main process while it reads, measures and writes."""
+"""How long the other processes wait for the main process while it reads, evaluates and writes."""
 
 LOCAL_SETTINGS = {
     "data": ("root", "train_list", "test_list", "workers", "decode"),
     "log": ("progress", "to", "project"),
 }
-"""Settings that may differ from machine to machine."""
+"""Settings that may differ between machines."""
 
 
 def start_processes(device: torch.device) -> torch.device:
@@ -48,7 +48,7 @@ def start_processes(device: torch.device) -> torch.device:
     if world.size == 1:
         return device
     if device.type == "cuda":
-        device = own_gpu(world.local_rank, world.local_size)
+        device = choose_gpu(world.local_rank, world.local_size)
     if not dist.is_initialized():
         try:
             init_process_group(device)
@@ -56,18 +56,23 @@ def start_processes(device: torch.device) -> torch.device:
             reason = str(error).splitlines()[0]
             advice = "see --rdzv-endpoint of torchrun, and $GLOO_SOCKET_IFNAME"
             raise RunError(
-                f"the processes do not find one another ({reason}): {advice}", kind="peer-failure"
+                f"the processes cannot connect to each other ({reason}): {advice}", kind="peer-failure"
             ) from error
-        atexit.register(leave)
+        atexit.register(disconnect)
     return device
 
 
-def own_gpu(local_rank: int, processes: int) -> torch.device:
-    """Return the GPU of a process, by its number among the processes of this machine."""
-    there = torch.cuda.device_count()
-    if processes > there:
+def choose_gpu(local_rank: int, processes: int) -> torch.device:
+    """Return the GPU of a process, and make it the current one.
+
+    Args:
+        local_rank: The rank of the process on this machine.
+        processes: The number of processes on this machine.
+    """
+    count = torch.cuda.device_count()
+    if processes > count:
         raise UserError(
-            f"{processes} processes share {there} GPUs: torchrun --nproc-per-node {there}, or --train.device cpu",
+            f"{processes} processes for {count} GPUs: use torchrun --nproc-per-node {count}, or --train.device cpu",
             kind="conflict",
         )
     torch.cuda.set_device(local_rank)
@@ -75,26 +80,26 @@ def own_gpu(local_rank: int, processes: int) -> torch.device:
 
 
 def init_process_group(device: torch.device) -> None:
-    """Connect to the other processes. After a restart by torchrun a new store is used, as the old one is of dead processes.
+    """Connect to the other processes. After a restart by torchrun a new store is used, because the old one has stale entries.
 
-    The number of restarts is reliable on a single machine only; for several there is $TORCH_DISABLE_SHARE_RDZV_TCP_STORE.
+    The number of restarts is reliable on a single machine only; for several, see $TORCH_DISABLE_SHARE_RDZV_TCP_STORE.
     """
     store, number, size = next(iter(dist.rendezvous("env://")))
     if read_world().machines == 1:
         store = dist.PrefixStore(f"attempt {read_world().restarts}", store)
-    # Decisions and errors of the host are sent by gloo, for which no device has to wait.
+    # Decisions and errors of the host are sent with gloo, which does not block the GPU.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=number, world_size=size, timeout=TIMEOUT)
 
 
-def leave() -> None:
+def disconnect() -> None:
     """Disconnect from the other processes."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def with_world_size(config: Config) -> Config:
-    """Return the configuration with the number of processes, on which results depend."""
+    """Return the configuration with the actual number of processes, because results depend on it."""
     asked, size = config.train.processes, world_size()
     if asked not in (1, size):
         raise UserError(
@@ -107,8 +112,13 @@ def with_world_size(config: Config) -> Config:
 def check_same_settings(config: Config, out: Path | str, resume: bool) -> None:
     """Raise the same UserError on every rank if a rank was started with other settings than rank 0.
 
-    Settings that may differ from machine to machine are not compared: where the images are, how they are decoded, and what is
+    Settings that may differ between machines are not compared: the folder of the images, how they are decoded, and what is
     displayed.
+
+    Args:
+        config: The configuration.
+        out: The folder above the run folders.
+        resume: Whether existing runs are continued.
     """
     if not is_distributed():
         return
@@ -134,13 +144,13 @@ def report_peer_failure() -> Iterator[None]:
         if not is_peer_failure(error):
             raise
         raise RunError(
-            "another process has ended, and with it the run: --resume continues", kind="peer-failure"
+            "a peer process exited and stopped the run; continue with --resume", kind="peer-failure"
         ) from error
 
 
 @torch.no_grad()
 def average_gradients(method: Method) -> None:
-    """Average gradients, and the statistics that each process has of its own images, over all processes in one call."""
+    """Average the gradients and the batch-norm statistics over all processes, in one call."""
     if not is_distributed():
         return
     mine = [p.grad for p in method.parameters() if p.grad is not None] + find_statistics(method)
@@ -150,7 +160,7 @@ def average_gradients(method: Method) -> None:
 
 
 def find_statistics(method: Method) -> list[Tensor]:
-    """Return batch norm's running averages and other averages of a method; the queue is the same in all processes."""
+    """Return the running averages of a method, such as those of batch norm. The queue is the same in all processes."""
     parameters = dict(method.named_parameters())
     stored = {name: x for name, x in method.state_dict().items() if not name.startswith("queue.")}
     return [x for name, x in stored.items() if name not in parameters and x.is_floating_point()]
@@ -158,7 +168,7 @@ def find_statistics(method: Method) -> list[Tensor]:
 
 @torch.no_grad()
 def broadcast_state(method: Method) -> None:
-    """Copy the state of rank 0 to all ranks. It should be equal already, except for what no seed determines."""
+    """Copy the state of rank 0 to all ranks. It is equal already, except for what does not depend on a seed."""
     if is_distributed():
         for x in method.state_dict().values():
             same = x.contiguous()
@@ -167,7 +177,7 @@ def broadcast_state(method: Method) -> None:
 
 
 def seed_per_rank(method: Method, seed: int) -> None:
-    """Give all ranks the same weights, and each rank its own random numbers (dropout); rank 0 has those of a single process."""
+    """Give all ranks the same weights, and each rank its own random numbers (dropout). Rank 0 has those of a single process."""
     broadcast_state(method)
     if not is_main_process():
         torch.manual_seed(derive_seed("process", seed, rank()))

@@ -23,10 +23,9 @@ from longtail.data.loader import iterate_frames
 from longtail.data.sources import DataSet, Split, load
 from longtail.distributed import all_gather, rank, run_on_main, world_size
 from longtail.engine import checkpoint
-from longtail.engine.calibrate import Calibration, calibrate
-from longtail.engine.device import choose_device, to_device
+from longtail.engine.device import choose_device, preserve_global_settings, to_device
 from longtail.engine.examples import write_examples
-from longtail.engine.predictions import LOGITS_AT_ONCE, Predictions, logits_of, predict
+from longtail.engine.predictions import LOGITS_AT_ONCE, Calibration, Predictions, calibrate, compute_logits, predict
 from longtail.errors import RunError, UserError, disk_full_as_user_error, error_text
 from longtail.metrics import TRAINING_COSTS, evaluate_predicted_classes
 from longtail.views import Views
@@ -34,19 +33,20 @@ from longtail.views import Views
 KNN = 20
 """The number of neighbors."""
 KNN_IMAGES = 100_000
-"""The largest number of training images among which neighbors are searched; of more, evenly spaced ones are taken."""
+"""The largest number of training images among which neighbors are searched; if there are more, evenly spaced ones are used."""
 KNN_TAU = 0.07
 """A neighbor votes with the weight exp(cosine similarity / KNN_TAU)."""
-FEATURES_KEPT = 10_000
+MAX_STORED_FEATURES = 10_000
+"""The largest number of test images whose features are stored."""
 LATENCY_BATCH = 64
 LATENCY_BLOCK = 20
-"""Passes of which the median is taken, so that other work of the machine does not count."""
+"""The number of passes of which a median is computed, so that other work of the machine has little influence."""
 LATENCY_SECONDS = 0.5
-"""The time after which fewer passes are enough."""
+"""The total time after which no further pass is made."""
 
 
 class EvaluationFeatures(NamedTuple):
-    """The features that a network is evaluated by: of the training images that can be neighbors, and of the test images."""
+    """The features that a network is evaluated on: of the possible neighbors among the training images, and of the test set."""
 
     train_ND: Tensor
     y_N: Tensor
@@ -69,7 +69,7 @@ class Evaluator:
         self.method, self.data, self.views, self.device, self.batch = method, data, views, device, batch
 
     def features(self, source: Split, indices: np.ndarray | None = None) -> Tensor:
-        """Return the features of images without augmentation. Several processes compute a part each, and all get the result.
+        """Return the features of images without augmentation. With several processes, each computes a part.
 
         Args:
             source: The split of the images.
@@ -86,7 +86,7 @@ class Evaluator:
         """Return the mean accuracy of the classes in percent: validation splits are as long-tailed as the training images."""
         x_NF, classes = self.features(source), len(source.class_names)
         with in_test_mode(self.method):
-            guess_N = torch.cat([logits.argmax(1) for logits in logits_of(self.method.classify, x_NF, classes)])
+            guess_N = torch.cat([logits.argmax(1) for logits in compute_logits(self.method.classify, x_NF, classes)])
         hits_C = class_counts(source.labels[guess_N.cpu().numpy() == source.labels], source.class_names)
         return float(np.mean((100 * (hits_C / np.maximum(source.counts, 1)))[source.counts > 0]))
 
@@ -120,8 +120,7 @@ class Evaluator:
         Args:
             folder: The run folder.
             cost: The cost of training: `seconds`, `setup_seconds` (compiling and capturing), `together` (the number of seeds
-            that
-                shared the device and these seconds), and `peak_memory` (in bytes, of all of them).
+                that shared the device and these seconds), and `peak_memory` (in bytes, of all these seeds).
         """
         found, val_NF = self.evaluation_features(), self.validation_features()
         return run_on_main(self._write_finished, folder, cost, found, val_NF)
@@ -156,21 +155,26 @@ class Evaluator:
         return self.features(self.data.val) if self.data.val else None
 
     def write_calibration(self, folder: Path, x_NF: Tensor | None) -> None:
-        """Fit and write the temperature by the features of the validation images, if there are any; never by the test set."""
+        """Fit the temperature to the validation images and write it, if there are any. The test set is never used for this.
+
+        Args:
+            folder: The run folder.
+            x_NF: The features of the validation images.
+        """
         val = self.data.val
         if val is None or x_NF is None:
             return
         y_N = torch.from_numpy(val.labels).to(x_NF.device)
         with in_test_mode(self.method):
             found: Calibration = calibrate(
-                lambda: logits_of(self.method.classify, x_NF, len(val.class_names)), y_N, self.method.prior()
+                lambda: compute_logits(self.method.classify, x_NF, len(val.class_names)), y_N, self.method.prior()
             )
         files.write_json(folder / run_folder.CALIBRATION, found._asdict())
 
 
 @contextlib.contextmanager
 def in_test_mode(method: methods.Method) -> Iterator[None]:
-    """Use batch norm's averages and the deployed heads, without gradients and without compiling, which would take longer."""
+    """Switch to evaluation mode, without gradients and without torch.compile, which would take longer than it saves."""
     was_training = method.training
     method.eval()
     try:
@@ -181,7 +185,13 @@ def in_test_mode(method: methods.Method) -> Iterator[None]:
 
 
 def rank_slice(n: int, rank: int, world: int) -> np.ndarray:
-    """Return the rows of a rank. All ranks have equally many, so that the last row may be repeated."""
+    """Return the rows of a rank. All ranks have the same number of rows, so the last row may be repeated.
+
+    Args:
+        n: The number of rows.
+        rank: The rank.
+        world: The number of ranks.
+    """
     each = -(-n // world)
     return (rank * each + np.arange(each)).clip(max=n - 1)
 
@@ -209,9 +219,9 @@ def knn_top1(train_ND: Tensor, y_N: Tensor, test_MD: Tensor, y_M: Tensor, k: int
 
 
 def latency(method: methods.Method, source: Split, views: Views, device: torch.device, repeats: int = 100) -> float:
-    """Return the milliseconds that the deployed network takes for 64 images on the device: the fastest median of a block.
+    """Return the milliseconds that the deployed network takes for 64 images on the device: the smallest median of a block.
 
-    The images are real ones from the whole set, because the time of a router depends on them. Nothing is compiled.
+    The images are taken from the whole set, because the time of a router depends on them. Nothing is compiled.
 
     Args:
         method: The method.
@@ -220,8 +230,10 @@ def latency(method: methods.Method, source: Split, views: Views, device: torch.d
         device: The device of the method.
         repeats: The largest number of passes.
     """
-    some = np.linspace(0, len(source.labels) - 1, LATENCY_BATCH).round().astype(int)  # fewer images come more than once
-    x = views.plain(*next(iterate_frames(source, some, LATENCY_BATCH, device)))
+    chosen = (
+        np.linspace(0, len(source.labels) - 1, LATENCY_BATCH).round().astype(int)
+    )  # repeated if there are fewer images
+    x = views.plain(*next(iterate_frames(source, chosen, LATENCY_BATCH, device)))
     if any(p.is_contiguous(memory_format=torch.channels_last) for p in method.parameters() if p.dim() == 4):
         x = x.to(memory_format=torch.channels_last)
     times: list[float] = []
@@ -232,7 +244,7 @@ def latency(method: methods.Method, source: Split, views: Views, device: torch.d
             if device.type == "cuda":
                 torch.cuda.synchronize()
             times.append(time.perf_counter() - start)
-    steady = times[3:]  # the first three choose kernels and fill caches
+    steady = times[3:]  # in the first three, kernels are chosen and caches filled
     blocks = [steady[i : i + LATENCY_BLOCK] for i in range(0, len(steady), LATENCY_BLOCK)]
     return 1000 * min(statistics.median(block) for block in blocks if len(block) == LATENCY_BLOCK or len(blocks) == 1)
 
@@ -258,15 +270,15 @@ def write_results(
     """
     labels, ids = data.test.labels, np.asarray(data.test.ids)
     files.write_arrays(folder / "predictions.npz", predictions.kept | {"labels": labels, "ids": ids})
-    kept = evenly_spaced(len(labels), FEATURES_KEPT)
-    some = features[kept].astype(np.float16)
-    files.write_arrays(folder / "features.npz", {"features": some, "labels": labels[kept], "ids": ids[kept]})
+    chosen = evenly_spaced(len(labels), MAX_STORED_FEATURES)
+    subset = features[chosen].astype(np.float16)
+    files.write_arrays(folder / "features.npz", {"features": subset, "labels": labels[chosen], "ids": ids[chosen]})
     write_examples(folder / "examples", data, predictions.guess_N)
     files.write_json(folder / run_folder.METRICS, metrics)
 
 
 def evenly_spaced(n: int, most: int) -> np.ndarray:
-    """Return the numbers of n items, or of at most so many that are evenly spaced."""
+    """Return the indices of n items, or `most` evenly spaced ones if there are more."""
     return np.linspace(0, n - 1, min(n, most)).round().astype(int)
 
 
@@ -275,18 +287,18 @@ def evaluate(run: Path | str, data_root: Path | None = None, device: str = "auto
 
     Args:
         run: A run folder, or a folder above run folders.
-        data_root: Where the images are; None for the place that the configuration names.
+        data_root: The folder of the images; None for the one in the configuration.
         device: "auto", "cuda" or "cpu".
     """
     results = {}
     for record in run_folder.read_finished([run]):
         if not os.access(record.folder, os.W_OK):
             raise UserError(
-                f"cannot write to {record.folder}: copy the run to where its new figures can be written",
+                f"cannot write to {record.folder}: copy the run to a folder where its new metrics can be written",
                 kind="not-writable",
             )
         try:
-            with disk_full_as_user_error(record.folder):
+            with disk_full_as_user_error(record.folder), preserve_global_settings():
                 results[record.folder] = evaluate_one(record, data_root, device)
         except OSError as error:
             where = record.folder if error.filename is None else error.filename
@@ -300,12 +312,14 @@ def evaluate(run: Path | str, data_root: Path | None = None, device: str = "auto
 def evaluate_one(record: run_folder.FinishedRun, data_root: Path | None, device_name: str) -> dict[str, Any]:
     """Evaluate the stored network of one run again; `evaluate` describes the arguments."""
     config, device = record.config, choose_device(device_name, "--device")
-    fetch = config.data.download and data_root is not None  # never into a folder that a stored configuration names
+    fetch = (
+        config.data.download and data_root is not None
+    )  # never download into a folder that a stored configuration names
     data = load(replace(config.data, root=data_root or config.data.root, download=fetch))
     stored = record.environment["data"]["checksum"]
     if data.checksum != stored:
         raise UserError(
-            f"{record.folder} was trained on other images (checksum {stored}): name them with --data-root",
+            f"{record.folder} was trained on other images (checksum {stored}): give their folder as --data-root",
             kind="mismatch",
         )
     method = stored_network(record.folder / run_folder.MODEL, config, data.train.counts, device)
@@ -328,7 +342,7 @@ def stored_network(path: Path, config: Config, counts: Any, device: torch.device
     except (RuntimeError, MemoryError, ValueError, TypeError, AssertionError, ArithmeticError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"the network of {path} cannot be made ({reason}): check its configuration", kind="conflict"
+            f"cannot create the network of {path} ({reason}): check its configuration", kind="conflict"
         ) from error
     method.set_stage(method.stages[-1])
     method.net.load_state_dict(checkpoint.load_weights(path, method.net.state_dict(), device))

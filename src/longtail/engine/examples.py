@@ -1,4 +1,4 @@
-"""Thumbnails for the report: the worst confusions, and the best and worst of the rare classes."""
+"""Thumbnails for the report: the most frequent confusions, and the best and worst of the rare classes."""
 
 import json
 from pathlib import Path
@@ -12,64 +12,76 @@ from longtail.data.decode import decode_streamed
 from longtail.data.lazy_images import ImageArray, StreamedImages
 from longtail.data.sources import DataSet, Split
 
-CONFUSIONS, CLASSES, IMAGES = 12, 6, 4  # how many pairs, rare classes each way, and images of each
-SIDE = 96  # pixels, at most
+MAX_CONFUSIONS, MAX_CLASSES, MAX_IMAGES = 12, 6, 4
+"""The number of confused pairs, of best and of worst rare classes, and of images of each."""
+MAX_SIDE = 96
+"""The longer side of a thumbnail in pixels."""
 
 
 def write_examples(folder: Path, data: DataSet, predicted: np.ndarray) -> None:
-    """PNG files, and index.json that says what each shows; classes are given by number. Replaces what was there, whole."""
+    """Write thumbnails as PNG files, and index.json, which says what each shows. The whole folder is replaced.
+
+    Args:
+        folder: The folder of the thumbnails.
+        data: The images.
+        predicted: The predicted class of each test image.
+    """
     chosen = {"confusions": worst_confusions(data, predicted), **rare_classes(data, predicted)}
     with files.replace_folder(folder) as fresh:
         for item in {i for entries in chosen.values() for entry in entries for i in entry["items"]}:
-            image = Image.fromarray(picture(data.test, item))
-            image.thumbnail((SIDE, SIDE))
+            image = Image.fromarray(load_picture(data.test, item))
+            image.thumbnail((MAX_SIDE, MAX_SIDE))
             image.save(fresh / f"{item}.png")
         (fresh / "index.json").write_text(json.dumps(chosen, indent=1) + "\n")
 
 
-def picture(source: Split, item: int) -> ImageArray:
+def load_picture(source: Split, item: int) -> ImageArray:
+    """Return an image as an array (height, width, 3)."""
     if isinstance(source.images, StreamedImages):
-        return decode_streamed(source.images, item, SIDE).transpose(1, 2, 0)
+        return decode_streamed(source.images, item, MAX_SIDE).transpose(1, 2, 0)
     return source.images[item]
 
 
 def worst_confusions(data: DataSet, predicted: np.ndarray) -> list[dict[str, Any]]:
-    """The most frequent wrong answers, as shares of the true class's test images."""
+    """Return the most frequent pairs of true and predicted class, by their share of the true class's test images."""
     truth, classes = data.test.labels, len(data.train.class_names)
     wrong = truth != predicted
     pairs, times = np.unique(truth[wrong] * classes + predicted[wrong], return_counts=True)
     share = times / data.test.counts[pairs // classes]
-    worst = np.argsort(-share, kind="stable")[:CONFUSIONS]
+    worst = np.argsort(-share, kind="stable")[:MAX_CONFUSIONS]
     return [
         {
             "truth": int(t),
             "predicted": int(p),
             "share": round(float(share[i]), 4),
-            "items": _items((truth == t) & (predicted == p)),
+            "items": _first_items((truth == t) & (predicted == p)),
         }
         for i, t, p in zip(worst, *divmod(pairs[worst], classes), strict=True)
     ]
 
 
 def rare_classes(data: DataSet, predicted: np.ndarray) -> dict[str, list[dict[str, Any]]]:
-    """Among the rarer half of the classes those recognized best and worst: never both, nor best without a hit, nor worst
-    without a miss."""
+    """Return the classes with the best and the worst accuracy among the rarer half of the classes.
+
+    No class is in both lists. A best class has at least one correct prediction, and a worst class at least one wrong one.
+    """
     truth, counts, tested = data.test.labels, data.train.counts, data.test.counts
-    right = np.bincount(truth[predicted == truth], minlength=len(counts)) / np.maximum(tested, 1)
+    accuracy_C = np.bincount(truth[predicted == truth], minlength=len(counts)) / np.maximum(tested, 1)
     rare = np.argsort(counts, kind="stable")[: max(1, len(counts) // 2)]
     rare = rare[tested[rare] > 0]
-    ranked = rare[np.argsort(-right[rare], kind="stable")]
-    best = ranked[: min(CLASSES, (len(ranked) + 1) // 2)]
-    best = best[right[best] > 0]
+    ranked = rare[np.argsort(-accuracy_C[rare], kind="stable")]
+    best = ranked[: min(MAX_CLASSES, (len(ranked) + 1) // 2)]
+    best = best[accuracy_C[best] > 0]
 
     def entries(chosen: np.ndarray) -> list[dict[str, Any]]:
         return [
-            {"class": int(c), "accuracy": round(100 * float(right[c]), 2), "items": _items(truth == c)} for c in chosen
+            {"class": int(c), "accuracy": round(100 * float(accuracy_C[c]), 2), "items": _first_items(truth == c)}
+            for c in chosen
         ]
 
-    worst = ranked[len(best) :][::-1][:CLASSES]
-    return {"best_rare": entries(best), "worst_rare": entries(worst[right[worst] < 1])}
+    worst = ranked[len(best) :][::-1][:MAX_CLASSES]
+    return {"best_rare": entries(best), "worst_rare": entries(worst[accuracy_C[worst] < 1])}
 
 
-def _items(mask: np.ndarray) -> list[int]:
-    return [int(i) for i in np.flatnonzero(mask)[:IMAGES]]
+def _first_items(mask: np.ndarray) -> list[int]:
+    return [int(i) for i in np.flatnonzero(mask)[:MAX_IMAGES]]

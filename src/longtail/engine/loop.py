@@ -8,21 +8,21 @@ from collections.abc import Callable, Sequence
 import torch
 
 from longtail.distributed import all_max
-from longtail.engine.capture import make_step
+from longtail.engine.cuda_graph import make_step
 from longtail.engine.distributed import average_gradients
-from longtail.engine.log import Log
-from longtail.engine.meter import NonFinite
+from longtail.engine.loggers import Log
+from longtail.engine.meter import NonFiniteError
 from longtail.engine.signals import StopSignals
 from longtail.engine.trainer import Trainer
 from longtail.errors import Interrupted
 from longtail.models.side_stream import SideStream
 
 BOOKKEEPING = 2
-"""The side stream that sums up terms for the log and stores keys; the networks use the side streams 0 and 1."""
+"""The number of the side stream that sums logged terms and stores keys; the networks use the side streams 0 and 1."""
 
 
 def fit(trainers: Sequence[Trainer], logs: Sequence[Log], stop: StopSignals) -> None:
-    """Train from the step at which the trainers are to the end of the last stage.
+    """Train from the current step of the trainers to the end of the last stage.
 
     Args:
         trainers: One trainer for each seed.
@@ -35,7 +35,7 @@ def fit(trainers: Sequence[Trainer], logs: Sequence[Log], stop: StopSignals) -> 
             if trainer.stage_index != stage_index:
                 trainer.set_stage(stage_index)
             if trainer.step == 0:
-                trainer.start_stage()  # not if it is resumed in mid-stage
+                trainer.start_stage()  # skipped if the run is resumed within the stage
         stop_if_asked(trainers, logs, stop)
 
         run_step = make_step(trainers, train_step)
@@ -57,9 +57,9 @@ def fit(trainers: Sequence[Trainer], logs: Sequence[Log], stop: StopSignals) -> 
 
 
 def train_step(trainer: Trainer) -> None:
-    """Make the device's part of a step, which never waits for the host: loss, gradients, optimizer, key network, queue.
+    """Do the device's part of a step, which never waits for the host: loss, gradients, optimizer, key encoder, queue.
 
-    Processes exchange gradients after the backward pass, and samples where batch norm, contrast or queue need them.
+    Processes exchange gradients after the backward pass. Batch norm, the contrast set and the queue exchange samples.
     """
     method = trainer.method
     side = SideStream(trainer.device, line=BOOKKEEPING)
@@ -67,9 +67,8 @@ def train_step(trainer: Trainer) -> None:
         with trainer.matmul_precision():
             terms = method.loss(trainer.batches.next())
             side.run(trainer.meter.add, terms, trainer.clock)
-            loss = (
-                terms["loss"] if trainer.accumulate == 1 else terms["loss"] / trainer.accumulate
-            )  # saves two launches
+            # Dividing by 1 would launch two kernels.
+            loss = terms["loss"] if trainer.accumulate == 1 else terms["loss"] / trainer.accumulate
             loss.backward()
         side.join()
     method.after_backward(side)  # new keys enter the queue
@@ -78,12 +77,12 @@ def train_step(trainer: Trainer) -> None:
     trainer.gradients.add(method, side)
     trainer.optimizer.step()
     trainer.optimizer.zero_grad()
-    method.after_step()  # the key network follows
+    method.after_step()  # the key encoder follows
     side.join()
 
 
 def end_epoch(trainers: Sequence[Trainer], logs: Sequence[Log]) -> None:
-    """End an epoch of all trainers at the same time, so that writing the log of one does not count as time of another."""
+    """End an epoch of all trainers. They share one end time, which does not include writing the logs."""
     if trainers[0].device.type == "cuda":
         torch.cuda.synchronize()
     now = trainers[0].now()
@@ -102,7 +101,7 @@ def show_progress(trainer: Trainer, log: Log) -> None:
 def stop_if_asked(trainers: Sequence[Trainer], logs: Sequence[Log], stop: StopSignals) -> None:
     """Save and raise Interrupted if a signal was received.
 
-    A stage that has only started is not saved: a resumed run starts it again from the end of the stage before.
+    At step 0 of a stage nothing is saved: a resumed run starts the stage again from the end of the previous one.
     """
     signum = all_max(stop.signum or 0)
     if not signum:
@@ -110,22 +109,22 @@ def stop_if_asked(trainers: Sequence[Trainer], logs: Sequence[Log], stop: StopSi
     if trainers[0].step:
         for_each(trainers, logs, lambda trainer, _: trainer.save())
     where = f"step {trainers[0].steps_done()} and saved in {', '.join(str(trainer.folder) for trainer in trainers)}"
-    raise Interrupted(f"stopped at {where}: --resume continues", signum)
+    raise Interrupted(f"stopped at {where}; continue with --resume", signum)
 
 
 def for_each(trainers: Sequence[Trainer], logs: Sequence[Log], work: Callable[[Trainer, Log], None]) -> None:
-    """Do something for each trainer. If one has a non-finite loss, the others are saved before its error is raised.
+    """Call a function for each trainer. If one has a non-finite loss, the others are saved before its error is raised.
 
     Args:
         trainers: The trainers.
         logs: Their logs.
         work: Called with a trainer and its log.
     """
-    failure: NonFinite | None = None
+    failure: NonFiniteError | None = None
     for trainer, log in zip(trainers, logs, strict=True):
         try:
             work(trainer, log)
-        except NonFinite as error:
+        except NonFiniteError as error:
             error.trainer = trainer
             failure = failure or error
     if failure:

@@ -56,7 +56,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError unless every stored average has the shape of its parameter; `step` is a number or a single value."""
+    """Raise ValueError unless every stored average has the shape of its parameter and every `step` is a single number."""
     for parameter, averages in optimizer.state.items():
         for name, value in averages.items():
             if name == "step":
@@ -83,7 +83,10 @@ def learning_rate(optim: OptimConfig, step: int, steps_per_epoch: int, epochs: i
 
 
 def warmup(optim: OptimConfig, step: int, steps_per_epoch: int) -> float:
-    """Return the share of the peak rate that the warm-up has reached; the released PaCo's epoch n of n is at (n+1)/n."""
+    """Return the fraction of the peak rate in the warm-up.
+
+    With "epoch-overshoot", epoch n after a warm-up of n epochs has the factor (n+1)/n, as in the released code of PaCo.
+    """
     n = optim.warmup_epochs
     if n == 0:
         return 1.0
@@ -91,19 +94,19 @@ def warmup(optim: OptimConfig, step: int, steps_per_epoch: int) -> float:
         done = min(step / (n * steps_per_epoch), 1.0)
     else:
         epoch = step // steps_per_epoch
-        rising = epoch < n or (optim.warmup_by == "epoch-overshoot" and epoch == n)
-        done = (epoch + 1) / n if rising else 1.0
+        is_rising = epoch < n or (optim.warmup_by == "epoch-overshoot" and epoch == n)
+        done = (epoch + 1) / n if is_rising else 1.0
     return optim.warmup_start + (1 - optim.warmup_start) * done
 
 
 def decay(optim: OptimConfig, step: int, steps_per_epoch: int, epochs: int) -> float:
     """Return the factor of the schedule.
 
-    "step" is gamma to the power of the number of milestones passed. "cosine" is half a wave from the end of the warm-up to the
-    last step.
+    The factor of "step" is gamma to the power of the number of milestones passed. "cosine" is half a period from the end of the
+    warm-up to the last step.
     """
     if optim.schedule == "step":
-        # a milestone below 1 is a share of the training, from 1 on an epoch
+        # a milestone below 1 is a fraction of the stage, and otherwise an epoch
         at = [round(m * steps_per_epoch * (epochs if m < 1 else 1)) for m in optim.milestones]
         return optim.gamma ** bisect.bisect_right(at, step)
     if optim.schedule == "cosine":
@@ -122,7 +125,7 @@ def split_param_groups(groups: list[Group], trunk: Trunk, optim: OptimConfig) ->
     Args:
         groups: The groups of the method.
         trunk: The backbone, whose layers may have different rates.
-        optim: The settings; by default they ask for nothing, and the same groups are returned.
+        optim: The settings. With the default ones the groups are returned unchanged.
     """
     if optim.decay_norms and optim.head_lr == optim.layer_decay == 1:
         return groups
@@ -132,28 +135,28 @@ def split_param_groups(groups: list[Group], trunk: Trunk, optim: OptimConfig) ->
 
 
 def _split(group: Group, scales: dict[Tensor, float], exempt: set[Tensor], optim: OptimConfig) -> Iterator[Group]:
-    """Yield a group for each rate and decay; its parameters remain in order."""
+    """Yield a group for each combination of rate and decay; the order of its parameters does not change."""
     parts: dict[tuple[float, bool], list[Tensor]] = {}
     for p in group["params"]:
-        plain = not optim.decay_norms and (p.ndim <= 1 or p in exempt)
-        parts.setdefault((scales.get(p, optim.head_lr), plain), []).append(p)
-    for (scale, plain), params in parts.items():
-        no_decay = {"weight_decay": 0.0} if plain else {}
+        is_exempt = not optim.decay_norms and (p.ndim <= 1 or p in exempt)
+        parts.setdefault((scales.get(p, optim.head_lr), is_exempt), []).append(p)
+    for (scale, is_exempt), params in parts.items():
+        no_decay = {"weight_decay": 0.0} if is_exempt else {}
         yield group | {"params": params, "lr_scale": scale * group.get("lr_scale", 1.0)} | no_decay
 
 
 def layer_scales(body: nn.Module, decay: float) -> Iterator[tuple[Tensor, float]]:
-    """Yield each parameter of a network with the factor of its rate, by timm's order of layers; that of the last layer is 1."""
+    """Yield each parameter of a network with the factor of its rate, by timm's order of layers; the last layer has 1."""
     if decay < 1 and not hasattr(body, "group_matcher"):
-        advice = "it needs a whole network of timm, not one that the method takes apart"
+        advice = "use a network of timm, and a method that does not split it"
         raise UserError(
-            f"--optim.layer_decay {decay}: the layers of this network have no order: {advice}", kind="unsupported"
+            f"--optim.layer_decay {decay}: the layers of this network have no known order: {advice}", kind="unsupported"
         )
     for group in param_groups_layer_decay(body, layer_decay=decay):
         yield from ((p, group["lr_scale"]) for p in group["params"])
 
 
 def find_undecayed(body: nn.Module) -> Iterator[Tensor]:
-    """Yield the parameters that a network itself exempts from weight decay, such as the positions of a transformer."""
+    """Yield the parameters that a network exempts from weight decay, such as the position embeddings of a transformer."""
     names = getattr(body, "no_weight_decay", lambda: ())()
     yield from (p for name, p in body.named_parameters() if name in names)

@@ -24,24 +24,23 @@ from longtail.distributed import (
     local_main_first,
     run_on_main,
 )
-from longtail.engine.advice import (
-    advise_batch,
-    advise_finite,
-    advise_input,
-    advise_several,
-    advise_smaller,
-    out_of_memory,
-)
-from longtail.engine.capture import own_stream
-from longtail.engine.device import choose_device
+from longtail.engine.cuda_graph import own_stream
+from longtail.engine.device import choose_device, preserve_global_settings
 from longtail.engine.distributed import check_same_settings, report_peer_failure, start_processes, with_world_size
-from longtail.engine.environment import describe_model, threads_of
+from longtail.engine.environment import describe_model, read_thread_count, write_start_files
 from longtail.engine.evaluate import peak_memory
-from longtail.engine.folder import check_folders, folders_left, holds_a_run, start_folder, take_folder
-from longtail.engine.log import Log
-from longtail.engine.loggers import Loggers, check_loggers
+from longtail.engine.failures import (
+    describe_non_finite,
+    explain_input_error,
+    find_fitting_batch,
+    is_out_of_memory,
+    suggest_smaller_batch,
+    suggest_smaller_model,
+)
+from longtail.engine.loggers import Log, Loggers, check_loggers
 from longtail.engine.loop import fit, train_step
-from longtail.engine.meter import NonFinite
+from longtail.engine.meter import NonFiniteError
+from longtail.engine.run_lock import check_folders, contains_run, find_unfinished, lock_folder
 from longtail.engine.signals import StopSignals
 from longtail.engine.trainer import Trainer
 from longtail.errors import (
@@ -60,20 +59,20 @@ from longtail.progress import terminal_width, wrap_line
 def train(config: Config, out: Path | str, resume: bool = False, data: DataSet | None = None) -> list[Path]:
     """Train one run for each seed in OUT/seedN and evaluate it, as `longtail train` does; return the run folders.
 
-    Under torchrun every process calls this function. The processes train each run together, one seed after the other, with
-    steps that are eager or compiled but not captured.
+    Under torchrun every process calls this function. All processes train each run together, one seed after the other. Steps are
+    then eager or compiled, but not captured.
 
     Args:
         config: The configuration.
         out: The folder above the run folders.
-        resume: Whether runs that are there already are continued; otherwise they are an error.
+        resume: Whether existing runs are continued; otherwise they are an error.
         data: The images that `config.data` describes, if they are loaded already.
     """
     if not isinstance(config, Config):
         raise UserError(f"train takes a Config, such as recipes.digits_lt(), got {type(config).__name__}")
     check_loggers(config.log)
-    device = start_processes(choose_device(config.train.device))
-    with report_peer_failure():
+    with preserve_global_settings(), report_peer_failure():
+        device = start_processes(choose_device(config.train.device))
         check_same_settings(config, out, resume)
         with Session(with_world_size(config), Path(out), resume, device, data) as session:
             for seeds in session.seed_groups():
@@ -87,12 +86,12 @@ class Session:
     def __init__(
         self, config: Config, out: Path, resume: bool, device: torch.device, data: DataSet | None = None
     ) -> None:
-        """Check the run folders and load the images; other processes must do the same.
+        """Check the run folders and load the images. All processes must do this.
 
         Args:
             config: The configuration, with the number of processes.
             out: The folder above the run folders.
-            resume: Whether runs that are there already are continued.
+            resume: Whether existing runs are continued.
             device: The device of this process.
             data: The images, if they are loaded already.
         """
@@ -103,11 +102,11 @@ class Session:
         run_on_main(check_folders, self.folders.values(), config, resume)
         run_on_main(check_seeds, self.folders)
         self.data = self.load_data() if data is None else data
-        check_same(self.data.checksum, "other images (by their checksum): give all the same --data.root")
-        self.unfinished: dict[int, Path] = run_on_main(folders_left, self.folders, config, self.data)
+        check_same(self.data.checksum, "other images (by their checksum): give all processes the same --data.root")
+        self.unfinished: dict[int, Path] = run_on_main(find_unfinished, self.folders, config, self.data)
         for folder in self.folders.values():
             if self.is_verbose and folder not in self.unfinished.values():
-                print(f"{folder} has finished already", flush=True)
+                print(f"{folder} is already finished", flush=True)
 
     def __enter__(self) -> "Session":
         return self
@@ -124,7 +123,7 @@ class Session:
         return data
 
     def seed_groups(self) -> Iterator[list[int]]:
-        """Yield the unfinished seeds in groups that train in parallel on a GPU, which a small network leaves mostly idle."""
+        """Yield the unfinished seeds in groups that train in parallel: a small network leaves most of a GPU idle."""
         train = self.config.train
         has_stream = isinstance(self.data.train.images, StreamedImages)
         sequential = self.device.type != "cuda" or train.execution == "eager" or has_stream or is_distributed()
@@ -133,31 +132,32 @@ class Session:
             yield seeds[i : i + size]
 
     def train_seeds(self, seeds: Sequence[int]) -> None:
-        """Train and evaluate seeds in parallel. Errors that a user can do something about become a UserError."""
+        """Train and evaluate seeds in parallel. Errors that a user can fix become a UserError."""
         trainers: list[Trainer] = []
         is_exhausted = False
         try:
             self._train_seeds(seeds, trainers)
-        except NonFinite as error:
-            advice = advise_finite(error.trainer, error) if error.trainer else str(error)
+        except NonFiniteError as error:
+            advice = describe_non_finite(error.trainer, error) if error.trainer else str(error)
             raise RunError(advice, kind="non-finite") from error
         except RuntimeError as error:
             if is_peer_failure(error):
                 raise RunError(
-                    "another process has ended, and with it the run: --resume continues", kind="peer-failure"
+                    "a peer process exited and stopped the run; continue with --resume", kind="peer-failure"
                 ) from error
-            if not out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             is_exhausted = True  # handled below, because the traceback here still holds the memory
         except (UnreadableImageError, ValueError) as error:
-            if advised := advise_input(error, [self.unfinished[seed] for seed in seeds]):
+            if advised := explain_input_error(error, [self.unfinished[seed] for seed in seeds]):
                 raise advised from error
             raise
         except BrokenPipeError:  # the reader of the output has closed it
             raise
         except RefusedFile as error:
             raise UserError(
-                f"cannot use {error.filename} ({error_text(error)}): remove it, then --resume", kind="unsafe-file"
+                f"cannot use {error.filename} ({error_text(error)}): remove it, and continue with --resume",
+                kind="unsafe-file",
             ) from error
         except (OSError, SafetensorError, DiskFullError) as error:
             parent = self.unfinished[seeds[0]].parent
@@ -169,22 +169,22 @@ class Session:
             self._report_exhausted(seeds, trainers)
 
     def _report_exhausted(self, seeds: Sequence[int], trainers: list[Trainer]) -> NoReturn:
-        """Raise a RunError that says what needs less memory."""
+        """Raise a RunError that says how to use less memory."""
         train = self.config.train
         if is_distributed():
-            raise RankError(advise_several(train), kind="out-of-memory")
+            raise RankError(suggest_smaller_batch(train), kind="out-of-memory")
         if len(seeds) > 1:
             raise RunError(
-                f"out of memory with {len(seeds)} seeds side by side: --resume with --train.parallel_seeds 1",
+                f"out of memory with {len(seeds)} seeds in parallel: continue with --resume --train.parallel_seeds 1",
                 kind="out-of-memory",
             )
-        smaller = advise_smaller(train, self.data.train, self.device)
-        advice = advise_batch(trainers[0], train_step) if trainers else smaller
-        trainers.clear()  # or the traceback of the error would keep them, and their memory
+        smaller = suggest_smaller_model(train, self.data.train, self.device)
+        advice = find_fitting_batch(trainers[0], train_step) if trainers else smaller
+        trainers.clear()  # otherwise the traceback of the error would keep them and their memory
         raise RunError(advice, kind="out-of-memory")
 
     def _train_seeds(self, seeds: Sequence[int], trainers: list[Trainer]) -> None:
-        """Create the trainers, which are appended to a list, and train those together that are at the same step."""
+        """Create the trainers, append them to a list, and train those in parallel that are at the same step."""
         for seed in seeds:
             trainers.append(self.make_trainer(seed, trainers[0] if trainers else None))
         for group in group_by_step(trainers):
@@ -199,20 +199,22 @@ class Session:
         """
         folder = self.unfinished[seed]
         trainer = Trainer(self.config, seed, self.data, folder, self.device, twin)
-        run_on_main(take_folder, self.locks, self.config, self.data, self.resume, folder)
+        run_on_main(lock_folder, self.locks, self.config, self.data, self.resume, folder)
         run_on_main(check_seeds, {seed: folder})
-        is_begun, is_resumed = holds_a_run(folder), trainer.resume()
-        check_same(trainer.steps_done(), f"another checkpoint in {folder}: --out must be a folder that all share")
-        earlier = run_on_main(earlier_threads, folder) if is_resumed else set()
-        run_on_main(start_folder, trainer)
+        is_begun, is_resumed = contains_run(folder), trainer.resume()
+        check_same(
+            trainer.steps_done(), f"another checkpoint in {folder}: --out must be a folder that all processes share"
+        )
+        earlier = run_on_main(past_thread_counts, folder) if is_resumed else set()
+        run_on_main(write_start_files, trainer)
         if self.is_verbose and self.device.type == "cpu" and earlier - {torch.get_num_threads()}:
             counts = f"{torch.get_num_threads()} now, {' and '.join(map(str, sorted(earlier)))} before"
-            rounding = "results may differ in rounding from an uninterrupted run"
+            rounding = "results may differ from an uninterrupted run by rounding"
             print(f"{folder}: resumed with another number of threads ({counts}): {rounding}", flush=True)
         if self.is_verbose:
-            anew = ", from the start: it was stopped before its first checkpoint" if is_begun else ""
+            restart = ", from the start: it was stopped before its first checkpoint" if is_begun else ""
             step = f"step {trainer.steps_done()} of {trainer.total_steps()}"
-            where = f", continues at {step}" if is_resumed else anew
+            where = f", continues at {step}" if is_resumed else restart
             print(f"{folder}: {describe_model(trainer)}{where}", flush=True)
         return trainer
 
@@ -220,23 +222,23 @@ class Session:
 def check_seeds(folders: dict[int, Path]) -> None:
     """Raise a UserError if the folder of a seed holds the run of another seed, for example because it was renamed."""
     for seed, folder in folders.items():
-        if holds_a_run(folder) and (folder / run_folder.ENVIRONMENT).exists():
+        if contains_run(folder) and (folder / run_folder.ENVIRONMENT).exists():
             stored = run_folder.read_started(folder).seed
             if stored != seed:
                 fix = f"rename it to {folder.with_name(f'seed{stored}')}, or choose another --out"
                 raise UserError(f"{folder} holds the run of seed {stored}, not of seed {seed}: {fix}", kind="mismatch")
 
 
-def earlier_threads(folder: Path) -> set[int]:
-    """Return the numbers of threads with which a run was started and resumed so far, as far as they are known."""
+def past_thread_counts(folder: Path) -> set[int]:
+    """Return the numbers of threads with which a run was started and resumed, as far as they are recorded."""
     if not (folder / run_folder.ENVIRONMENT).exists():
         return set()
     stored = run_folder.read_started(folder).environment
-    return {n for entry in (stored, *(stored.get("resumed") or [])) if (n := threads_of(entry)) is not None}
+    return {n for entry in (stored, *(stored.get("resumed") or [])) if (n := read_thread_count(entry)) is not None}
 
 
 def group_by_step(trainers: Sequence[Trainer]) -> list[list[Trainer]]:
-    """Return groups that can train in parallel: after a crash between two checkpoints seeds may be at different steps."""
+    """Return groups that can train in parallel. After a crash between two checkpoints, seeds may be at different steps."""
     groups: dict[int, list[Trainer]] = {}
     for trainer in trainers:
         groups.setdefault(trainer.steps_done(), []).append(trainer)
@@ -244,7 +246,7 @@ def group_by_step(trainers: Sequence[Trainer]) -> list[list[Trainer]]:
 
 
 def train_group(trainers: Sequence[Trainer]) -> None:
-    """Train and evaluate seeds in parallel, with their logs and loggers open and signals handled."""
+    """Train and evaluate seeds in parallel, with logs and loggers open, and stop at signals."""
     first = trainers[0]
     config, title = first.config, run_folder.format_seeds([trainer.seed for trainer in trainers])
     with contextlib.ExitStack() as stack:
@@ -269,7 +271,7 @@ def train_group(trainers: Sequence[Trainer]) -> None:
 def evaluate_group(trainers: Sequence[Trainer], loggers: Sequence[Loggers]) -> None:
     """Evaluate the networks of the last epoch and write the files of finished runs.
 
-    If one cannot be evaluated, the others are before its error is raised.
+    If one cannot be evaluated, its error is raised after the others were evaluated.
 
     Args:
         trainers: The trainers.

@@ -14,27 +14,27 @@ from longtail.data.loader import Loader, make_loader
 from longtail.data.samplers import derive_seed
 from longtail.data.sources import DataSet, Split
 from longtail.distributed import is_distributed, run_on_main, stack_ranks, take_own_rank
-from longtail.engine import checkpoint, log
+from longtail.engine import checkpoint
 from longtail.engine.batches import Batches
 from longtail.engine.checkpoint import TrainerState
 from longtail.engine.device import (
-    check_step,
+    check_execution,
     compile_networks,
-    compiling_pays,
     is_fused,
+    matmul_precision,
     memory_format,
-    precision,
-    products_in,
+    resolve_precision,
+    should_compile,
     to_device,
     uses_kernels,
 )
 from longtail.engine.distributed import broadcast_state, seed_per_rank
 from longtail.engine.evaluate import Evaluator
-from longtail.engine.gradients import Gradients
-from longtail.engine.meter import Meter
+from longtail.engine.loggers import Log, truncate_log
+from longtail.engine.meter import GradientNorms, Meter
 from longtail.engine.optim import check_optimizer, learning_rate, make_optimizer, set_learning_rate
 from longtail.errors import UserError
-from longtail.methods import Stage, Start
+from longtail.methods import Stage, StageData
 from longtail.schema import amount, count, find_error
 from longtail.views import Views
 
@@ -62,11 +62,11 @@ class Trainer:
             twin: A trainer of another seed on the same data, whose images in memory are shared.
         """
         self.config, self.seed, self.data, self.folder, self.device = config, seed, data, folder, device
-        check_step(config.train, device)
-        self.seconds = 0.0  # of finished epochs, over all resumes
-        self.setup_seconds = 0.0  # spent on preparing views and steps in this process: capture and compilation
-        self.epoch_seconds = 0.0  # of the current epoch, before the clock was last started
-        torch.manual_seed(seed)  # for initial weights, and for what a network draws itself (dropout)
+        check_execution(config.train, device)
+        self.seconds = 0.0  # training time of finished epochs, over all resumes
+        self.setup_seconds = 0.0  # time for compiling and capturing in this process
+        self.epoch_seconds = 0.0  # training time of the current epoch before the clock was last started
+        torch.manual_seed(seed)  # for initial weights and dropout
         stored = os.path.lexists(folder / run_folder.CHECKPOINT)
         self.method: methods.Method = to_device(methods.make(config, data.train.counts, stored), config, device)
         self.method.check(data.val is not None)
@@ -82,7 +82,7 @@ class Trainer:
                 f"--train.accumulate {self.accumulate}: an epoch has only {self.loader.num_batches} batches",
                 kind="conflict",
             )
-        is_low = device.type == "cuda" and precision(config.train, device) == "bf16"
+        is_low = device.type == "cuda" and resolve_precision(config.train, device) == "bf16"
         self.batches = Batches(
             self.loader,
             self.views,
@@ -92,11 +92,11 @@ class Trainer:
         )
         self.steps_per_epoch = self.batches.steps_per_epoch
         names = [stage.name for stage in self.method.stages for _ in range(stage.epochs)]
-        self.gradients = Gradients(config.log.gradients, len(data.train.counts), names, device)
-        self.clock = torch.zeros((), dtype=torch.int64, device=device)  # the current step, for the meter
+        self.gradients = GradientNorms(config.log.gradients, len(data.train.counts), names, device)
+        self.clock = torch.zeros((), dtype=torch.int64, device=device)  # the current step, read by the meter
         self.is_captured = device.type == "cuda" and config.train.execution != "eager" and not is_distributed()
         steps, fused = config.train.epochs * self.steps_per_epoch, is_fused(self.method)
-        self.is_compiled = compiling_pays(config.train, device, steps, fused)
+        self.is_compiled = should_compile(config.train, device, steps, fused)
         if self.is_compiled:
             compile_networks(self.method)
         self.start_clock()
@@ -105,38 +105,38 @@ class Trainer:
     # Stages and steps
 
     def set_stage(self, stage_index: int) -> None:
-        """Go to step 0 of a stage: its trainable parameters, batches and optimizer."""
+        """Go to step 0 of a stage: set its trainable parameters, batches and optimizer."""
         self.stage_index, self.step = stage_index, 0
         self.stage: Stage = self.method.stages[stage_index]
-        self.epoch = -1  # the epoch of the stage that the method knows
+        self.epoch = -1  # the last epoch that was announced to the method
         self.method.set_stage(self.stage)
         self.method.train()
         self.meter = Meter()
         if not self.stage.epochs:
             return
         start = time.perf_counter()
-        self.batches.enter(stage_index, self.stage, self.epochs_before(), self.is_captured)
+        self.batches.start_stage(stage_index, self.stage, self.epochs_before(), self.is_captured)
         self.setup_seconds += time.perf_counter() - start
         groups, trunk = self.method.param_groups(), self.method.net.trunk
         self.optimizer = make_optimizer(self.stage.optim, groups, trunk, self.device, is_fused(self.method))
 
     def start_stage(self) -> None:
-        """Let the method prepare the stage, which is not repeated when a run is resumed in it."""
+        """Let the method prepare the stage. This is not repeated when a run is resumed within the stage."""
         self.method.on_stage_start(self.stage_data())
         broadcast_state(self.method)
         self.method.train()
 
-    def stage_data(self) -> Start:
+    def stage_data(self) -> StageData:
         """Return the data that a method may use at the start of a stage."""
 
         def features(source: Split) -> tuple[torch.Tensor, torch.Tensor]:
             return self.evaluator.features(source), torch.from_numpy(source.labels).to(self.device)
 
         val, rng = self.data.val, torch.Generator().manual_seed(derive_seed("begin", self.seed, self.stage_index))
-        return Start(lambda: features(self.data.train), None if val is None else lambda: features(val), rng)
+        return StageData(lambda: features(self.data.train), None if val is None else lambda: features(val), rng)
 
     def prepare(self, step: int) -> None:
-        """Do the host's part of a step: its views and learning rate, which are functions of `step`."""
+        """Do the host's part of a step: set its views and its learning rate, which depend on `step` only."""
         epoch = step // self.steps_per_epoch
         if epoch != self.epoch:
             self.method.on_epoch_start(epoch, self.stage.epochs)
@@ -147,11 +147,11 @@ class Trainer:
         set_learning_rate(self.optimizer, self.rate)
 
     def matmul_precision(self) -> AbstractContextManager[None]:
-        """Return a context in which matrix products have the precision of the run."""
-        return products_in(precision(self.config.train, self.device), self.device)
+        """Return a context that sets the precision of matrix products."""
+        return matmul_precision(resolve_precision(self.config.train, self.device), self.device)
 
     def clip_gradients(self) -> None:
-        """Scale the gradient of a step down to the length `--optim.clip`."""
+        """Scale the gradient down to the norm `--optim.clip` if it is larger."""
         if self.stage.optim.clip:
             trained = [p for group in self.optimizer.param_groups for p in group["params"]]
             torch.nn.utils.clip_grad_norm_(trained, self.stage.optim.clip)
@@ -163,7 +163,7 @@ class Trainer:
         self.gradients.count += 1
 
     def is_stage_done(self) -> bool:
-        """Return whether no step of the stage is left."""
+        """Return whether all steps of the stage are done."""
         return self.step >= self.stage.epochs * self.steps_per_epoch
 
     def epochs_before(self) -> int:
@@ -175,12 +175,12 @@ class Trainer:
         return sum(stage.epochs for stage in self.method.stages) * self.steps_per_epoch
 
     def steps_done(self) -> int:
-        """Return the number of steps made in all stages."""
+        """Return the number of completed steps of all stages."""
         return self.epochs_before() * self.steps_per_epoch + self.step
 
     @property
     def step_mode(self) -> str:
-        """How steps are executed: "fused", "compiled", "captured" or "eager"."""
+        """The mode in which steps are executed: "fused", "compiled", "captured" or "eager"."""
         if is_fused(self.method):
             return "fused"
         return "compiled" if self.is_compiled else "captured" if self.is_captured else "eager"
@@ -196,7 +196,7 @@ class Trainer:
         self._since = self.now()
 
     def seconds_left(self, since: float = 0.0) -> float:
-        """Return the time that the rest takes at the pace so far, `since` seconds after the last epoch."""
+        """Return the estimated time of the remaining steps in seconds, `since` seconds after the last epoch."""
         return (self.seconds + since) / self.steps_done() * (self.total_steps() - self.steps_done())
 
     def log_row(self, now: float | None = None) -> dict[str, Any]:
@@ -208,17 +208,17 @@ class Trainer:
         where = {"stage": self.stage.name, "epoch": epoch, "epochs": self.stage.epochs}
         return {**where, **means, "lr": self.rate, "seconds": seconds, "images_per_second": images / max(seconds, 1e-9)}
 
-    def end_epoch(self, journal: log.Log, now: float | None = None) -> None:
-        """Write the log line of an epoch that ended at the time `now`; validate and save a checkpoint where they are due."""
+    def end_epoch(self, log: Log, now: float | None = None) -> None:
+        """Write the log line of an epoch that ended at the time `now`, and validate and save a checkpoint if they are due."""
         row, train = self.log_row(now), self.config.train
         epoch, last = row["epoch"] + 1, row["epoch"] + 1 == self.stage.epochs
         self.seconds, self.epoch_seconds = self.seconds + row["seconds"], 0.0
         self.meter.reset()
         self.gradients.end_epoch(self.method)
-        has_classifier = "accuracy" in row  # SupCon's first stage has none
+        has_classifier = "accuracy" in row  # not in the first stage of SupCon
         if self.data.val is not None and has_classifier and (epoch % train.validate_every == 0 or last):
             row["val_accuracy"] = self.evaluator.balanced_accuracy(self.data.val)
-        journal.epoch(self.steps_done(), row, self.seconds_left())
+        log.epoch(self.steps_done(), row, self.seconds_left())
         if epoch % train.checkpoint_every == 0 or last:
             self.save()
         self.start_clock()
@@ -226,13 +226,13 @@ class Trainer:
     # Checkpoints
 
     def state_dict(self) -> TrainerState:
-        """Return everything that the next step depends on."""
+        """Return all that the next step depends on."""
         state: TrainerState = {
             "stage": self.stage_index,
             "step": self.step,
             "seconds": self.seconds,
             "epoch_seconds": self.epoch_seconds + (self.now() - self._since if self.meter.count else 0.0),
-            "precision": precision(self.config.train, self.device),
+            "precision": resolve_precision(self.config.train, self.device),
             "method": self.method.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "meter": self.meter.state_dict(),
@@ -245,17 +245,17 @@ class Trainer:
         return state
 
     def load_state_dict(self, state: TrainerState) -> None:
-        """Go to the position of a stored state. ValueError or another error if its values do not fit."""
+        """Go to the position of a stored state; raise ValueError or another error if its values do not fit."""
         if wrong := find_error(
             dict(state), {"stage": count, "step": count, "seconds": amount, "epoch_seconds": amount}
         ):
             raise ValueError(wrong)
         self.set_stage(state["stage"])
         if not 0 <= state["step"] <= self.stage.epochs * self.steps_per_epoch:
-            raise ValueError("no such step")
+            raise ValueError("the stage does not have this step")
         self.step, self.seconds, self.epoch_seconds = state["step"], state["seconds"], state["epoch_seconds"]
         self.method.load_state_dict(state["method"])
-        # The learning rate and the kernel are those of this device, not those of the checkpoint.
+        # Learning rate and implementation depend on this device, not on the one that wrote the checkpoint.
         here = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict(state["optimizer"] | {"param_groups": here})
         check_optimizer(self.optimizer)
@@ -289,25 +289,25 @@ class Trainer:
                 raise
             except Exception as error:  # values of wrong types fail in many ways
                 raise UserError(
-                    f"{path} is no checkpoint of this run: delete its run folder to start anew", kind="damaged-file"
+                    f"{path} is not a checkpoint of this run: delete its run folder to start again", kind="damaged-file"
                 ) from error
         run_on_main(self._truncate, self.epochs_before() + self.step // self.steps_per_epoch)
         return found
 
     def _check_origin(self, state: TrainerState, path: Path) -> None:
-        """Raise a UserError if the checkpoint was trained on other images or in another precision."""
+        """Raise a UserError if the checkpoint is from training on other images or in another precision."""
         if state["checksum"] != self.data.checksum:
             raise UserError(
                 f"{path} was trained on other images (checksum {state['checksum']}): use its --data.root",
                 kind="mismatch",
             )
-        if state["precision"] != precision(self.config.train, self.device):
+        if state["precision"] != resolve_precision(self.config.train, self.device):
             raise UserError(
                 f"{path} was trained in {state['precision']}: add --train.precision {state['precision']}",
                 kind="mismatch",
             )
 
     def _truncate(self, epochs: int) -> None:
-        """Remove what was written of later epochs, which will be written again."""
-        log.truncate(self.folder / run_folder.LOG, epochs)
+        """Remove the log lines and gradient norms of later epochs, which will be written again."""
+        truncate_log(self.folder / run_folder.LOG, epochs)
         self.gradients.read(self.folder / run_folder.GRADIENTS, epochs)

@@ -13,8 +13,8 @@ from longtail import methods
 from longtail.config import Config
 from longtail.data.decode import BadImage
 from longtail.data.lazy_images import ImageArray
-from longtail.engine.advice import out_of_memory
 from longtail.engine.evaluate import in_test_mode
+from longtail.engine.failures import is_out_of_memory
 from longtail.errors import UserError
 from longtail.inference.preprocessing import Picture, Preprocessing
 from longtail.inference.priors import Prior, describe_frequencies, make_prior
@@ -137,7 +137,7 @@ class Model:
             with in_test_mode(self.method):
                 logits_NC = self.method(x).float().cpu()
         except RuntimeError as error:
-            if not out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             raise UserError(
                 f"not enough memory for images of {self.image_size} pixels: use a smaller network", kind="out-of-memory"

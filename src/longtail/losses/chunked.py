@@ -26,9 +26,9 @@ from longtail.losses.numerics import (
     PAIRS_AT_ONCE,
     at_least_float32,
     check_labels,
-    finite,
+    gather_class,
     mask_out_,
-    of_class,
+    replace_log_zero,
     smoothing_weights,
 )
 
@@ -83,7 +83,7 @@ def chunked_terms(
     """
     check_labels(y_B, len(c_CF))
     size = chunk or max(PAIRS_AT_ONCE // len(y_B), 1)
-    log_q_C = c_CF.new_zeros(len(c_CF)) if log_prior_C is None else finite(log_prior_C)
+    log_q_C = c_CF.new_zeros(len(c_CF)) if log_prior_C is None else replace_log_zero(log_prior_C)
     log_q_C = at_least_float32(log_q_C, x_BF, x_BF if samples is None else samples.q_BD)
     origin_B = own_center_log_psi(x_BF, c_CF, bias_C, log_q_C, y_B, center_tau)
     y_C = torch.arange(len(c_CF), device=y_B.device)
@@ -127,7 +127,7 @@ def own_center_log_psi(
     instead of the difference of two large ones.
     """
     raw_B = torch.linalg.vecdot(x_BF.to(log_q_C.dtype), c_CF[y_B].to(log_q_C.dtype))
-    return (raw_B if bias_C is None else raw_B + bias_C[y_B]) / center_tau + of_class(log_q_C, y_B)
+    return (raw_B if bias_C is None else raw_B + bias_C[y_B]) / center_tau + gather_class(log_q_C, y_B)
 
 
 class PartialSums(NamedTuple):

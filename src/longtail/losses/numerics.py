@@ -26,7 +26,7 @@ def check_labels(y_B: Tensor, classes: int) -> None:
         raise IndexError(f"Target {label} is out of bounds: labels are from 0 to {classes - 1}.") from error
 
 
-def of_class(values_C: Tensor, y_B: Tensor) -> Tensor:
+def gather_class(values_C: Tensor, y_B: Tensor) -> Tensor:
     """Return values_C[y_B], where a label below 0 is an error instead of counting from the end."""
     return values_C.gather(0, y_B)
 
@@ -39,7 +39,7 @@ def at_least_float32(x: Tensor, *others: Tensor) -> Tensor:
     return x.to(dtype)
 
 
-def finite(log_x: Tensor) -> Tensor:
+def replace_log_zero(log_x: Tensor) -> Tensor:
     """Replace log 0 by the lowest finite number: zero times infinity would be NaN."""
     return log_x.clamp(min=torch.finfo(log_x.dtype).min)
 

@@ -39,9 +39,9 @@ from longtail.losses.numerics import (
     PAIRS_AT_ONCE,
     at_least_float32,
     check_labels,
-    finite,
     mask_out_,
     percent_correct,
+    replace_log_zero,
     row_max_abs,
     smoothing_weights,
 )
@@ -128,7 +128,7 @@ def paco_terms(
         IndexError: A label of `y_B` is out of range; on a GPU this is a device assertion.
     """
     check_labels(y_B, center_BC.shape[1])
-    log_q_C = center_BC.new_zeros(center_BC.shape[1]) if log_prior_C is None else finite(log_prior_C)
+    log_q_C = center_BC.new_zeros(center_BC.shape[1]) if log_prior_C is None else replace_log_zero(log_prior_C)
     log_q_C = at_least_float32(log_q_C, center_BC, contrast_BM)  # the precision of all that follows
     return Terms.apply(center_BC, contrast_BM, y_B, y_M, drop_BM, log_q_C, alpha, tau, center_tau, smoothing)
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtail.losses.chunked import chunk_for, chunked_terms
-from longtail.losses.numerics import NO_LABEL, at_least_float32, check_labels, of_class, percent_correct
+from longtail.losses.numerics import NO_LABEL, at_least_float32, check_labels, gather_class, percent_correct
 
 
 def softmax_objective(
@@ -49,7 +49,7 @@ def balanced_softmax_loss(logits_BC: Tensor, y_B: Tensor, log_prior_C: Tensor) -
 def focal_loss(logits_BC: Tensor, y_B: Tensor, gamma: float = 1.0, weight_C: Tensor | None = None) -> Tensor:
     """Mean of -w_y (1 - p_y)^gamma log p_y (Lin et al., 2017): what is known well already counts little."""
     log_p_B = -F.cross_entropy(at_least_float32(logits_BC), y_B, reduction="none", ignore_index=NO_LABEL)
-    loss_B = -(_rest(log_p_B) ** gamma) * log_p_B
+    loss_B = -(_one_minus_exp(log_p_B) ** gamma) * log_p_B
     return loss_B.mean() if weight_C is None else (weight_C[y_B] * loss_B).mean()
 
 
@@ -57,18 +57,18 @@ def class_balanced_focal_loss(logits_BC: Tensor, y_B: Tensor, weight_C: Tensor, 
     """Mean of w_y · sum_c (1 - q_c)^gamma (-log q_c) (Cui et al., 2019), where q_c is the probability that a sigmoid of
     logit c gives to the truth about class c."""
     check_labels(y_B, logits_BC.shape[1])
-    truth_BC = _truth(y_B, logits_BC)
+    truth_BC = _is_true_class(y_B, logits_BC)
     log_q_BC = F.logsigmoid(torch.where(truth_BC, 1.0, -1.0) * at_least_float32(logits_BC))
-    loss_B = -(_rest(log_q_BC) ** gamma * log_q_BC).sum(1)
-    return (of_class(weight_C, y_B) * loss_B).mean()
+    loss_B = -(_one_minus_exp(log_q_BC) ** gamma * log_q_BC).sum(1)
+    return (gather_class(weight_C, y_B) * loss_B).mean()
 
 
-def _truth(y_B: Tensor, like_BC: Tensor) -> Tensor:
+def _is_true_class(y_B: Tensor, like_BC: Tensor) -> Tensor:
     """True at each image's class; torch's one_hot looks at the labels first, for which the host must wait."""
     return y_B[:, None] == torch.arange(like_BC.shape[1], device=y_B.device)
 
 
-def _rest(log_p: Tensor) -> Tensor:
+def _one_minus_exp(log_p: Tensor) -> Tensor:
     """1 - p; never quite 0, where a power below 1 has no finite slope."""
     return (-torch.expm1(log_p)).clamp(min=1e-12)
 
@@ -83,7 +83,7 @@ def ldam_loss(
     cosine_BC: Tensor, y_B: Tensor, margin_C: Tensor, scale: float = 30.0, weight_C: Tensor | None = None
 ) -> Tensor:
     """Cross-entropy of scale · (cosine_c - m_y [c = y]) (Cao et al., 2019): the truth must lead by its class's margin."""
-    truth_BC = _truth(y_B, cosine_BC)
+    truth_BC = _is_true_class(y_B, cosine_BC)
     return cross_entropy_loss(scale * (at_least_float32(cosine_BC) - margin_C * truth_BC), y_B, weight_C)
 
 

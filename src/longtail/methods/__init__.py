@@ -7,10 +7,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from longtail.methods.base import Batch, Method, Mixed, Stage, Start
+    from longtail.methods.base import Batch, Method, Mixed, Stage, StageData
     from longtail.methods.registry import find_method, make
 
-__all__ = ["Batch", "Method", "Mixed", "Stage", "Start", "find_method", "make"]
+__all__ = ["Batch", "Method", "Mixed", "Stage", "StageData", "find_method", "make"]
 
 
 def __getattr__(name: str) -> Any:

@@ -46,7 +46,7 @@ class Stage:
     name: str
     epochs: int
     optim: OptimConfig
-    rate: str = "--optim.lr"
+    lr_flag: str = "--optim.lr"
     """The flag that sets the learning rate."""
     two_views: bool = False
     """Batches have a second view of each image, the key."""
@@ -61,7 +61,7 @@ class Stage:
     """The batch norm of a frozen backbone uses its batch and updates its running averages."""
 
 
-class Start(NamedTuple):
+class StageData(NamedTuple):
     """The data that a method may use at the start of a stage: features of images without augmentation, and their labels."""
 
     train: Callable[[], tuple[Tensor, Tensor]]
@@ -164,7 +164,7 @@ class Method(nn.Module):
         self.stage = stage
         self.net.trunk.requires_grad_(not stage.frozen)
 
-    def on_stage_start(self, start: Start) -> None:
+    def on_stage_start(self, start: StageData) -> None:
         """Prepare a stage, once and not when it is resumed, for example by new weights or class means."""
 
     def on_epoch_start(self, epoch: int, epochs: int) -> None:

@@ -29,16 +29,16 @@ class CausalHead(nn.Module):
 
     def forward(self, x_BF: Tensor) -> Tensor:
         c = self.config
-        x_BHP, w_CHP = heads(x_BF, c.heads), heads(self.weight, c.heads)
+        x_BHP, w_CHP = split_heads(x_BF, c.heads), split_heads(self.weight, c.heads)
         x_BHP = F.normalize(x_BHP, dim=2)
         if not self.training:
-            d_HP = F.normalize(heads(self.drift_F[None], c.heads), dim=2)[0]
+            d_HP = F.normalize(split_heads(self.drift_F[None], c.heads), dim=2)[0]
             x_BHP = x_BHP - c.removal * (x_BHP * d_HP).sum(2, keepdim=True) * d_HP
         w_CHP = w_CHP / (w_CHP.norm(dim=2, keepdim=True) + c.gamma)
         return c.scale / c.heads * x_BHP.flatten(1) @ w_CHP.flatten(1).T
 
 
-def heads(x: Tensor, number: int) -> Tensor:
+def split_heads(x: Tensor, number: int) -> Tensor:
     """N,F -> N,H,P."""
     return x.unflatten(1, (number, -1))
 

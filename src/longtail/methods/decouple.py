@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from longtail import config as cfg
 from longtail.errors import UserError
-from longtail.methods.base import Stage, Start, uniform_prior
+from longtail.methods.base import Stage, StageData, uniform_prior
 from longtail.methods.softmax import CrossEntropy
 from longtail.methods.stages import linear_stage
 from longtail.models.heads import ScaledHead, linear_head
@@ -20,9 +20,9 @@ class CRT(CrossEntropy, settings="crt"):
     def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
         return self.first_stage(config), linear_stage(config, sampler="balanced")
 
-    def on_stage_start(self, start: Start) -> None:
+    def on_stage_start(self, start: StageData) -> None:
         if self.stage.frozen:
-            redraw(self.linear, start.rng)
+            reset_head(self.linear, start.rng)
 
 
 class LWS(CrossEntropy, settings="lws"):
@@ -57,11 +57,11 @@ class TauNorm(CrossEntropy, settings="tau-norm"):
         return self.first_stage(config), Stage("normalize", 0, config.optim)
 
     @torch.no_grad()
-    def on_stage_start(self, start: Start) -> None:
+    def on_stage_start(self, start: StageData) -> None:
         if self.stage.name != "normalize":
             return
         power = self.config.power if self.config.power is not None else self.best_power(start)
-        self.linear.weight.copy_(normalized(self.linear.weight, power))
+        self.linear.weight.copy_(tau_normalize(self.linear.weight, power))
         if self.linear.bias is not None:
             self.linear.bias.zero_()
 
@@ -69,11 +69,11 @@ class TauNorm(CrossEntropy, settings="tau-norm"):
         """What rows of one length aim at; no loss implies it."""
         return uniform_prior(super().prior())
 
-    def best_power(self, start: Start) -> float:
+    def best_power(self, start: StageData) -> float:
         """By the mean over classes of their accuracy; of equals the smallest."""
         assert start.val is not None  # or `check` would have said so
         x_NF, y_N = start.val()
-        scores = [class_accuracy(x_NF @ normalized(self.linear.weight, p).T, y_N) for p in POWERS]
+        scores = [mean_class_accuracy(x_NF @ tau_normalize(self.linear.weight, p).T, y_N) for p in POWERS]
         return POWERS[int(torch.stack(scores).argmax())]
 
 
@@ -90,7 +90,7 @@ class NCM(CrossEntropy, settings="ncm"):
         return linear_head(width, classes)
 
     @torch.no_grad()
-    def on_stage_start(self, start: Start) -> None:
+    def on_stage_start(self, start: StageData) -> None:
         if self.stage.name != "means":
             return
         mean_CF = class_means(*start.train(), len(self.log_prior_C))
@@ -105,7 +105,7 @@ class NCM(CrossEntropy, settings="ncm"):
         return uniform_prior(super().prior())
 
 
-def redraw(head: nn.Linear, rng: torch.Generator) -> None:
+def reset_head(head: nn.Linear, rng: torch.Generator) -> None:
     """New weights, as a fresh head has them, and no bias; drawn on the CPU, so that all devices agree."""
     fresh = nn.init.kaiming_normal_(torch.empty(head.weight.shape), generator=rng)
     with torch.no_grad():
@@ -114,7 +114,7 @@ def redraw(head: nn.Linear, rng: torch.Generator) -> None:
             head.bias.zero_()
 
 
-def normalized(weight_CF: Tensor, power: float) -> Tensor:
+def tau_normalize(weight_CF: Tensor, power: float) -> Tensor:
     return weight_CF / weight_CF.norm(dim=1, keepdim=True).clamp(min=1e-12) ** power
 
 
@@ -128,7 +128,7 @@ def class_means(x_NF: Tensor, y_N: Tensor, classes: int) -> Tensor:
     return sums_CF / n_C.clamp(min=1)[:, None]
 
 
-def class_accuracy(logits_NC: Tensor, y_N: Tensor) -> Tensor:
+def mean_class_accuracy(logits_NC: Tensor, y_N: Tensor) -> Tensor:
     """Mean over the classes that are there of the share of images recognized."""
     right_N = (logits_NC.argmax(1) == y_N).float()
     return class_means(right_N[:, None], y_N, logits_NC.shape[1]).sum() / len(y_N.unique())

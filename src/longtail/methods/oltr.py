@@ -8,14 +8,14 @@ from torch import Tensor, nn
 
 from longtail import config as cfg
 from longtail.losses import cross_entropy_loss
-from longtail.methods.base import Method, Stage, Start, accuracy
+from longtail.methods.base import Method, Stage, StageData, accuracy
 from longtail.methods.decouple import class_means
 from longtail.methods.stages import second_stage
 from longtail.models.heads import linear_head
 from longtail.models.split_resnets import AttentionResNet
 
-REACH = 10.0  # the reachability of a feature at distance 1 from its nearest centroid
-REPEL = 0.01  # weight of the distance to other centroids, beside that to the own
+REACHABILITY = 10.0  # the reachability of a feature at distance 1 from its nearest centroid
+REPULSION_WEIGHT = 0.01  # weight of the distance to other centroids, beside that to the own
 
 
 class MemoryHead(nn.Module):
@@ -37,7 +37,7 @@ class MemoryHead(nn.Module):
         centroid_CF = self.centroid_CF.detach()  # they learn by the distance alone
         memory_BF = recall_BC.softmax(1) @ centroid_CF
         nearest_B = squared_distance(x_BF, centroid_CF).amin(1).clamp(min=1e-6).sqrt()
-        v_BF = REACH / nearest_B[:, None] * (x_BF + self.select(x_BF).tanh() * memory_BF)
+        v_BF = REACHABILITY / nearest_B[:, None] * (x_BF + self.select(x_BF).tanh() * memory_BF)
         length_B1 = v_BF.norm(dim=1, keepdim=True)
         return self.scale * F.linear(v_BF / (1 + length_B1), F.normalize(self.weight))
 
@@ -90,7 +90,7 @@ class OLTR(Method, settings="oltr"):
         return [{"params": new}, {"params": trunk, "lr_scale": self.config.trunk_lr}]
 
     @torch.no_grad()
-    def on_stage_start(self, start: Start) -> None:
+    def on_stage_start(self, start: StageData) -> None:
         """The memory is what the first stage has learned: its class means, and its classifier to recall them by."""
         if self.stage.name == "memory":
             means_CF = class_means(*start.train(), len(self.log_prior_C))
@@ -108,4 +108,4 @@ class OLTR(Method, settings="oltr"):
         distance_BC = squared_distance(x_BF, self.net.get_parameter("head.centroid_CF"))
         own_B = distance_BC.gather(1, y_B[:, None])[:, 0]
         others_B = (distance_BC.sum(1) - own_B) / max(distance_BC.shape[1] - 1, 1)
-        return own_B.mean() / 2 + REPEL * (self.config.margin - others_B).clamp(min=0).mean()
+        return own_B.mean() / 2 + REPULSION_WEIGHT * (self.config.margin - others_B).clamp(min=0).mean()

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from longtail import config as cfg
 from longtail.losses import ldam_loss, ldam_margins
 from longtail.methods.base import Stage, accuracy
-from longtail.methods.softmax import Deferred
+from longtail.methods.softmax import DeferredReweighting
 from longtail.methods.stages import second_stage
 from longtail.models.heads import Classifier
 from longtail.models.split_resnets import Experts
 
-TOP = 30  # logits that the router sees
-SEEN = 16  # numbers that it sees of a feature
-POSITIVE = 100.0  # weight of an image that needs a further expert
-FLATTER = 0.05  # how far the temperatures of the divergence depend on class frequency
+ROUTER_LOGITS = 30  # logits that the router sees
+ROUTER_FEATURES = 16  # numbers that it sees of a feature
+POSITIVE_WEIGHT = 100.0  # weight of an image that needs a further expert
+TEMPERATURE_SLOPE = 0.05  # how far the temperatures of the divergence depend on class frequency
 
 
 class ExpertHead(nn.Module):
@@ -31,8 +31,10 @@ class ExpertHead(nn.Module):
         self.weight = nn.Parameter(
             torch.stack([nn.init.kaiming_normal_(torch.empty(classes, each)) for _ in range(experts)])
         )
-        self.seen = nn.ModuleList(nn.Linear(each, SEEN) for _ in range(experts - 1))
-        self.needed = nn.ModuleList(nn.Linear(SEEN + min(TOP, classes), 1) for _ in range(experts - 1))
+        self.seen = nn.ModuleList(nn.Linear(each, ROUTER_FEATURES) for _ in range(experts - 1))
+        self.needed = nn.ModuleList(
+            nn.Linear(ROUTER_FEATURES + min(ROUTER_LOGITS, classes), 1) for _ in range(experts - 1)
+        )
         self.routes = False
 
     def logits(self, x_BF: Tensor, expert: int) -> Tensor:
@@ -46,7 +48,7 @@ class ExpertHead(nn.Module):
     def wants_more(self, x_BF: Tensor, mean_BC: Tensor, expert: int) -> Tensor:
         """The router's logit after this expert, from its features and the mean logits so far."""
         seen_BS = self.seen[expert](F.normalize(x_BF))
-        top_BT = mean_BC.topk(min(TOP, mean_BC.shape[1]), 1)[0]
+        top_BT = mean_BC.topk(min(ROUTER_LOGITS, mean_BC.shape[1]), 1)[0]
         return self.needed[expert](torch.cat([top_BT, seen_BS.relu()], 1))[:, 0]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -70,7 +72,7 @@ def running_means(logits_BEC: Tensor) -> Tensor:
     return logits_BEC.cumsum(1) / torch.arange(1, logits_BEC.shape[1] + 1, device=logits_BEC.device)[:, None]
 
 
-class RIDE(Deferred, settings="ride"):
+class RIDE(DeferredReweighting, settings="ride"):
     """Stage 1: LDAM for each expert, less its divergence from their mean. Stage 2: the router alone."""
 
     config: cfg.RIDE
@@ -82,7 +84,7 @@ class RIDE(Deferred, settings="ride"):
         super().__init__(net, counts_C, config)
         c = self.config
         self.register_buffer("margin_C", ldam_margins(counts_C, c.margin), persistent=False)
-        flat_C = len(counts_C) * counts_C.double() / counts_C.sum() * FLATTER + 1 - FLATTER
+        flat_C = len(counts_C) * counts_C.double() / counts_C.sum() * TEMPERATURE_SLOPE + 1 - TEMPERATURE_SLOPE
         self.register_buffer("late_temperature_C", (c.temperature * flat_C / flat_C.max()).float(), persistent=False)
         self.register_buffer("temperature_C", torch.full((len(counts_C),), c.temperature), persistent=False)
 
@@ -144,7 +146,7 @@ class RIDE(Deferred, settings="ride"):
     def router_terms(self, x_BEF: Tensor, logits_BEC: Tensor, y_B: Tensor) -> dict[str, Tensor]:
         """A further expert is needed where the mean so far is wrong and one of those to come is right."""
         means_BEC, right_BE = running_means(logits_BEC), logits_BEC.argmax(2) == y_B[:, None]
-        loss, positive = logits_BEC.new_zeros(()), logits_BEC.new_full((), POSITIVE)
+        loss, positive = logits_BEC.new_zeros(()), logits_BEC.new_full((), POSITIVE_WEIGHT)
         for e in range(self.heads.experts - 1):
             needed_B = (means_BEC[:, e].argmax(1) != y_B) & right_BE[:, e + 1 :].any(1)
             wants_B = self.heads.wants_more(x_BEF[:, e], means_BEC[:, e], e)

@@ -17,7 +17,7 @@ from longtail.losses import (
     ldam_margins,
     softmax_objective,
 )
-from longtail.methods.base import Method, Stage, Start, accuracy, reweighted
+from longtail.methods.base import Method, Stage, StageData, accuracy, reweighted
 from longtail.models.heads import Classifier, CosineHead, linear_head
 
 
@@ -36,7 +36,7 @@ class Softmax(Method):
         raise NotImplementedError
 
 
-class Shifted(Softmax):
+class ShiftedSoftmax(Softmax):
     """Cross-entropy of the logits plus a `shift` of each class; in chunks where there are very many classes."""
 
     def shift(self) -> Tensor | None:
@@ -59,16 +59,16 @@ class Shifted(Softmax):
         return softmax_objective(x_BF, y_B, self.linear, self.shift(), self.config.chunk)
 
 
-class CrossEntropy(Shifted, settings="ce"):
+class CrossEntropy(ShiftedSoftmax, settings="ce"):
     """Without a shift."""
 
 
-class BalancedSoftmax(Shifted, settings="balanced-softmax"):
+class BalancedSoftmax(ShiftedSoftmax, settings="balanced-softmax"):
     def shift(self) -> Tensor | None:
         return self.log_prior_C
 
 
-class LogitAdjustment(Shifted, settings="logit-adjustment"):
+class LogitAdjustment(ShiftedSoftmax, settings="logit-adjustment"):
     """In the loss; or post hoc, in the classifier's bias once it has been learned."""
 
     config: cfg.LogitAdjustment
@@ -86,7 +86,7 @@ class LogitAdjustment(Shifted, settings="logit-adjustment"):
         return None if self.config.post_hoc else self.adjustment()
 
     @torch.no_grad()
-    def on_stage_start(self, start: Start) -> None:
+    def on_stage_start(self, start: StageData) -> None:
         if self.stage.name == "adjust":
             self.linear.bias.sub_(self.adjustment())
 
@@ -99,7 +99,7 @@ class LogitAdjustment(Shifted, settings="logit-adjustment"):
         return torch.where(self.log_prior_C.isfinite(), self.config.strength * self.log_prior_C, 0.0)
 
 
-class Deferred(Softmax):
+class DeferredReweighting(Softmax):
     """A softmax method whose classes are weighted from some epoch on (DRW)."""
 
     config: cfg.Deferred
@@ -124,14 +124,14 @@ class Deferred(Softmax):
         return epoch >= self.config.drw_from * epochs - 1e-6  # 0.55 · 100 is a little more than 55
 
 
-class Focal(Deferred, settings="focal"):
+class Focal(DeferredReweighting, settings="focal"):
     config: cfg.Focal
 
     def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
         return focal_loss(logits_BC, y_B, self.config.gamma, self.weight_C)
 
 
-class LDAM(Deferred, settings="ldam"):
+class LDAM(DeferredReweighting, settings="ldam"):
     config: cfg.LDAM
     margin_C: Tensor
 

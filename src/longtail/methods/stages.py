@@ -23,7 +23,7 @@ def second_stage(config: Config, name: str, rate_field: str, decay: float | None
         warmup_epochs=0,
         weight_decay=weight_decay,
     )
-    return Stage(name, c.second_epochs, optim, rate=f"--method.{rate_field}", **changes)
+    return Stage(name, c.second_epochs, optim, lr_flag=f"--method.{rate_field}", **changes)
 
 
 def linear_stage(config: Config, **changes: Any) -> Stage:

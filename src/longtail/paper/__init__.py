@@ -12,10 +12,10 @@ from longtail import files, run_folder
 from longtail.config import DataConfig
 from longtail.data.sources import DataSet, load_cached
 from longtail.deprecated import accept_old_arguments
-from longtail.engine.folder import check_links
+from longtail.engine.run_lock import check_links
 from longtail.engine.train import train
 from longtail.errors import Interrupted, UserError, disk_full_as_user_error, unknown_name
-from longtail.paper.results_book import Book, Budget, file_name, make_record
+from longtail.paper.results_book import ResultsFile, TimeBudget, file_name, make_record
 from longtail.paper.tables import TABLES, Cell, PaperTable, choose_cells, make_cell
 
 
@@ -39,7 +39,7 @@ def reproduce(
     """
     if name not in TABLES:
         raise unknown_name("table", name, TABLES)
-    table, left = TABLES[name], Budget(minutes)
+    table, left = TABLES[name], TimeBudget(minutes)
     wanted = check_seeds(table.seeds if seeds is None else seeds)
     check_epochs(epochs)
     if epochs is not None and table.mixed:
@@ -49,28 +49,28 @@ def reproduce(
         )
     chosen = choose_cells(table, methods, imbalance)
     command = command_line(name, table, wanted, methods, imbalance, epochs)
-    book = Book(open_folder(Path(results)) / file_name(name), name, table, command)
+    book = ResultsFile(open_folder(Path(results)) / file_name(name), name, table, command)
     cells = [make_cell(table, m, f, epochs, Path(out or f"runs/reproduce-{name}"), data_root) for m, f in chosen]
     for cell in cells:
         for seed in wanted:
             check_links(cell.run_folder(seed), Path(out or f"runs/reproduce-{name}"))
-    work_through(cells, wanted, book, left, rerun)
+    train_cells(cells, wanted, book, left, rerun)
     return book.write()
 
 
-def work_through(cells: Sequence[Cell], wanted: Sequence[int], book: Book, left: Budget, rerun: bool) -> None:
+def train_cells(cells: Sequence[Cell], wanted: Sequence[int], book: ResultsFile, left: TimeBudget, rerun: bool) -> None:
     """Train and record cell after cell, as far as the time goes."""
     images: dict[DataConfig, DataSet] = {}
     if not rerun:
-        book.borrow(cells, wanted)
+        book.copy_shared_runs(cells, wanted)
     for number, cell in enumerate(cells, 1):
-        where, todo = f"cell {number} of {len(cells)}: {cell}", book.seeds_left(cell, wanted, rerun)
+        where, todo = f"cell {number} of {len(cells)}: {cell}", book.missing_seeds(cell, wanted, rerun)
         if not todo:
             print(f"{where}: in {book.path} already, skipped", flush=True)
             continue
         data = load_cached(cell.config.data, images)
         book.check_images(cell, data)
-        if too_long := left.too_short_for(book.estimate(cell, data, todo, rerun)):
+        if too_long := left.why_too_short(book.estimate(cell, data, todo, rerun)):
             go_on = "name what is left with --methods and --imbalance" if rerun else "the same command continues"
             print(f"stopped before {where}: {too_long}; {go_on}", flush=True)
             break
@@ -81,7 +81,7 @@ def work_through(cells: Sequence[Cell], wanted: Sequence[int], book: Book, left:
             flush=True,
         )
         if rerun:
-            set_aside(cell, {s: r for s, r in book.recorded(cell).items() if s in todo})
+            rename_recorded_runs(cell, {s: r for s, r in book.find_records(cell).items() if s in todo})
         book.add([make_record(cell, folder, book.command) for folder in train_cell(cell, todo, data)])
 
 
@@ -143,7 +143,7 @@ def train_cell(cell: Cell, seeds: Sequence[int], data: DataSet) -> list[Path]:
         raise stop.in_a_verb_that_resumes(f"{cell}, and saved in {cell.folder}") from stop
 
 
-def set_aside(cell: Cell, recorded: dict[int, dict[str, Any]]) -> None:
+def rename_recorded_runs(cell: Cell, recorded: dict[int, dict[str, Any]]) -> None:
     """Rename the folders of recorded runs, so that these can be made once more; one not recorded yet is not in the way."""
     for seed, record in recorded.items():
         folder = cell.run_folder(seed)

@@ -45,7 +45,7 @@ def figure(name: str, sources: Iterable[Path | str] | Path | str = (), out: Path
 
 
 @contextlib.contextmanager
-def writing(out: Path) -> Iterator[None]:
+def write_as_user_error(out: Path) -> Iterator[None]:
     """Turn an OSError while the figure is written into a UserError; one while runs are read has another file."""
     try:
         yield
@@ -63,7 +63,7 @@ def check_out(name: str, out: Path, flag: str = "-o") -> None:
         raise UserError(f"{flag} {out}: the folder {out.parent} does not exist", kind="missing-file")
 
 
-def gradient(paths: Paths, out: Path) -> None:
+def draw_gradient(paths: Paths, out: Path) -> None:
     from longtail.reporting import plots  # matplotlib, which takes a second to come
 
     for path in paths:
@@ -71,17 +71,18 @@ def gradient(paths: Paths, out: Path) -> None:
             raise UserError(
                 f"no run below {path} has {run_folder.GRADIENTS}: train with --log.gradients", kind="missing-file"
             )
-    with writing(out):
-        plots.gradient_norms(gradient_norms_by_dataset(make_rows(run_folder.read_finished(paths))), out)
+    pulls = gradient_norms_by_dataset(make_rows(run_folder.read_finished(paths)))
+    with write_as_user_error(out):
+        plots.gradient_norms(pulls, out)
 
 
-def latency(paths: Paths, out: Path) -> None:
+def draw_latency(paths: Paths, out: Path) -> None:
     from longtail.reporting import plots
 
     if any(path.suffix == ".json" for path in paths):
         if len(paths) > 1:
             raise UserError(f"{paths[0]}: name one results file, or run folders", kind="conflict")
-        panels: Mapping[str, Sequence[MethodPoint]] = dots_of_results(paths[0])
+        panels: Mapping[str, Sequence[MethodPoint]] = read_dots(paths[0])
     else:
         panels = points_by_dataset(make_rows(run_folder.read_finished(paths)))
     if not any(dot.values["latency_b64"] for dots in panels.values() for dot in dots):
@@ -89,11 +90,11 @@ def latency(paths: Paths, out: Path) -> None:
             f"{paths[0]}: no run has latency_b64 in {run_folder.METRICS}: `longtail eval` measures it",
             kind="missing-file",
         )
-    with writing(out):
+    with write_as_user_error(out):
         plots.accuracy_by_latency(panels, out)
 
 
-def dots_of_results(path: Path) -> dict[str, list[MethodPoint]]:
+def read_dots(path: Path) -> dict[str, list[MethodPoint]]:
     """Of a reproduced table, the longest training."""
     try:
         table = run_folder.read_json(path)["table"]
@@ -106,23 +107,23 @@ def dots_of_results(path: Path) -> dict[str, list[MethodPoint]]:
         ) from error
 
 
-def extra(_: Paths, out: Path) -> None:
+def draw_extra(_: Paths, out: Path) -> None:
     from longtail.paper import theory_figures
 
-    with writing(out):
-        theory_figures.extra_alone(out)
+    with write_as_user_error(out):
+        theory_figures.draw_extra(out)
 
 
-def framework(_: Paths, out: Path) -> None:
+def draw_framework(_: Paths, out: Path) -> None:
     drawing = resources.files("longtail.reporting").joinpath("framework.svg").read_bytes()
-    with writing(out), files.replace_output(out) as fresh:
+    with write_as_user_error(out), files.replace_output(out) as fresh:
         fresh.write_bytes(drawing)
 
 
 FIGURES: dict[str, tuple[Callable[[Paths, Path], None], bool]] = {
-    "latency": (latency, True),
-    "gradient": (gradient, True),
-    "framework": (framework, False),
-    "extra": (extra, False),
+    "latency": (draw_latency, True),
+    "gradient": (draw_gradient, True),
+    "framework": (draw_framework, False),
+    "extra": (draw_extra, False),
 }
 """Name -> how it is drawn, and whether from runs; in the order of the paper."""

@@ -27,9 +27,13 @@ from longtail.schema import amount, count, percent
 
 # Metrics that a record keeps, the required ones first. Others may be missing, or None for an empty group.
 STORED_METRICS = sorted(METRICS, key=lambda name: not METRICS[name].is_required)
-Kinds = dict[str, type | tuple[type, ...]]
-START: Kinds = {"started": str, "commit": (str, type(None)), "device": str}  # of a run, and of each time it was resumed
-KINDS: Kinds = START | {
+Types = dict[str, type | tuple[type, ...]]
+START_TYPES: Types = {
+    "started": str,
+    "commit": (str, type(None)),
+    "device": str,
+}  # of a run, and of each time it was resumed
+RECORD_TYPES: Types = START_TYPES | {
     "method": str,
     "imbalance": (int, float),
     "seed": int,
@@ -43,7 +47,7 @@ KINDS: Kinds = START | {
     "data": dict,
     "identity": dict,
 }
-DATA_KINDS: Kinds = {"checksum": str, "images": int, "notes": list}
+DATA_TYPES: Types = {"checksum": str, "images": int, "notes": list}
 
 
 def read(path: Path, table: dict[str, Any]) -> dict[str, Any]:
@@ -54,24 +58,24 @@ def read(path: Path, table: dict[str, Any]) -> dict[str, Any]:
         tree = files.parse_json(files.read_text(path))
         if not isinstance(tree, dict) or not isinstance(tree.get("runs"), list):
             raise ValueError("no list of runs")
-        _check_kinds(tree, {"command": str, "updated": str})
-        return tree | {"runs": [_checked(record, table) for record in tree["runs"]]}
+        _check_types(tree, {"command": str, "updated": str})
+        return tree | {"runs": [_check_record(record, table) for record in tree["runs"]]}
     except (OSError, ValueError, RecursionError, UserError) as error:
         raise UserError(
             f"cannot use {path} ({error}): restore it, or move it away to start anew", kind="damaged-file"
         ) from error
 
 
-def _checked(record: Any, table: dict[str, Any]) -> dict[str, Any]:
-    _check_kinds(record, KINDS)
-    _check_kinds(record["data"], DATA_KINDS)
+def _check_record(record: Any, table: dict[str, Any]) -> dict[str, Any]:
+    _check_types(record, RECORD_TYPES)
+    _check_types(record["data"], DATA_TYPES)
     numbers = {"seed": record["seed"], "epochs": record["epochs"], "images": record["data"]["images"]}
     for name, value in numbers.items():
         if not count(value) or (name != "seed" and not value):
             raise ValueError(f"{name} is {str(value)[:60]}")
     _check_classes(record["per_class"], record.get("counts"))
     for start in record["resumed"]:
-        _check_kinds(start, START)
+        _check_types(start, START_TYPES)
     if record["method"] not in table["methods"] or record["imbalance"] not in table["imbalance"]:
         raise ValueError(f"a run of {record['method']} at {record['imbalance']}, which the table does not have")
     for name in STORED_METRICS:
@@ -82,7 +86,7 @@ def _checked(record: Any, table: dict[str, Any]) -> dict[str, Any]:
     return record | {"identity": from_dict(Config, record["identity"]).identity()}
 
 
-def _check_kinds(tree: Any, kinds: Kinds) -> None:
+def _check_types(tree: Any, kinds: Types) -> None:
     if not isinstance(tree, dict):
         raise ValueError(f"{tree!r} where a run was expected")
     for key, kind in kinds.items():
@@ -100,13 +104,13 @@ def _check_classes(per_class: list[Any], counts: Any) -> None:
         raise ValueError(f"counts are not those of {len(per_class)} classes")
 
 
-def find(tree: dict[str, Any], method: str, imbalance: float, config: Config) -> dict[int, dict[str, Any]]:
+def find_runs(tree: dict[str, Any], method: str, imbalance: float, config: Config) -> dict[int, dict[str, Any]]:
     """The recorded runs of one cell in this very configuration, by seed."""
     same = [r for r in tree["runs"] if (r["method"], r["imbalance"]) == (method, imbalance)]
     return {r["seed"]: r for r in same if r["identity"] == config.identity()}
 
 
-def add(tree: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, Any]:
+def add_records(tree: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, Any]:
     """The tree with these records, in the place of older ones of the same method, factor, seed and configuration."""
     fresh = [_key(record) for record in records]
     return tree | {"runs": [r for r in tree["runs"] if _key(r) not in fresh] + records}
@@ -124,7 +128,7 @@ def write(path: Path, tree: dict[str, Any]) -> dict[str, Any]:
     tree = head | {"rows": rows, "verdicts": compare_pairs(rows, tree["table"]), "runs": tree["runs"]}
     try:
         files.write_json(path, tree)
-        draw(tree, path.parent)
+        draw_pictures(tree, path.parent)
         files.write_text(path.with_suffix(".md"), to_markdown(tree))
     except OSError as error:
         raise UserError(
@@ -133,7 +137,7 @@ def write(path: Path, tree: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def draw(tree: dict[str, Any], folder: Path) -> None:
+def draw_pictures(tree: dict[str, Any], folder: Path) -> None:
     """The pictures that the page shows."""
     from longtail.reporting import plots  # matplotlib, which takes a second to come
 

@@ -22,7 +22,7 @@ def file_name(table: str) -> str:
 MARGIN = 1.1  # a run's seconds leave out loading and evaluation
 
 
-class Book:
+class ResultsFile:
     """The results file of one table while it grows."""
 
     def __init__(self, path: Path, name: str, table: PaperTable, command: str) -> None:
@@ -34,19 +34,19 @@ class Book:
         ]
         self.device: str | None = None  # of the runs added in this call
 
-    def recorded(self, cell: Cell) -> dict[int, dict[str, Any]]:
-        return results.find(self.tree, cell.method, cell.imbalance, cell.config)
+    def find_records(self, cell: Cell) -> dict[int, dict[str, Any]]:
+        return results.find_runs(self.tree, cell.method, cell.imbalance, cell.config)
 
-    def borrow(self, cells: Sequence[Cell], wanted: Sequence[int]) -> None:
+    def copy_shared_runs(self, cells: Sequence[Cell], wanted: Sequence[int]) -> None:
         """Take over what other tables have of these very configurations: before any training, so that every page has it."""
         for cell, tree in itertools.product(cells, self.shared):
             found = [r for r in tree["runs"] if r["identity"] == cell.config.identity() and r["seed"] in wanted]
-            missing = [r | {"method": cell.method} for r in found if r["seed"] not in self.recorded(cell)]
+            missing = [r | {"method": cell.method} for r in found if r["seed"] not in self.find_records(cell)]
             if missing:
                 self.add(missing, trained_here=False)
 
-    def seeds_left(self, cell: Cell, wanted: Sequence[int], again: bool) -> list[int]:
-        return [s for s in wanted if again or s not in self.recorded(cell)]
+    def missing_seeds(self, cell: Cell, wanted: Sequence[int], again: bool) -> list[int]:
+        return [s for s in wanted if again or s not in self.find_records(cell)]
 
     def check_images(self, cell: Cell, data: DataSet) -> None:
         """Figures on other images belong in another file."""
@@ -58,7 +58,9 @@ class Book:
 
     def estimate(self, cell: Cell, data: DataSet, seeds: Sequence[int], again: bool) -> float | None:
         """Seconds that a cell will likely take, by the runs done on this machine, of this method where there are some."""
-        left = [all_epochs(cell.config) if again else epochs_left(cell.config, cell.run_folder(s)) for s in seeds]
+        left = [
+            total_epochs(cell.config) if again else remaining_epochs(cell.config, cell.run_folder(s)) for s in seeds
+        ]
         if not any(left):
             return 0.0
         done = [r for r in self.tree["runs"] if self.device in (None, r["device"])]
@@ -69,7 +71,7 @@ class Book:
     def add(self, records: list[dict[str, Any]], trained_here: bool = True) -> None:
         """Record a cell; the file is read once more, since another process may have added to it."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self.tree = results.add(results.read(self.path, self.table), records)
+        self.tree = results.add_records(results.read(self.path, self.table), records)
         self.tree |= {"command": self.command, "updated": now}
         self.device = records[-1]["device"] if trained_here else self.device
         self.write()
@@ -87,7 +89,7 @@ def seconds_per_image(record: dict[str, Any], seeds: int) -> float:
 
     Per image seen, which steps are proportional to where batches are alike.
     """
-    metrics, epochs = record["metrics"], all_epochs(from_dict(Config, record["identity"]))
+    metrics, epochs = record["metrics"], total_epochs(from_dict(Config, record["identity"]))
     seconds = metrics["seconds"] + (metrics.get("setup_seconds") or 0)
     return seconds * max(1, seeds / (metrics.get("together") or 1)) / (epochs * record["data"]["images"])
 
@@ -122,21 +124,21 @@ def make_record(cell: Cell, folder: Path, command: str) -> dict[str, Any]:
     }
 
 
-def all_epochs(config: Config) -> int:
+def total_epochs(config: Config) -> int:
     """Of both stages, where there are two."""
     return config.train.epochs + config.method.second_epochs
 
 
-def epochs_left(config: Config, folder: Path) -> int:
+def remaining_epochs(config: Config, folder: Path) -> int:
     """Of a run that may have begun, by its log; what it logged after its last checkpoint counts as done."""
     if (folder / run_folder.METRICS).exists():
         return 0
     log = folder / run_folder.LOG
     done = len(files.read_bytes(log, folder=folder).splitlines()) if log.exists() else 0
-    return max(all_epochs(config) - done, 0)
+    return max(total_epochs(config) - done, 0)
 
 
-class Budget:
+class TimeBudget:
     """The minutes of a call, from now on; 0: no limit."""
 
     def __init__(self, minutes: float) -> None:
@@ -144,7 +146,7 @@ class Budget:
             raise UserError(f"--minutes {minutes:g}: it must be 0 (no limit) or more")
         self.end = time.monotonic() + 60 * minutes if minutes else math.inf
 
-    def too_short_for(self, seconds: float | None) -> str | None:
+    def why_too_short(self, seconds: float | None) -> str | None:
         """Why a cell of so many seconds is not begun; one of which nothing is known is, as long as there is time."""
         left = self.end - time.monotonic()
         if left > (seconds or 0):

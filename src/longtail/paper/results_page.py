@@ -41,24 +41,24 @@ def to_markdown(tree: Tree) -> str:
     made = f"Made by `longtail reproduce {tree['name']}` from [{name}.json]({name}.json), which holds every run. "
     parts = [f"# {tree['title']}", made + f"Last updated {escape_markdown(tree['updated'])}."]
     for epochs in training_lengths(tree):
-        parts += section(tree, epochs)
+        parts += length_section(tree, epochs)
     return "\n\n".join(parts) + "\n"
 
 
-def section(tree: Tree, epochs: int) -> list[str]:
+def length_section(tree: Tree, epochs: int) -> list[str]:
     """All about the runs of one length."""
     table, rows = tree["table"], select_length(tree["rows"], epochs)
-    head, body = headline(table, rows)
+    head, body = headline_table(table, rows)
     return [
         f"## {length_name(epochs).capitalize()}",
-        "\n".join(provenance(tree, epochs)),
+        "\n".join(provenance_list(tree, epochs)),
         markdown_table(head, body),
         caption(table),
-        missing(table, rows),
+        list_missing(table, rows),
         *(f"![{picture.description}]({picture.name})" for picture in plot_files(tree, epochs).values()),
-        *(part for pair in method_pairs(table) for part in claim(tree, epochs, pair)),
-        *(part for factor in table["imbalance"] for part in details(rows, factor)),
-        DETAIL + side_by_side(tree, epochs),
+        *(part for pair in method_pairs(table) for part in comparison_section(tree, epochs, pair)),
+        *(part for factor in table["imbalance"] for part in detail_section(rows, factor)),
+        DETAIL + parallel_note(tree, epochs),
     ]
 
 
@@ -70,14 +70,16 @@ def length_name(epochs: int) -> str:
     return "each in its own setting" if epochs == MIXED_LENGTHS else _count(epochs, "epoch")
 
 
-def headline(table: Tree, rows: Sequence[Tree]) -> tuple[list[str], list[list[str]]]:
+def headline_table(table: Tree, rows: Sequence[Tree]) -> tuple[list[str], list[list[str]]]:
     """Methods by factors: ours, and the paper's in brackets."""
     factors = table["imbalance"]
-    body = [[label, *(headline_cell(table, m, f, named) for f in factors)] for m, label, named in lines(table, rows)]
+    body = [
+        [label, *(headline_cell(table, m, f, named) for f in factors)] for m, label, named in headline_rows(table, rows)
+    ]
     return ["method", *map(factor_name, factors)], body
 
 
-def lines(table: Tree, rows: Sequence[Tree]) -> Iterator[tuple[str, str, list[Tree]]]:
+def headline_rows(table: Tree, rows: Sequence[Tree]) -> Iterator[tuple[str, str, list[Tree]]]:
     """Method, label and rows of each line of the headline; a method that ran in two configurations has two lines."""
     for method, title in table["methods"].items():
         mine = [row for row in rows if row["method"] == method]
@@ -91,24 +93,24 @@ def headline_cell(table: Tree, method: str, factor: float, rows: Iterable[Tree])
     return "; ".join(ours) + ("" if paper is None else f" ({paper:.1f})")
 
 
-def missing(table: Tree, rows: Sequence[Tree]) -> str:
+def list_missing(table: Tree, rows: Sequence[Tree]) -> str:
     """What the table asks for and these rows do not have."""
     lacks = []
-    for method, label, named in lines(table, rows):
+    for method, label, named in headline_rows(table, rows):
         wanted = table.get("factors", {}).get(method, table["imbalance"])
-        cells = [words for factor in wanted if (words := _lacking(table, factor, named))]
+        cells = [words for factor in wanted if (words := _missing_seeds(table, factor, named))]
         lacks += [f"{escape_markdown(label)} at {', '.join(cells)}"] if cells else []
     return f"Not run yet: {'; '.join(lacks)}." if lacks else "Nothing is missing."
 
 
-def _lacking(table: Tree, factor: float, rows: Iterable[Tree]) -> str | None:
+def _missing_seeds(table: Tree, factor: float, rows: Iterable[Tree]) -> str | None:
     there = {seed for row in rows if row["imbalance"] == factor for seed in row["seeds"]}
     seeds = [s for s in table["seeds"] if s not in there]
     some = f" ({format_seeds(seeds)})" if there else ""
     return factor_name(factor) + some if seeds else None
 
 
-def in_words(verdict: Tree) -> str:
+def describe_verdict(verdict: Tree) -> str:
     seeds = len(verdict["seeds"])
     where = f"{factor_name(verdict['imbalance']).capitalize()}:"
     if verdict["outcome"] is None:
@@ -121,19 +123,19 @@ def in_words(verdict: Tree) -> str:
     return f"{where} {first} is {position} {second} ({by})."
 
 
-def claim(tree: Tree, epochs: int, pair: list[str]) -> list[str]:
+def comparison_section(tree: Tree, epochs: int, pair: list[str]) -> list[str]:
     """How one method of the table stands against another, factor by factor."""
     first, second = (tree["table"]["methods"][method] for method in pair)
     mine = [v for v in select_length(tree["verdicts"], epochs) if v["pair"] == pair]
     said = []
     for factor in tree["table"]["imbalance"]:
         nothing = f"{factor_name(factor).capitalize()}: no verdict, {first} and {second} did not both run."
-        said += [in_words(v) for v in mine if v["imbalance"] == factor] or [nothing]
+        said += [describe_verdict(v) for v in mine if v["imbalance"] == factor] or [nothing]
     how = "Seed-paired difference in top-1 accuracy, with its 95 % t interval."
     return [f"### {first} against {second}", how, "\n".join(f"- {words}" for words in said)]
 
 
-def details(rows: Sequence[Tree], factor: float) -> list[str]:
+def detail_section(rows: Sequence[Tree], factor: float) -> list[str]:
     """All columns at one factor; nothing where nothing ran."""
     here = [row for row in rows if row["imbalance"] == factor]
     if not here:
@@ -152,7 +154,7 @@ def _figure(row: Tree, column: str) -> str:
     return format_metric(column, row["metrics"][column]["values"])
 
 
-def provenance(tree: Tree, epochs: int) -> list[str]:
+def provenance_list(tree: Tree, epochs: int) -> list[str]:
     """How the runs of one length were made: commands, settings, seeds, commits, machines, dates, and what the data noted."""
     runs = select_length(tree["runs"], epochs)
     starts = [start for r in runs for start in (r, *r["resumed"])]  # a resumed run has several
@@ -163,7 +165,7 @@ def provenance(tree: Tree, epochs: int) -> list[str]:
     return [
         *([f"- command {commands[0]}"] if len(commands) == 1 else ["- commands", *(f"  - {c}" for c in commands)]),
         f"- recipe {tree['table']['recipe']}, setting {tree['table']['setting']}: {', '.join(models)}",
-        *(f"- {words}" for words in second_stages(runs, tree["table"])),
+        *(f"- {words}" for words in second_stage_notes(runs, tree["table"])),
         f"- {format_seeds(sorted({r['seed'] for r in runs}))}",
         f"- {_one_of('commit', _distinct(str(start['commit'] or 'unknown') for start in starts))}",
         f"- {_one_of('machine', _distinct(start['device'] for start in starts))}",
@@ -174,7 +176,7 @@ def provenance(tree: Tree, epochs: int) -> list[str]:
     ]
 
 
-def second_stages(runs: Sequence[Tree], table: Tree) -> list[str]:
+def second_stage_notes(runs: Sequence[Tree], table: Tree) -> list[str]:
     """A method of two stages trains longer than its row's heading says."""
     stages = [(method_label(r, table), from_dict(Config, r["identity"]).method.second_epochs) for r in runs]
     return _distinct(
@@ -182,7 +184,7 @@ def second_stages(runs: Sequence[Tree], table: Tree) -> list[str]:
     )
 
 
-def side_by_side(tree: Tree, epochs: int) -> str:
+def parallel_note(tree: Tree, epochs: int) -> str:
     """Seconds mean something else where seeds shared the device."""
     together = {r["metrics"].get("together") or 1 for r in select_length(tree["runs"], epochs)}
     counts = ", ".join(str(n) for n in sorted(together) if n > 1)
@@ -193,7 +195,7 @@ def to_rich(tree: Tree, width: int = 150) -> list[Table]:
     """The headline of each length, for a terminal of so many columns."""
     tables = []
     for epochs in training_lengths(tree):
-        head, body = headline(tree["table"], select_length(tree["rows"], epochs))
+        head, body = headline_table(tree["table"], select_length(tree["rows"], epochs))
         title = f"{tree['title']}, {length_name(epochs)}"
         words = caption(tree["table"])
         table = Table(title=title, caption=words, title_justify="left", caption_justify="left")

@@ -15,7 +15,7 @@ CHECKPOINT_EVERY = 50  # epochs; the runs are minutes long, and a checkpoint cos
 
 
 @dataclass(frozen=True)
-class Variant:
+class MethodVariant:
     """A line of a table that is a method with something changed, under a name and a label of its own."""
 
     method: str
@@ -35,7 +35,7 @@ class PaperTable:
     methods: tuple[str, ...]
     imbalance: tuple[float, ...]
     seeds: tuple[int, ...] = (0, 1, 2)
-    variants: dict[str, Variant] = field(default_factory=dict)
+    variants: dict[str, MethodVariant] = field(default_factory=dict)
     """By name, which `methods` may hold."""
     note: str = ""
     """What a reader must know of the figures in brackets."""
@@ -87,11 +87,11 @@ class PaperTable:
         return {"recipe": self.recipe, "setting": self.setting, "methods": labels} | plain | words
 
 
-def changed(section: str, **values: Any) -> Callable[[Config], Config]:
+def with_changes(section: str, **values: Any) -> Callable[[Config], Config]:
     return lambda config: replace(config, **{section: replace(getattr(config, section), **values)})
 
 
-def strategy(number: int, scale: float | None = None) -> Callable[[Config], Config]:
+def with_views(number: int, scale: float | None = None) -> Callable[[Config], Config]:
     """One of the paper's augmentation strategies; with `scale`, both views cut at least so much of the image's area."""
 
     def change(config: Config) -> Config:
@@ -107,32 +107,34 @@ def strategy(number: int, scale: float | None = None) -> Callable[[Config], Conf
 # The paper's ablations were run on ImageNet-LT: strategies and crops with ResNet-50, alpha too, multi-task with ResNeXt-50.
 ABLATIONS = {
     **{
-        f"strategy-{n}": Variant("paco", f"strategy ({n}): {q}, {k}", strategy(n), figure)
+        f"strategy-{n}": MethodVariant("paco", f"strategy ({n}): {q}, {k}", with_views(n), figure)
         for (n, (q, k)), figure in zip(recipes.STRATEGIES.items(), (55.0, 56.5, 57.0), strict=True)
     },
-    **{f"crop-{s:g}": Variant("paco", f"strategy (3), crops from {s:g}", strategy(3, s)) for s in (0.08, 0.2)},
+    **{f"crop-{s:g}": MethodVariant("paco", f"strategy (3), crops from {s:g}", with_views(3, s)) for s in (0.08, 0.2)},
     **{
-        f"alpha-{a:g}": Variant("paco", f"alpha {a:g}", changed("method", alpha=a))
+        f"alpha-{a:g}": MethodVariant("paco", f"alpha {a:g}", with_changes("method", alpha=a))
         for a in (0.005, 0.02, 0.05, 0.1, 0.2)
     },
     **{
-        f"multi-task-{w:g}": Variant(
+        f"multi-task-{w:g}": MethodVariant(
             "balanced-softmax-supcon",
             f"Balanced Softmax + {w:g} re-weighted SupCon",
-            changed("method", weight=w),
+            with_changes("method", weight=w),
             figure,
         )
         for w, figure in {0.05: 57.0, 0.1: 57.1, 0.2: 57.1, 0.3: 57.0, 0.5: 57.2, 0.8: 57.2, 1.0: 56.9}.items()
     },
 }
 
-DEEPER = {
-    f"paco-resnet{depth}": Variant("paco", f"PaCo, ResNet-{depth}", changed("model", name=f"resnet{depth}_cifar"))
+DEEPER_NETWORKS = {
+    f"paco-resnet{depth}": MethodVariant(
+        "paco", f"PaCo, ResNet-{depth}", with_changes("model", name=f"resnet{depth}_cifar")
+    )
     for depth in (56, 74)
 }
 
 
-def first_two(*names: str) -> tuple[str, ...]:
+def with_main_pair(*names: str) -> tuple[str, ...]:
     """Methods with PaCo and Balanced Softmax at their head, each once."""
     return tuple(dict.fromkeys(("paco", "balanced-softmax", *names)))
 
@@ -149,7 +151,7 @@ TABLES = {
         title="CIFAR-100-LT, every method as its authors ran it",
         recipe="cifar100-lt",
         setting="released",
-        methods=first_two(*(m for m, e in METHODS.items() if e.published), "ce"),
+        methods=with_main_pair(*(m for m, e in METHODS.items() if e.published), "ce"),
         imbalance=(100, 50, 10),
         note="In brackets what was published: by the PaCo paper; for CB-Focal by a leaderboard (the best of several "
         "class-balanced losses), for cRT, LWS and tau-norm by the Bag of Tricks code, for RIDE by its README.",
@@ -159,7 +161,7 @@ TABLES = {
         title="CIFAR-100-LT at imbalance 100: every method under one budget",
         recipe="cifar100-lt",
         setting="equal",
-        methods=first_two(*METHODS),
+        methods=with_main_pair(*METHODS),
         imbalance=(100,),
         note="In brackets what was published, each with its own length, schedule and augmentation.",
         shares=("latency", "cifar100-lt"),
@@ -170,7 +172,7 @@ TABLES = {
         setting="equal",
         methods=("paco-resnet56", "ride-2", "paco-resnet74", "ride-3", "paco", "ride-1", "ride-4"),
         imbalance=(100,),
-        variants=DEEPER,
+        variants=DEEPER_NETWORKS,
         # An image passes 51 convolutions in a row with two experts and 71 with three, each on a ResNet-32 whose first 11 they
         # share; 55 and 73 in these networks. So small a network takes about the time of launching them: the table's ms tell.
         pairs=(("paco-resnet56", "ride-2"), ("paco-resnet74", "ride-3")),

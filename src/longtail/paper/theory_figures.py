@@ -13,21 +13,21 @@ from longtail.theory import closed_forms
 EXAMPLE = 0.41  # alpha·K* of full ImageNet, the paper's own
 
 
-def theory(counts: Sequence[int], K: Sequence[float], alphas: Sequence[float], path: Path) -> None:
+def draw_theory(counts: Sequence[int], K: Sequence[float], alphas: Sequence[float], path: Path) -> None:
     """L_extra as the paper's Fig. 4 has it, and each class's optimal pair probability by alpha; K are its positives."""
     figure, (left, right) = make_figure(2, (10, 4.2))
-    extra(left, EXAMPLE)
-    pairs(right, np.array(counts), np.array(K), alphas)
+    plot_extra(left, EXAMPLE)
+    plot_pairs(right, np.array(counts), np.array(K), alphas)
     save_figure(figure, path)
 
 
-def extra_alone(path: Path) -> None:
+def draw_extra(path: Path) -> None:
     figure, (axis,) = make_figure(1, (5.2, 4.0))
-    extra(axis, EXAMPLE)
+    plot_extra(axis, EXAMPLE)
     save_figure(figure, path)
 
 
-def extra(axis: Axes, alpha_K: float) -> None:
+def plot_extra(axis: Axes, alpha_K: float) -> None:
     P_sup, value = closed_forms.extra_curve(alpha_K)
     best = 1 / (1 + alpha_K)
     axis.plot(P_sup, value, color=COLORS[0])
@@ -39,7 +39,7 @@ def extra(axis: Axes, alpha_K: float) -> None:
     axis.grid(alpha=0.3)
 
 
-def pairs(axis: Axes, counts_C: closed_forms.Floats, K_C: closed_forms.Floats, alphas: Sequence[float]) -> None:
+def plot_pairs(axis: Axes, counts_C: closed_forms.Floats, K_C: closed_forms.Floats, alphas: Sequence[float]) -> None:
     order = np.argsort(-counts_C, kind="stable")
     curves = {"SupCon": closed_forms.supcon_pair(K_C)} | {
         f"PaCo, alpha {a:g}": closed_forms.pair(a, K_C) for a in alphas

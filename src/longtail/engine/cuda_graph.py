@@ -1,4 +1,4 @@
-"""Steps that are compiled or captured as a CUDA graph, which replays hundreds of small kernels by one launch."""
+"""Execution of steps: eager, compiled, or captured as a CUDA graph, which replays hundreds of small kernels by one launch."""
 
 import contextlib
 import functools
@@ -16,8 +16,10 @@ from longtail.engine.meter import NEVER
 if TYPE_CHECKING:
     from longtail.engine.trainer import Trainer
 
-WARM_UP = 3  # calls that choose kernels and allocate permanent memory
-WARM_UP_STREAM, VIEWS, STEPS = 0, -1, -2  # numbers of streams; those from 1 on are branches of a captured step
+WARM_UP_CALLS = 3
+"""Calls before a capture, which choose kernels and allocate permanent memory."""
+WARM_UP_STREAM, VIEW_STREAM, STEP_STREAM = 0, -1, -2
+"""Numbers of streams; those from 1 on are branches of a captured step."""
 
 
 def make_step(trainers: "Sequence[Trainer]", train_step: "Callable[[Trainer], None]") -> Callable[[], None]:
@@ -37,7 +39,7 @@ def make_step(trainers: "Sequence[Trainer]", train_step: "Callable[[Trainer], No
         return run_all
     start, step = time.perf_counter(), run_all
     compile_kernels(first.method)
-    with warnings.catch_warnings():  # the compiler's advice on precision is not for users
+    with warnings.catch_warnings():  # the compiler's advice on precision is for developers
         warnings.filterwarnings("ignore", module=r"torch\._inductor")
         if first.is_captured:
             step = CapturedStep(trainers, train_step)
@@ -49,8 +51,8 @@ def make_step(trainers: "Sequence[Trainer]", train_step: "Callable[[Trainer], No
     return step
 
 
-class Captured:
-    """A captured function without arguments, which draws from `rng` and reads and writes tensors on the device only."""
+class CapturedFunction:
+    """A captured function without arguments, which takes random numbers from `rng` and accesses tensors on the device only."""
 
     def __init__(self, work: Callable[[], None], rng: torch.Generator) -> None:
         self.graph = torch.cuda.CUDAGraph()
@@ -72,7 +74,7 @@ class CapturedStep:
     def __init__(self, trainers: "Sequence[Trainer]", train_step: "Callable[[Trainer], None]") -> None:
         warm_up_and_restore(trainers, train_step)
         self.graph = torch.cuda.CUDAGraph()
-        streams = [stream(1 + branch) for branch in range(len(trainers))]
+        streams = [get_stream(1 + branch) for branch in range(len(trainers))]
         with capture(self.graph):
             main = torch.cuda.current_stream()
             for trainer, branch in zip(trainers, streams, strict=True):
@@ -91,45 +93,45 @@ def capture(graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
     return torch.cuda.graph(graph, capture_error_mode="thread_local")
 
 
-def stream(number: int) -> torch.cuda.Stream:
-    """Return the stream of a number on the current device.
+def get_stream(number: int) -> torch.cuda.Stream:
+    """Return the stream with a number on the current device.
 
-    torch has 32 streams of a priority and assigns them in turn, so that a new one may be one that is in use; branches of a
-    graph that share a stream also share memory. A step has priority over the views of the next step.
+    torch has 32 streams of each priority and assigns them in turn, so that a new stream may be one that is in use already.
+    Branches of a graph that share a stream would also share memory. A step has priority over the views of the next step.
     """
-    return _stream(number, torch.cuda.current_device())
+    return _make_stream(number, torch.cuda.current_device())
 
 
 @functools.cache
-def _stream(number: int, device: int) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=0 if number == VIEWS else -1)
+def _make_stream(number: int, device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=0 if number == VIEW_STREAM else -1)
 
 
 @contextlib.contextmanager
 def own_stream(device: torch.device) -> Iterator[None]:
-    """Use another stream than CUDA's default one, for which the streams of libraries may wait."""
+    """Use a stream other than the default one of CUDA, which synchronizes with the streams of some libraries."""
     if device.type != "cuda":
         yield
         return
-    usual, own = torch.cuda.current_stream(), stream(STEPS)
-    own.wait_stream(usual)
+    default, own = torch.cuda.current_stream(), get_stream(STEP_STREAM)
+    own.wait_stream(default)
     try:
         with torch.cuda.stream(own):
             yield
     finally:
-        usual.wait_stream(own)
+        default.wait_stream(own)
 
 
 def warm_up_and_restore(trainers: "Sequence[Trainer]", train_step: "Callable[[Trainer], None]") -> None:
-    """Make steps that compile, choose kernels and allocate permanent memory, and restore the state from before them.
+    """Make steps that compile, choose kernels and allocate permanent memory, and restore the state afterward.
 
     Args:
         trainers: The trainers.
         train_step: The device's part of a step of one trainer.
     """
     cuda = trainers[0].device.type == "cuda"
-    before = [{name: t.clone() for name, t in state(trainer).items()} for trainer in trainers]
-    drawn = torch.cuda.get_rng_state() if cuda else torch.get_rng_state()
+    before = [{name: t.clone() for name, t in step_state(trainer).items()} for trainer in trainers]
+    rng_state = torch.cuda.get_rng_state() if cuda else torch.get_rng_state()
 
     def once() -> None:
         for trainer in trainers:
@@ -141,22 +143,22 @@ def warm_up_and_restore(trainers: "Sequence[Trainer]", train_step: "Callable[[Tr
     else:
         once()
     for trainer, tensors in zip(trainers, before, strict=True):
-        restore(trainer, tensors)
+        restore_state(trainer, tensors)
         trainer.prepare(trainer.step)
-    (torch.cuda.set_rng_state if cuda else torch.set_rng_state)(drawn)
+    (torch.cuda.set_rng_state if cuda else torch.set_rng_state)(rng_state)
 
 
 def warm_up(work: Callable[[], None]) -> None:
-    """Call a function on another stream, as capturing requires it."""
-    side = stream(WARM_UP_STREAM)
+    """Call a function several times on another stream, as capturing requires."""
+    side = get_stream(WARM_UP_STREAM)
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(WARM_UP):
+        for _ in range(WARM_UP_CALLS):
             work()
     torch.cuda.current_stream().wait_stream(side)
 
 
-def state(trainer: "Trainer") -> dict[str, Tensor]:
+def step_state(trainer: "Trainer") -> dict[str, Tensor]:
     """Return all tensors that a step changes and a later one reads, by name."""
     tensors = dict(trainer.method.state_dict())
     for i, group in enumerate(trainer.optimizer.state.values()):
@@ -169,9 +171,9 @@ def state(trainer: "Trainer") -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def restore(trainer: "Trainer", before: dict[str, Tensor]) -> None:
-    """Restore the state in place, as a graph knows tensors by their addresses; tensors that are new become zero."""
-    for name, tensor in state(trainer).items():
+def restore_state(trainer: "Trainer", before: dict[str, Tensor]) -> None:
+    """Restore the state in place, because a graph refers to tensors by address. Tensors that are new become zero."""
+    for name, tensor in step_state(trainer).items():
         if name in before and before[name].shape == tensor.shape:
             tensor.copy_(before[name])
         elif name == "first_bad":
