@@ -207,7 +207,7 @@ def test_where_it_goes(run, tmp_path, monkeypatch):
     before = (run / "model.safetensors").read_bytes()
     for to, out, kind, value in (
         ("safetensors", run / "model.safetensors", "exists", run / "model.safetensors"),
-        ("onnx", tmp_path / "x.pt2", "invalid-value", "*.onnx"),
+        ("onnx", tmp_path / "x.pt2", "invalid-value", ".onnx"),
         ("onnx", Path(__file__) / "x.onnx", "not-writable", Path(__file__) / "x.onnx"),
         ("onx", None, "unknown-name", "'onnx'"),
     ):
