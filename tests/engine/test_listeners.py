@@ -27,7 +27,7 @@ def offline(monkeypatch, tmp_path):
 
 def told(method: str, *to: str, **train_changes) -> Config:
     config = tiny(method, **train_changes)
-    return replace(config, log=replace(config.log, to=to))
+    return replace(config, log=replace(config.log, loggers=to))
 
 
 def row(epoch: int, **more) -> dict:

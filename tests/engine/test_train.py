@@ -38,7 +38,7 @@ from longtail.engine.trainer import Trainer
 from longtail.errors import Interrupted, RunError
 from longtail.kernels import nvrtc
 from longtail.methods import Batch
-from longtail.methods.bbn import BBN
+from longtail.methods.branches import BBN
 from longtail.methods.paco import PaCo
 from longtail.methods.softmax import CrossEntropy
 from longtail.models import backbones

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import io
 import os
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -32,8 +33,7 @@ LARGEST_IMAGE = 2**29  # bytes of a file; an uncompressed 8-bit image of the mos
 FIX = "replace or remove it, or leave such images out with --data.on_error skip"
 MOVING = ("GIF", "WEBP", "PNG", "AVIF")  # formats whose frames are an animation; those of others are pages, or views
 
-# Its remarks on odd files (a damaged EXIF, many pixels) name no file; what matters is checked here.
-warnings.filterwarnings("ignore", module=r"PIL\..*")
+_decoding_lock, _decoding_count = threading.Lock(), 0
 
 T = TypeVar("T")
 
@@ -260,6 +260,29 @@ def _moves(image: "Image.Image") -> bool:
 
 
 @contextmanager
+def ignore_pillow_warnings() -> Iterator[None]:
+    """Ignore Pillow's warnings while any thread decodes. They do not name the file, and what matters is checked here.
+
+    `warnings.catch_warnings` is not thread-safe: it would restore the filters of another thread. Therefore the first thread
+    adds one filter, and the last one removes it.
+    """
+    global _decoding_count
+    with _decoding_lock:
+        if _decoding_count == 0:
+            warnings.filterwarnings("ignore", module=r"PIL\..*")
+        _decoding_count += 1
+    try:
+        yield
+    finally:
+        with _decoding_lock:
+            _decoding_count -= 1
+            if _decoding_count == 0:
+                own = [f for f in warnings.filters if f[0] == "ignore" and getattr(f[3], "pattern", None) == r"PIL\..*"]
+                for entry in own:
+                    warnings.filters.remove(entry)  # type: ignore[attr-defined]
+
+
+@contextmanager
 def opened(encoded: bytes) -> "Iterator[Image.Image]":
     """The image of a file; anything that a decoder raises on a damaged one is a BadImage."""
     from PIL import Image, UnidentifiedImageError
@@ -267,7 +290,7 @@ def opened(encoded: bytes) -> "Iterator[Image.Image]":
     try:
         if not encoded:
             raise BadImage("the file is empty")
-        with Image.open(io.BytesIO(encoded), formats=supported_formats()) as image:
+        with ignore_pillow_warnings(), Image.open(io.BytesIO(encoded), formats=supported_formats()) as image:
             _refuse_bomb(image)
             yield image
     except BadImage:
