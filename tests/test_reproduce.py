@@ -15,13 +15,14 @@ import pytest
 from torch import nn
 
 import longtail
-from longtail import methods, paper, recipes, run_folder
+from longtail import methods, recipes, run_folder
 from longtail.cli import main
 from longtail.data.sources import load
 from longtail.errors import Interrupted
-from longtail.paper import reproduce
+from longtail.paper import reproduce as runner
 from longtail.paper import results as files
-from longtail.paper.results_book import MARGIN, ResultsFile, seconds_per_image
+from longtail.paper.reproduce import MARGIN, estimate_seconds, reproduce, seconds_per_image
+from longtail.paper.results import ResultsFile
 from longtail.paper.results_page import (
     BRACKETS,
     comparison_section,
@@ -96,8 +97,8 @@ def calls(monkeypatch):
         made.append((out.name, config.train.seeds))
         return train(config, out, resume, data)
 
-    train = paper.train
-    monkeypatch.setattr(paper, "train", spy)
+    train = runner.train
+    monkeypatch.setattr(runner, "train", spy)
     return made
 
 
@@ -380,7 +381,7 @@ def test_lengths_of_their_own_share_a_table(place, monkeypatch):
         if record["method"] == "paco":
             record["epochs"] = 7
     table = tree["table"] | {"mixed": True}
-    mixed = files.write(place / "results/mixed.json", tree | {"table": table, "name": "mixed"})
+    mixed = files.write_results(place / "results/mixed.json", tree | {"table": table, "name": "mixed"})
     page = to_markdown(mixed)
     assert lengths(mixed) == [MIXED] and [line for line in page.splitlines() if line.startswith("## ")][1:] == []
     assert [v["seeds"] for v in mixed["verdicts"]] == [[0, 1]]  # PaCo of 7 epochs against Balanced Softmax of 1
@@ -394,11 +395,11 @@ def test_many_methods_are_drawn_as_dots_with_their_latency(place):
     paco = [r for r in tree["runs"] if r["method"] == "paco"]
     table = tree["table"] | {"methods": names, "pairs": [["m1", "m0"], ["m3", "m2"]]}
     copies = [r | {"method": name} for name in names for r in paco]
-    alike = files.write(place / "results/many.json", tree | {"runs": copies, "table": table, "name": "many"})
+    alike = files.write_results(place / "results/many.json", tree | {"runs": copies, "table": table, "name": "many"})
     assert list(pictures(alike, 1)) == ["compared"]  # networks of one size have one latency
     for i, record in enumerate(copies):
         record["metrics"] = record["metrics"] | {"parameters": 1000 + i // len(paco)}
-    drawn = files.write(place / "results/many.json", tree | {"runs": copies, "table": table, "name": "many"})
+    drawn = files.write_results(place / "results/many.json", tree | {"runs": copies, "table": table, "name": "many"})
     assert list(pictures(drawn, 1)) == ["compared", "latency"]
     for picture in pictures(drawn, 1).values():
         assert (place / "results" / picture.name).stat().st_size > 10_000
@@ -498,7 +499,7 @@ def test_the_estimate_prefers_the_method_and_this_machine(place):
     data = load(cells["paco"].config.data)
 
     def seconds(method):
-        return book.estimate(cells[method], data, [0], False) / MARGIN
+        return estimate_seconds(book, cells[method], data, [0], False) / MARGIN
 
     assert seconds("paco") == pytest.approx(2) and seconds("balanced-softmax") == pytest.approx(60)
     book.device = "here"
@@ -513,7 +514,7 @@ def test_the_estimate_counts_what_is_left(place):
     data = load(cell.config.data)
 
     def seconds(*seeds, again=False):
-        return book.estimate(cell, data, seeds, again) / MARGIN
+        return estimate_seconds(book, cell, data, seeds, again) / MARGIN
 
     assert seconds(0) == pytest.approx(160) and seconds(0, 1) == pytest.approx(320)
     begun, finished = cell.run_folder(0), cell.run_folder(1)
@@ -529,7 +530,7 @@ def test_a_stop_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     def stop(*_, **__):
         raise Interrupted("saved: --resume continues", 15)
 
-    monkeypatch.setattr(paper, "train", stop)
+    monkeypatch.setattr(runner, "train", stop)
     flags = ["--methods", "paco", "--imbalance", "40", "--out", str(tmp_path / "runs"), "--results", str(tmp_path)]
     assert "--resume" not in fails(capsys, ["reproduce", "dig-its", *flags], "interrupted", "PaCo", code=143)
 
@@ -660,6 +661,6 @@ def test_the_twin_is_public():
 @pytest.mark.long  # a contract of the import linter forbids tyro, too
 def test_the_twin_needs_no_tyro():
     code = """import sys; sys.modules["tyro"] = None
-import longtail, longtail.paper
-assert longtail.reproduce is longtail.paper.reproduce"""
+import longtail, longtail.paper.reproduce
+assert longtail.reproduce is longtail.paper.reproduce.reproduce"""
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -33,7 +33,7 @@ HELPS = {
     "longtail.recipes.imagenet_scale": "large",
     "longtail.reporting": "report",
     "longtail.paper.figures": "figures",
-    "longtail.paper": "reproduce",
+    "longtail.paper.reproduce": "reproduce",
     "longtail.run_folder": "start",
     "longtail.theory": "theory",
     "longtail.views": "data",

@@ -157,7 +157,7 @@ def run_compare(args: list[str]) -> None:
 def run_reproduce(args: list[str]) -> None:
     given = dict(vars(parse(Reproduce, "reproduce", args)))
 
-    from longtail.paper import reproduce
+    from longtail.paper.reproduce import reproduce
     from longtail.paper.results_page import to_rich
     from longtail.reporting.cells import lengths, pictures
 
