@@ -1,5 +1,6 @@
-"""The command as a user meets it: help, one-line errors with exit code 2, nothing half-written, and the verbs end to end."""
+"""Help, one-line errors with exit code 2 that leave no files, and the commands end to end."""
 
+import importlib.util
 import json
 import os
 import pickle
@@ -12,7 +13,10 @@ import pytest
 from PIL import Image
 
 from longtail import recipes
-from longtail.cli import main, manual
+from longtail.cli import docs, main
+from longtail.cli.console import print_messages
+from longtail.cli.train import default_out
+from longtail.progress import log_info, log_warning
 from tests.raises import fails
 
 FAST = ["--train.epochs", "1", "--train.device", "cpu", "--log.progress", "none"]
@@ -116,13 +120,13 @@ def test_no_cuda_and_a_used_folder_are_one_line(capsys, tmp_path):
         assert not (tmp_path / "y").exists()
 
 
-def test_a_read_only_place_is_one_line(capsys, tmp_path):
+def test_an_output_folder_that_cannot_be_created_is_one_line(capsys, tmp_path):
     (tmp_path / "file").write_text("")
     fails(capsys, ["train", "digits-lt", *FAST, "--out", str(tmp_path / "file" / "x")], "not-writable", "--out")
 
 
 def test_train_eval_and_table(capsys, tmp_path):
-    """Two methods, two seeds; evaluation repeats the stored figures; the table is printed and written."""
+    """Two methods with two seeds: the evaluation gives the stored results, and the table is printed and written."""
     for method in ("ce", "paco"):
         args = [
             "train",
@@ -160,7 +164,7 @@ def test_train_eval_and_table(capsys, tmp_path):
 
 
 def test_a_folder_of_images_trains_with_a_class_of_one_image(capsys, tmp_path):
-    """A single image is normal: it trains, and the run says that it has no validation image."""
+    """A class may have a single image, which is used for training; the class is reported."""
     root = images(tmp_path / "pets", split="", classes=["cat", "dog"], n=12)
     images(root, split="", classes=["axolotl"], n=1)
     flags = ["--model.name", "resnet8_cifar", "--data.image_size", "16", "--train.batch_size", "8"]
@@ -172,7 +176,7 @@ def test_a_folder_of_images_trains_with_a_class_of_one_image(capsys, tmp_path):
     assert metrics["counts"][0] == 1 and metrics["per_class"][0] is None and metrics["class_names"][0] == "axolotl"
 
 
-def test_section_flags_come_after_the_recipe(tmp_path, capsys):
+def test_flags_of_settings_are_applied_after_those_of_the_recipe(tmp_path, capsys):
     args = ["train", "digits-lt", "--method", "paco-no-rebalance", "--imbalance", "10", "--strategy", "1", *FAST]
     assert main([*args, "--method.tau", "0.3", "--out", str(tmp_path)]) == 0
     config = json.loads((tmp_path / "seed0/config.json").read_text())
@@ -181,7 +185,7 @@ def test_section_flags_come_after_the_recipe(tmp_path, capsys):
 
 
 def test_help_needs_no_torch():
-    """Nor do the recipes: an import of torch takes longer than all the rest."""
+    """Importing torch takes longer than everything else."""
     code = "import sys; from longtail.cli import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
     for args in (["--help"], ["recipes"], ["--version"], ["docs", "data"]):
         shown = subprocess.run([sys.executable, "-c", code, *args], check=True, capture_output=True, text=True)
@@ -189,20 +193,18 @@ def test_help_needs_no_torch():
 
 
 def test_runs_of_methods_that_share_a_class_do_not_share_a_folder(monkeypatch):
-    from longtail.cli import verbs
-
     config = recipes.digits_lt("ride-3")
-    assert verbs.default_out("digits-lt", "ride-3", config, None) == Path("runs/digits-lt-ride-3-40")
+    assert default_out("digits-lt", "ride-3", config, None) == Path("runs/digits-lt-ride-3-40")
 
 
-@pytest.mark.parametrize("verb", ["train", "eval", "table", "demo", "recipes", "compare", "reproduce"])
-def test_every_verb_explains_itself(verb, capsys):
+@pytest.mark.parametrize("command", ["train", "eval", "table", "demo", "recipes", "compare", "reproduce"])
+def test_every_command_has_help(command, capsys):
     with pytest.raises(SystemExit) as stop:
-        main([verb, "--help"])
-    assert stop.value.code == 0 and verb in capsys.readouterr().out
+        main([command, "--help"])
+    assert stop.value.code == 0 and command in capsys.readouterr().out
 
 
-def test_published_figures_are_listed(capsys):
+def test_published_results_are_listed(capsys):
     assert main(["recipes"]) == 0
     shown = capsys.readouterr().out
     assert all(figure in shown for figure in ("52.0", "56.0", "64.2", "50.8", "79.1")) and "digits-lt" in shown
@@ -226,36 +228,50 @@ def test_an_error_names_the_page_that_helps(capsys, tmp_path):
     }.items():
         assert main(args.split()) == 2
         assert capsys.readouterr().err.endswith(f" {page})\n"), args
-        assert manual.pages()[page].exists()
+        assert docs.find_pages()[page].exists()
 
 
-def test_every_page_that_helps_is_there():
-    assert set(filter(None, manual.HELPS.values())) <= manual.pages().keys()
+def test_pages_of_errors_and_their_modules_exist():
+    assert set(filter(None, docs.PAGES_BY_MODULE.values())) <= docs.find_pages().keys()
+    assert [name for name in docs.PAGES_BY_MODULE if importlib.util.find_spec(name) is None] == []
 
 
-def test_the_pages_can_be_read_in_the_terminal(capsys):
+def test_messages_of_the_library_are_logged_and_the_command_line_prints_them(capsys, caplog):
+    with print_messages():
+        log_info("a message")
+        log_warning("a warning")
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("a message\n", "a warning\n") and not caplog.messages
+    with caplog.at_level("INFO", logger="longtail"):
+        log_info("100 % of a message")
+        log_warning("a warning")
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "") and caplog.messages == ["100 % of a message", "a warning"]
+
+
+def test_docs_prints_pages(capsys):
     assert main(["docs"]) == 0
     listed = capsys.readouterr().out
-    assert [line.split()[0] for line in listed.splitlines()] == list(manual.pages())
+    assert [line.split()[0] for line in listed.splitlines()] == list(docs.find_pages())
     assert main(["docs", "data"]) == 0
-    assert capsys.readouterr().out == manual.pages()["data"].read_text()
+    assert capsys.readouterr().out == docs.find_pages()["data"].read_text()
     fails(capsys, ["docs", "dta"], "unknown-name", "'dta'", "'data'")
 
 
-def test_on_a_terminal_a_page_is_laid_out(capsys, monkeypatch):
-    monkeypatch.setattr(manual.sys.stdout, "isatty", lambda: True, raising=False)
-    manual.show("figures")
+def test_docs_formats_pages_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(docs.sys.stdout, "isatty", lambda: True, raising=False)
+    docs.print_page("figures")
     shown = capsys.readouterr().out
     assert "picture: " in shown and "![" not in shown and "```" not in shown
 
 
-def test_a_run_that_cannot_be_written_to_is_not_measured_again(capsys, tmp_path, monkeypatch):
+def test_a_run_that_cannot_be_written_to_is_not_evaluated(capsys, tmp_path, monkeypatch):
     assert main(["train", "digits-lt", "--method", "ce", *FAST, "--out", str(tmp_path)]) == 0
     monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)
     fails(capsys, ["eval", str(tmp_path)], "not-writable", str(tmp_path))
 
 
-def test_a_lack_of_memory_is_one_line(capsys, tmp_path, monkeypatch):
+def test_out_of_memory_is_one_line(capsys, tmp_path, monkeypatch):
     def none(*_):
         raise MemoryError
 

@@ -1,4 +1,4 @@
-"""`longtail compare` on the digits and on a folder of images: one budget for all, nothing trained twice, ties marked."""
+"""`longtail compare` on the digits and on a folder of images: equal budgets, resumed runs, failures, and ties."""
 
 import functools
 import json
@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 from longtail import comparison, methods, recipes, run_folder
-from longtail.autoconfig.config_choices import YOURS
+from longtail.autoconfig.config_choices import SET_BY_USER
 from longtail.cli import main
-from longtail.comparison import compare, configure, select_methods, usual_budget
+from longtail.comparison import compare, configure, make_budget, select_methods
 from longtail.errors import UserError
 from longtail.reporting import tested
 from longtail.reporting.table import ResultRow
@@ -27,17 +27,17 @@ def quiet(config):
     return replace(config, log=replace(config.log, progress="none"), train=replace(config.train, device="cpu"))
 
 
-def test_how_long_it_will_take_goes_by_what_was_trained():
-    assert "3:00" in comparison.still_to_come(120, 2, 3)
+def test_time_left_is_estimated_from_trained_methods():
+    assert "3:00" in comparison.estimate_time_left(120, 2, 3)
     assert (
-        comparison.still_to_come(120, 0, 3)
-        == comparison.still_to_come(120, 3, 0)
-        == comparison.still_to_come(1, 2, 3)
+        comparison.estimate_time_left(120, 0, 3)
+        == comparison.estimate_time_left(120, 3, 0)
+        == comparison.estimate_time_left(1, 2, 3)
         == ""
     )
 
 
-def test_names_are_not_parted_by_commas():
+def test_names_are_not_separated_by_commas():
     with raises("invalid-value", "--methods ce,paco", "ce paco"):
         select_methods("ce,paco")
 
@@ -72,8 +72,8 @@ def trained_at(folder) -> dict:
     return {path: path.stat().st_mtime_ns for path in folder.rglob(run_folder.MODEL)}
 
 
-def test_what_cannot_be_trained_is_known_before_the_first_method_is(tmp_path, capsys, monkeypatch):
-    """A network that is no ResNet: an error where the method was named, and left out of all."""
+def test_unsupported_methods_are_found_before_training(tmp_path, caplog, monkeypatch):
+    """With a network that is not a ResNet, a named method is an error; with `all` it is left out."""
 
     def other(config):
         model = replace(config.model, name="mobilenetv3_small_050")
@@ -82,23 +82,23 @@ def test_what_cannot_be_trained_is_known_before_the_first_method_is(tmp_path, ca
     with raises("unsupported", "bbn: "):
         compare("digits-lt", ("ce", "bbn"), tmp_path / "named", epochs=1, change=other)
     assert not (tmp_path / "named/ce").exists()
-    monkeypatch.setattr(comparison, "train_one", lambda name, *_: UserError(name))
+    monkeypatch.setattr(comparison, "train_method", lambda name, *_: UserError(name))
     with pytest.raises(UserError):  # nothing was trained here
         compare("digits-lt", "all", tmp_path / "all", epochs=1, change=other)
-    said = capsys.readouterr().err
+    said = caplog.text
     left_out = {name for name in recipes.METHODS if f"{name} is left out" in said}
     kinds = {name: methods.find_method(entry.kind) for name, entry in recipes.METHODS.items()}
     apart = {name for name, kind in kinds.items() if kind.body.__func__ is not methods.Method.body.__func__}
     assert {"bbn", "reslt", "oltr", "ride-1", "ride-2", "ride-3", "ride-4"} <= left_out <= apart - {"causal-norm"}
 
 
-def test_a_folder_of_another_budget_is_an_error_also_for_all(tmp_path):
+def test_a_folder_of_another_budget_is_an_error(tmp_path):
     compare("digits-lt", "ce", tmp_path, seeds=[0], epochs=1, change=quiet)
     with raises("mismatch", "train.epochs", "1", "2"):
         compare("digits-lt", "all", tmp_path, seeds=[0], epochs=2, change=quiet)
 
 
-def test_runs_of_other_images_are_not_put_into_the_table(tmp_path):
+def test_runs_of_other_images_are_an_error(tmp_path):
     images = photographs(tmp_path / "images")
     again = functools.partial(compare, images, ["ce"], tmp_path / "out", seeds=[0], epochs=1, change=quiet)
     again()
@@ -118,7 +118,7 @@ def photographs(root):
     return root
 
 
-def test_where_no_method_can_be_trained_the_first_says_why(tmp_path):
+def test_if_no_method_can_be_trained_the_first_error_is_raised(tmp_path):
     def other(config):
         return replace(quiet(config), model=replace(config.model, name="resnet8_cifr"))
 
@@ -127,13 +127,13 @@ def test_where_no_method_can_be_trained_the_first_says_why(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_one_that_fails_does_not_take_the_others_with_it(tmp_path, capsys):
+def test_other_methods_are_trained_after_a_failure(tmp_path, caplog):
     def diverges(config):
         config = quiet(config)
         return replace(config, optim=replace(config.optim, lr=1e9)) if config.method.name == "ce" else config
 
     (row,) = compare("digits-lt", ("ce", "focal"), tmp_path, seeds=[0], epochs=1, change=diverges)
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = caplog.messages
     assert row.label == "Focal" and line.startswith("ce ") and "--optim.lr" in line
     assert not (tmp_path / "ce/seed0" / run_folder.METRICS).exists()
 
@@ -147,11 +147,11 @@ def test_one_that_fails_does_not_take_the_others_with_it(tmp_path, capsys):
         (["--methods", "all", "foo"], "unknown-name", ["'foo'"]),
     ],
 )
-def test_contradictions_are_told(flags, kind, values, capsys):
+def test_conflicting_flags_are_errors(flags, kind, values, capsys):
     fails(capsys, ["compare", "digits-lt", *flags], kind, *values)
 
 
-def test_a_folder_by_the_command(tmp_path, capsys):
+def test_compare_a_folder_of_images(tmp_path, capsys):
     torch.manual_seed(0)
     for split in ("train", "val"):
         for c, n in (("cats", 12), ("dogs", 4)):
@@ -167,14 +167,14 @@ def test_a_folder_by_the_command(tmp_path, capsys):
     found = json.loads((tmp_path / "out/table.json").read_text())
     assert {row["method"] for row in found} == {"BBN", "Cross-entropy"}
     assert all(row["config"]["model"]["name"] == "resnet8_cifar" for row in found)
-    assert said.count(YOURS) == 4  # size, network, batch, epochs
+    assert said.count(SET_BY_USER) == 4  # size, network, batch, epochs
     assert "report.html" in said and (tmp_path / "out/report.html").stat().st_size > 10_000
 
 
 MANY = tested.Tested("few", np.array([0]), np.array([100_000]), 0)  # test images, of one class
 
 
-def test_is_it_worth_it(tmp_path, capsys):
+def test_paco_is_compared_with_the_best_other_method(tmp_path, capsys):
     """Three methods by their stored figures: ahead, tied, behind, and too few seeds for a verdict."""
     a, b, c = [60.0, 61.0, 62.0], [50.0, 51.2, 51.8], [40.0, 41.0, 42.3]
 
@@ -207,7 +207,7 @@ def test_is_it_worth_it(tmp_path, capsys):
 def test_all_is_every_method_and_none_is_an_error():
     assert select_methods(["all"]) == list(recipes.METHODS) and len(recipes.METHODS) >= 25
     assert select_methods(["ce", "paco", "ce"]) == ["ce", "paco"]
-    assert comparison.USUAL == ("ce", "balanced-softmax", "paco")
+    assert comparison.DEFAULT_METHODS == ("ce", "balanced-softmax", "paco")
     with raises("invalid-value", "--methods"):
         select_methods([])
     with raises("unknown-name", "'pacco'", "'paco'"):
@@ -216,14 +216,14 @@ def test_all_is_every_method_and_none_is_an_error():
 
 @pytest.mark.parametrize("name", recipes.METHODS)
 def test_every_method_gets_the_same_budget_on_cifar(name):
-    config = configure(usual_budget("cifar100-lt", 100)(name))
+    config = configure(make_budget("cifar100-lt", 100)(name))
     usual = recipes.cifar100_lt("ce", 100, "equal")
     assert (config.optim, config.views, config.model) == (usual.optim, usual.views, usual.model)
     assert config.train == replace(usual.train, seeds=(0, 1, 2))
 
 
 def test_second_stages_keep_their_proportion():
-    budget = usual_budget("cifar100-lt")
+    budget = make_budget("cifar100-lt")
     long, short = (configure(budget("supcon"), epochs=epochs) for epochs in (None, 40))
     assert (long.method.linear_epochs, short.method.linear_epochs) == (100, 10)
     assert configure(budget("ride-3"), epochs=4).method.router_epochs == 1
@@ -231,7 +231,7 @@ def test_second_stages_keep_their_proportion():
     assert shorter == configure(budget("supcon"), seeds=(5,), epochs=40)
 
 
-def test_an_interrupted_comparison_says_how_to_go_on(tmp_path, monkeypatch):
+def test_an_interrupted_comparison_can_be_continued_with_the_same_command(tmp_path, monkeypatch):
     from longtail.errors import Interrupted
 
     def stopped(*_, **__):

@@ -18,7 +18,7 @@ from PIL import Image
 
 import longtail
 from longtail import recipes
-from longtail.cli import VERBS, main, reference
+from longtail.cli import COMMANDS, main, reference
 from longtail.config import methods as config_methods
 from longtail.metrics import mean_std, paired_difference
 from longtail.reporting.table import table
@@ -97,7 +97,7 @@ def shortened(words: list[str]) -> list[str]:
 
 
 def scripts(page: Path) -> list[str]:
-    """Without the demo, which tests/test_quickstart.py runs whole."""
+    """Without the demo, which tests/test_demo.py runs whole."""
     found = [text.replace("\\\n", " ") for kind, text in blocks(page) if kind in ("", "console", "bash")]
     return [re.sub(r"^longtail demo\b.*$", "", text, flags=re.M) for text in found]
 
@@ -185,14 +185,14 @@ def run_shell(script: str) -> None:
 def test_every_command_that_is_shown_exists():
     for page in PAGES:
         for verb in re.findall(r"^\s*longtail (\S+)", "\n".join(scripts(page)), re.M):
-            assert verb in {*VERBS, "--version", "--help"}, (page, verb)
+            assert verb in {*COMMANDS, "--version", "--help"}, (page, verb)
 
 
 # What must be there
 
 
 def test_the_reference_is_current():
-    assert (ROOT / "docs/commands.md").read_text() == reference.page(), "run `make docs`"
+    assert (ROOT / "docs/commands.md").read_text() == reference.make_page(), "run `make docs`"
 
 
 def test_both_commands_are_shown():

@@ -273,7 +273,7 @@ def test_only_the_missing_seed_is_trained(place, calls, capsys):
 def test_again_trains_what_is_recorded_and_keeps_the_older_folder(place, calls):
     before, folder = stored(place), place / "runs/paco-40-1-epochs"
     first = json.loads((folder / "seed0/metrics.json").read_text())
-    again(place, **ONE_CELL, seeds=[0], again=True)
+    again(place, **ONE_CELL, seeds=[0], rerun=True)
     aside = [f for f in folder.iterdir() if f.name.startswith("seed0-")]
     assert calls == [("paco-40-1-epochs", (0,))] and len(aside) == 1 and (folder / "seed1/metrics.json").exists()
     assert json.loads((aside[0] / "metrics.json").read_text()) == first
@@ -523,7 +523,7 @@ def test_the_estimate_counts_what_is_left(place):
     (begun / "log.jsonl").write_text("{}\n" * 3)
     (finished / "metrics.json").write_text("{}")
     assert seconds(0) == pytest.approx(40) and seconds(1) == 0 and seconds(0, 1) == pytest.approx(40)
-    assert seconds(0, 1, again=True) == pytest.approx(320)
+    assert seconds(0, 1, rerun=True) == pytest.approx(320)
 
 
 def test_a_stop_says_how_to_go_on(tmp_path, monkeypatch, capsys):

@@ -1,6 +1,5 @@
-"""`longtail compare`: the chosen methods on one set of images under one budget, and a table that says which to trust."""
+"""Comparison of methods on the same images with the same budget. This is the code behind `longtail compare`."""
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,19 +13,19 @@ from longtail.engine.run_lock import check_folder, check_images
 from longtail.engine.train import check_seeds, train
 from longtail.errors import Interrupted, UserError
 from longtail.methods import make
-from longtail.progress import format_duration
+from longtail.progress import format_duration, log_info, log_warning
 from longtail.reporting import document
 from longtail.reporting.plots import compared
 from longtail.reporting.table import ResultRow, make_dots, make_rows, write_table
 
-USUAL = ("ce", "balanced-softmax", "paco")
+DEFAULT_METHODS = ("ce", "balanced-softmax", "paco")
 ALL = "all"
-WORTH_SAYING = 10.0  # seconds; of less nobody wants to know how much is left
+MIN_SECONDS_FOR_ESTIMATE = 10.0  # training time from which the remaining time is estimated
 
 
 def compare(
     data: str | Path,
-    methods: Sequence[str] | str = USUAL,
+    methods: Sequence[str] | str = DEFAULT_METHODS,
     out: Path | str | None = None,
     seeds: Sequence[int] | None = None,
     imbalance: float | None = None,
@@ -34,54 +33,89 @@ def compare(
     change: Callable[[Config], Config] | None = None,
     budget: Callable[[str], Config] | None = None,
 ) -> list[ResultRow]:
-    """Train `methods` ("all": every one) on a recipe's data or a folder of images; the rows of their table, best last.
+    """Train methods with the same budget and return the rows of their table, sorted from worst to best.
 
-    The twin of `longtail compare`. Backbone, epochs, augmentation and seeds (0 1 2, if not said) are the same for all: by
-    `budget` if given, the recipe's, or what is chosen for a folder; `change` may make them others. What OUT has is not trained
-    again. Writes OUT/table.md, OUT/table.json, OUT/comparison.png and OUT/report.html. A method that fails is named, and the
-    others go on.
+    All methods have the same backbone, epochs, augmentations and seeds. Finished runs in `out` are not trained again. Writes
+    table.md, table.json, comparison.png and report.html to `out`. If a method fails, the others are still trained.
+
+    Args:
+        data: A recipe, or a folder or list of images.
+        methods: Names of methods; "all": all methods.
+        out: Output folder; None: runs/compare-DATA-IMBALANCE.
+        seeds: Each method is trained once per seed; None: 0, 1 and 2.
+        imbalance: Imbalance factor; None: that of the recipe.
+        epochs: Epochs of each method; None: those of the recipe.
+        change: Returns a modified configuration, for changes that apply to all methods.
+        budget: Returns the configuration of a method by its name; None: the recipe's, or the one chosen for a folder.
     """
     files.check_working_directory((Path(out or "runs"),))
-    names, budget = select_methods(methods), budget or usual_budget(data, imbalance)
+    names, budget = select_methods(methods), budget or make_budget(data, imbalance)
     configs = {name: configure(budget(name), seeds, epochs, change) for name in names}
-    where = Path(out) if out else default_out(data, next(iter(configs.values())))
+    out = Path(out) if out else default_out(data, next(iter(configs.values())))
     for name, config in configs.items():
         for seed in config.train.seeds:
-            check_folder(where / name / f"seed{seed}", config, resume=True, top=where)
-    images: dict[DataConfig, DataSet] = {}
-    refused = check(configs, where, images)
-    for name, error in refused.items():
-        if ALL not in methods or len(refused) == len(configs):
+            check_folder(out / name / f"seed{seed}", config, resume=True, top=out)
+    loaded: dict[DataConfig, DataSet] = {}
+    errors = find_unsupported(configs, out, loaded)
+    for name, error in errors.items():
+        if ALL not in methods or len(errors) == len(configs):
             raise UserError(f"{name}: {error}", kind=error.kind)
-        print(f"{name} is left out: {error}", file=sys.stderr, flush=True)
-    configs = {name: config for name, config in configs.items() if name not in refused}
-    failures, began, todo = {}, time.monotonic(), [n for n, c in configs.items() if unfinished(c, where / n)]
-    for number, (name, config) in enumerate(configs.items(), 1):
-        left = [n for n in todo if n in list(configs)[number - 1 :]]
-        said = still_to_come(time.monotonic() - began, len(todo) - len(left), len(left))
-        print(f"method {number} of {len(configs)}: {config.method.label}{said}", flush=True)
-        if failure := train_one(name, config, where / name, images):
-            failures[name] = failure
-            print(f"{name} failed: {failure}", file=sys.stderr, flush=True)
+        log_warning(f"{name} is left out: {error}")
+    configs = {name: config for name, config in configs.items() if name not in errors}
+    failures = train_methods(configs, out, loaded)
     if len(failures) == len(configs):
         raise next(iter(failures.values()))
-    return tabulate([where / name for name in configs if name not in failures], configs, where)
+    return write_results([out / name for name in configs if name not in failures], configs, out)
 
 
-def still_to_come(seconds: float, trained: int, left: int) -> str:
-    """The time of methods that are not trained yet, by those that were."""
-    if not trained or not left or seconds < WORTH_SAYING:
+def train_methods(configs: dict[str, Config], out: Path, loaded: dict[DataConfig, DataSet]) -> dict[str, UserError]:
+    """Train methods one after the other, and return the errors of those that failed.
+
+    Args:
+        configs: Configurations by the names of the methods.
+        out: The folder in which each method has a folder.
+        loaded: Data sets that are loaded already.
+    """
+    failures: dict[str, UserError] = {}
+    unfinished = [name for name, config in configs.items() if not is_finished(config, out / name)]
+    names, start = list(configs), time.monotonic()
+    for number, (name, config) in enumerate(configs.items(), 1):
+        remaining = sum(name in unfinished for name in names[number - 1 :])
+        time_left = estimate_time_left(time.monotonic() - start, len(unfinished) - remaining, remaining)
+        log_info(f"method {number} of {len(configs)}: {config.method.label}{time_left}")
+        if failure := train_method(name, config, out / name, loaded):
+            failures[name] = failure
+            log_warning(f"{name} failed: {failure}")
+    return failures
+
+
+def estimate_time_left(seconds: float, trained: int, remaining: int) -> str:
+    """Return the estimated time of the remaining methods, in parentheses; an empty string if it is unknown or short.
+
+    Args:
+        seconds: Training time so far.
+        trained: Number of methods that were trained in this time.
+        remaining: Number of methods to train.
+    """
+    if not trained or not remaining or seconds < MIN_SECONDS_FOR_ESTIMATE:
         return ""
-    return f" (in all about {format_duration(seconds / trained * left)} left, if all take as long)"
+    return f" (about {format_duration(seconds / trained * remaining)} left for all methods)"
 
 
-def train_one(name: str, config: Config, folder: Path, images: dict[DataConfig, DataSet]) -> UserError | None:
-    """What is left of a method, if anything; why it failed, if it did."""
-    if not unfinished(config, folder):
-        print(f"{folder} has finished already", flush=True)
+def train_method(name: str, config: Config, folder: Path, loaded: dict[DataConfig, DataSet]) -> UserError | None:
+    """Train the unfinished runs of a method. Return the error if it fails.
+
+    Args:
+        name: Name of the method.
+        config: Its configuration.
+        folder: The folder of its runs.
+        loaded: Data sets that are loaded already.
+    """
+    if is_finished(config, folder):
+        log_info(f"{folder} is finished already")
         return None
     try:
-        train(config, folder, resume=True, data=load_once(config.data, images))
+        train(config, folder, resume=True, data=load_once(config.data, loaded))
     except Interrupted as stop:
         raise stop.in_a_verb_that_resumes(f"{name}, and saved") from stop
     except UserError as error:
@@ -89,36 +123,49 @@ def train_one(name: str, config: Config, folder: Path, images: dict[DataConfig, 
     return None
 
 
-def tabulate(folders: Sequence[Path], configs: dict[str, Config], out: Path) -> list[ResultRow]:
-    """Of the seeds that were asked for, whatever else the folders hold."""
+def write_results(folders: Sequence[Path], configs: dict[str, Config], out: Path) -> list[ResultRow]:
+    """Write table, figure and report, and return the rows of the table.
+
+    Args:
+        folders: The folders of the methods. Only runs with the seeds of the configurations are included.
+        configs: Configurations by the names of the methods.
+        out: Output folder.
+    """
     (seeds,) = {config.train.seeds for config in configs.values()}
     rows = make_rows([run for run in run_folder.finished(folders) if run.seed in seeds])
     write_table(rows, out)
-    with files.replace_file(out / "comparison.png") as picture:
-        compared(make_dots(rows), picture)
+    with files.replace_file(out / "comparison.png") as figure:
+        compared(make_dots(rows), figure)
     with files.replace_file(out / "report.html") as page:
         document.write(document.page(document.Gathered(rows)), page)
     return rows
 
 
-# What is asked for, and whether it can be
+# Methods and configurations
 
 
 def select_methods(names: Sequence[str] | str) -> list[str]:
-    """Methods, each once; "all" is all. An unknown one is an error before the first is trained."""
+    """Return names of methods without duplicates; "all" stands for all methods. An unknown name is a UserError."""
     names = [names] if isinstance(names, str) else list(dict.fromkeys(names))
     if not names:
-        raise UserError("--methods without a value: name some, or all")
+        raise UserError("--methods needs at least one name, or all")
     for name in names:
         if "," in name:
-            raise UserError(f"--methods {name}: put spaces between names, as in --methods {name.replace(',', ' ')}")
+            raise UserError(f"--methods {name}: separate names by spaces, as in --methods {name.replace(',', ' ')}")
         if name != ALL:
             recipes.entry(name)
     return list(recipes.METHODS) if ALL in names else names
 
 
-def usual_budget(data: str | Path, imbalance: float | None = None) -> Callable[[str], Config]:
-    """The configuration of each method by its name: the recipe's one budget, or what is chosen for the user's images."""
+def make_budget(data: str | Path, imbalance: float | None = None) -> Callable[[str], Config]:
+    """Return a function that returns the configuration of a method by its name.
+
+    It is the recipe with the setting `equal`; for the user's images, the settings are chosen automatically.
+
+    Args:
+        data: A recipe, or a folder or list of images.
+        imbalance: Imbalance factor; None: that of the recipe.
+    """
     if recipes.is_user_data(data):
         facts = inspect_data(recipes.make(data, imbalance=imbalance).data)
         return lambda method: with_seeds(choose(data, facts, method, imbalance=imbalance).config, (0, 1, 2))
@@ -126,47 +173,62 @@ def usual_budget(data: str | Path, imbalance: float | None = None) -> Callable[[
 
 
 def with_seeds(config: Config, seeds: Sequence[int]) -> Config:
+    """Return a configuration with other seeds."""
     return replace(config, train=replace(config.train, seeds=tuple(seeds)))
 
 
 def configure(
-    usual: Config,
+    base: Config,
     seeds: Sequence[int] | None = None,
     epochs: int | None = None,
     change: Callable[[Config], Config] | None = None,
 ) -> Config:
-    """A method's configuration with what was asked for."""
-    config = change(usual) if change else usual
-    held_out = max(usual.data.val_fraction, config.data.val_fraction)  # by methods that choose something on it
-    config = replace(config, data=replace(config.data, val_fraction=held_out))
+    """Return the configuration of a method with the requested changes.
+
+    Args:
+        base: The configuration of the method in the common budget.
+        seeds: The seeds; None: not changed.
+        epochs: Number of epochs; None: not changed. Second stages are scaled accordingly.
+        change: Returns a modified configuration.
+    """
+    config = change(base) if change else base
+    val_fraction = max(base.data.val_fraction, config.data.val_fraction)  # some methods need a validation split
+    config = replace(config, data=replace(config.data, val_fraction=val_fraction))
     if seeds is not None:
         config = with_seeds(config, seeds)
-    return recipes.with_epochs(config, config.train.epochs if epochs is None else epochs, usual.train.epochs)
+    return recipes.with_epochs(config, config.train.epochs if epochs is None else epochs, base.train.epochs)
 
 
-def check(configs: dict[str, Config], where: Path, images: dict[DataConfig, DataSet]) -> dict[str, UserError]:
-    """The methods that cannot be trained on these images with this network, and why: known now, not after hours.
+def find_unsupported(configs: dict[str, Config], out: Path, loaded: dict[DataConfig, DataSet]) -> dict[str, UserError]:
+    """Return the errors of methods that cannot be trained on the data or with the network, before any method is trained.
 
-    Runs that are there already must be of these images, or one table would have two data sets.
+    Existing runs must be of the same images, because a table compares methods on one data set; otherwise raise a UserError.
+
+    Args:
+        configs: Configurations by the names of the methods.
+        out: The folder in which each method has a folder.
+        loaded: Data sets that are loaded already; others are added.
     """
-    found = {}
+    errors = {}
     for name, config in configs.items():
-        data = load_once(config.data, images)
+        data = load_once(config.data, loaded)
         for seed in config.train.seeds:
-            check_images(where / name / f"seed{seed}", data)
-        check_seeds({seed: where / name / f"seed{seed}" for seed in config.train.seeds})
-        if unfinished(config, where / name):
+            check_images(out / name / f"seed{seed}", data)
+        check_seeds({seed: out / name / f"seed{seed}" for seed in config.train.seeds})
+        if not is_finished(config, out / name):
             try:
                 make(config, data.train.counts, stored=True).check(data.val is not None)
             except UserError as error:
-                found[name] = error
-    return found
+                errors[name] = error
+    return errors
 
 
-def unfinished(config: Config, folder: Path) -> bool:
-    return not all((folder / f"seed{seed}" / run_folder.METRICS).exists() for seed in config.train.seeds)
+def is_finished(config: Config, folder: Path) -> bool:
+    """Return whether the runs of all seeds are finished."""
+    return all((folder / f"seed{seed}" / run_folder.METRICS).exists() for seed in config.train.seeds)
 
 
 def default_out(data: str | Path, config: Config) -> Path:
+    """Return the default output folder of a comparison."""
     factor = f"-{config.data.imbalance:g}" if config.data.imbalance > 1 else ""
     return Path("runs") / f"compare-{run_folder.short_name(data)}{factor}"

@@ -1,4 +1,4 @@
-"""Names of version 0.1 that still work, with a warning. They are removed in version 0.3.
+"""Support for names of version 0.1, which still work with a warning. They will be removed in version 0.3.
 
 Renamed settings, flags and keys of files are listed in `config/migrate.py`.
 """
@@ -15,7 +15,12 @@ REMOVAL = "the old name will be removed in version 0.3"
 
 
 def warn_renamed(old: str, new: str) -> None:
-    """Warn that a name is deprecated; the warning points to the caller's caller."""
+    """Issue a DeprecationWarning for a renamed object. The warning is attributed to the caller of the caller.
+
+    Args:
+        old: The old name.
+        new: The present name.
+    """
     warnings.warn(f"{old} was renamed to {new}; {REMOVAL}", DeprecationWarning, stacklevel=3)
 
 
@@ -38,7 +43,11 @@ def find_renamed(module: str, renamed: dict[str, str]) -> Callable[[str], Any]:
 
 
 def accept_old_arguments(**renamed: str) -> Callable[[F], F]:
-    """Return a decorator for functions whose keyword arguments were renamed: new names by old names."""
+    """Return a decorator that accepts old names of keyword arguments, with a warning.
+
+    Args:
+        **renamed: New names by old names.
+    """
 
     def decorate(function: F) -> F:
         @functools.wraps(function)

@@ -19,7 +19,8 @@ import torch
 
 import longtail
 from longtail import methods, nn, recipes, run_folder
-from longtail.cli import arguments, chosen, manual, parsing, used
+from longtail.cli import compare, data, docs, paper, predict, report, resolve_config, train
+from longtail.cli.parse import parse_arguments
 from longtail.config import Config, from_dict, to_dict
 from longtail.config.migrate import migrate_flags
 from longtail.errors import UserError
@@ -39,22 +40,22 @@ Flags = dict[str, dict[str, Any]]
 # Command line
 
 VERBS: dict[str, tuple[type, tuple[str, ...]]] = {  # the class of a verb's arguments, and words for its positional ones
-    "demo": (arguments.Demo, ()),
-    "recipes": (arguments.Recipes, ()),
-    "train": (arguments.Train, ("digits-lt",)),
-    "eval": (arguments.Eval, ("runs/x",)),
-    "table": (arguments.TableArgs, ("runs/x",)),
-    "report": (arguments.ReportArgs, ("runs/x",)),
-    "figure": (arguments.FigureArgs, ("latency", "runs/x")),
-    "watch": (arguments.Watch, ("runs/x",)),
-    "data inspect": (arguments.Inspect, ("digits-lt",)),
-    "data shard": (arguments.Shard, ("digits-lt",)),
-    "compare": (arguments.Compare, ("digits-lt",)),
-    "reproduce": (arguments.Reproduce, ("cifar100-lt",)),
-    "theory": (arguments.Theory, ()),
-    "predict": (used.Predict, ("runs/x", "x.png")),
-    "export": (used.Export, ("runs/x",)),
-    "docs": (manual.Docs, ()),
+    "demo": (train.Demo, ()),
+    "recipes": (paper.Recipes, ()),
+    "train": (train.Train, ("digits-lt",)),
+    "eval": (train.Eval, ("runs/x",)),
+    "table": (report.Table, ("runs/x",)),
+    "report": (report.Report, ("runs/x",)),
+    "figure": (report.Figure, ("latency", "runs/x")),
+    "watch": (report.Watch, ("runs/x",)),
+    "data inspect": (data.Inspect, ("digits-lt",)),
+    "data shard": (data.Shard, ("digits-lt",)),
+    "compare": (compare.Compare, ("digits-lt",)),
+    "reproduce": (paper.Reproduce, ("cifar100-lt",)),
+    "theory": (paper.Theory, ()),
+    "predict": (predict.Predict, ("runs/x", "x.png")),
+    "export": (predict.Export, ("runs/x",)),
+    "docs": (docs.Docs, ()),
 }
 WORDS = {int: "1", float: "1.5", str: "x", Path: "x"}  # values for flags without a default
 
@@ -62,7 +63,7 @@ WORDS = {int: "1", float: "1.5", str: "x", Path: "x"}  # values for flags withou
 def default_arguments(verb: str, method: str) -> Any:
     """Return the values that the flags of a verb have where they are not given; None for verbs without sections."""
     config = recipes.digits_lt(method)
-    sections = {name: getattr(config, name) for name in chosen.EVERY}
+    sections = {name: getattr(config, name) for name in resolve_config.ALL_SECTIONS}
     kind = VERBS[verb][0]
     fields = {field.name for field in dataclasses.fields(kind)}
     given = {name: section for name, section in sections.items() if name in fields}
@@ -73,12 +74,12 @@ def default_arguments(verb: str, method: str) -> Any:
 def parse(verb: str, args: Sequence[str], method: str = "paco") -> Any:
     """Parse the flags of a verb, given after its positional arguments, as the command line does."""
     kind, words = VERBS[verb]
-    return parsing.parse(kind, verb, [*words, *migrate_flags(list(args))[0]], default_arguments(verb, method))
+    return parse_arguments(kind, verb, [*words, *migrate_flags(list(args))[0]], default_arguments(verb, method))
 
 
 def parse_training(args: Sequence[str]) -> Config:
     """Return the configuration that `longtail train ARGS` would train."""
-    return chosen.train_arguments(migrate_flags(list(args))[0])[2]
+    return train.resolve_training(migrate_flags(list(args))[0])[2]
 
 
 def list_flags(verb: str, method: str = "paco") -> Flags:

@@ -8,7 +8,7 @@ from PIL import Image
 
 import longtail
 from longtail.cli import main
-from longtail.cli.inspected import findings
+from longtail.cli.data import list_problems
 from longtail.config import DataConfig
 from longtail.data import load
 from longtail.data.inspection import inspect
@@ -185,4 +185,4 @@ def test_a_jpeg_that_has_lost_its_data_is_found(folder):
     Image.new("RGB", (9, 9), (200, 10, 10)).save(folder / "train/cat/red.png")
     found = inspect(of(folder))
     assert found.blank == ["train: train/cat/lost.jpg", "train: train/cat/red.png"] and not found.unreadable
-    assert any(items == found.blank for _, items in findings(found))
+    assert any(items == found.blank for _, items in list_problems(found))

@@ -21,7 +21,7 @@ from longtail.config import methods as config_methods
 from longtail.config import to_dict
 from longtail.methods import Method, find_method
 from longtail.methods.base import reweighted
-from tests import test_choices, test_docs, test_large, test_recipes
+from tests import test_autoconfig, test_docs, test_large, test_recipes
 from tests.conftest import tiny
 from tests.engine import test_train
 from tests.methods import test_prior
@@ -112,7 +112,7 @@ def test_it_may_hold_images_out(added, tmp_path, monkeypatch):
     monkeypatch.setitem(recipes.METHODS, NAME, held_out)
     test_recipes.test_equal_setting_is_one_budget()
     test_large.test_equal_is_one_budget("imagenet-lt")
-    test_choices.test_every_method_takes_the_same_choices(tmp_path)
+    test_autoconfig.test_choices_do_not_depend_on_the_method(tmp_path)
 
 
 def test_the_docs_ask_for_a_row_and_for_make_docs(added, tmp_path, monkeypatch):
@@ -122,11 +122,11 @@ def test_the_docs_ask_for_a_row_and_for_make_docs(added, tmp_path, monkeypatch):
             check()
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/methods.md").write_text(f"{PAGE}\n| `{NAME}` | labels that are nearly flat | two |\n")
-    (tmp_path / "docs/commands.md").write_text(reference.page())
+    (tmp_path / "docs/commands.md").write_text(reference.make_page())
     monkeypatch.setattr(test_docs, "ROOT", tmp_path)
     for check in checks:
         check()
-    described = reference.page().partition(f"### {NAME}\n\n")[2].partition("\n")[0]
+    described = reference.make_page().partition(f"### {NAME}\n\n")[2].partition("\n")[0]
     assert described.endswith(inspect.getdoc(config_methods.METHODS[NAME]))
 
 

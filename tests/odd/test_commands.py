@@ -1,4 +1,4 @@
-"""Whatever is typed: a command does what it was asked, or says in one line why not, and leaves nothing half-done."""
+"""Any command line: the command succeeds, or fails with a one-line error and leaves no incomplete files."""
 
 import json
 from pathlib import Path
@@ -28,16 +28,18 @@ GOOD = {
 
 
 @pytest.mark.parametrize("verb", GOOD)
-def test_what_is_well_meant_is_done(verb, odd):
-    """Or the other tests would pass for commands that never work."""
+def test_valid_commands_succeed(verb, odd):
+    """Otherwise the other tests would pass for commands that always fail."""
     found = ends_well(odd, [*verb.split(), *GOOD[verb]])
-    if verb == "train":  # which is stopped before its first step
+    if verb == "train":  # stopped before its first step
         assert found.code == 2 and "389 training" in found.out and "seed0" in found.err
     else:
         assert found.code == 0, found.err
 
 
-def tried(odd: Zoo, verb: str, times: int) -> None:
+def try_commands(odd: Zoo, verb: str, times: int) -> None:
+    """Run random command lines of a verb."""
+
     @settings(STEADY, max_examples=times)
     @given(commands([verb]))
     def each(words):
@@ -48,19 +50,19 @@ def tried(odd: Zoo, verb: str, times: int) -> None:
 
 @pytest.mark.parametrize("verb", kinds())
 def test_every_verb(verb, odd):
-    tried(odd, verb, 5)
+    try_commands(odd, verb, 5)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("verb", kinds())
 def test_every_verb_many_times(verb, odd):
-    tried(odd, verb, 120)
+    try_commands(odd, verb, 120)
 
 
 @pytest.mark.long
 @settings(STEADY, max_examples=60)
 @given(words=trainings())
-def test_a_setting_is_refused_or_trained_with(words, odd):
+def test_a_setting_is_rejected_or_used_for_training(words, odd):
     ends_well(odd, words, trains=True)
 
 
@@ -81,14 +83,13 @@ def test_a_full_disk_is_one_line(words, odd):
         run(odd.named_in(words))
 
 
-def test_devices_stay_devices(odd):
+def test_devices_are_not_replaced_by_files(odd):
     with in_folder(odd.place), before_the_work():
         assert command(odd.named_in(["theory", "--counts", "5", "1", "--json", "ZOO/null"])).code == 0
     assert (odd.root / "null").is_symlink() and Path("/dev/null").is_char_device()
 
 
-def test_the_last_output_is_kept_where_the_next_fails(odd):
-    """Old or new, never a part."""
+def test_an_existing_output_is_kept_if_the_command_fails(odd):
     with in_folder(odd.place) as here, before_the_work():
         (here / "said.json").write_text('{"old": 1}')
         args = odd.named_in(["predict", "ZOO/network", "ZOO/pets/cat/0.png", "ZOO/empty.jpg", "--json", "said.json"])

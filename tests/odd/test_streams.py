@@ -15,7 +15,7 @@ from PIL import Image
 
 import longtail
 from longtail import run_folder
-from longtail.cli import VERBS, main, verbs
+from longtail.cli import COMMANDS, main, report
 from longtail.engine import evaluate
 from longtail.errors import RunError
 from tests.conftest import tiny
@@ -199,13 +199,13 @@ def test_no_path_has_such_a_name(args, name, work, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("error", [ValueError("embedded null byte"), UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no")])
 def test_a_bad_name_from_anywhere_is_one_line(error, monkeypatch):
-    monkeypatch.setitem(VERBS, "recipes", (VERBS["recipes"][0], failing(error)))
+    monkeypatch.setitem(COMMANDS, "recipes", (COMMANDS["recipes"][0], failing(error)))
     found = command(["recipes"])
     assert found.code == 2 and found.err.startswith("longtail: ") and found.err.count("\n") == 1
 
 
 def test_other_exceptions_keep_their_traceback(monkeypatch):
-    monkeypatch.setitem(VERBS, "recipes", (VERBS["recipes"][0], failing(ValueError("a bug"))))
+    monkeypatch.setitem(COMMANDS, "recipes", (COMMANDS["recipes"][0], failing(ValueError("a bug"))))
     with pytest.raises(ValueError, match="a bug"):
         command(["recipes"])
 
@@ -220,7 +220,7 @@ def test_a_folder_that_looks_like_an_address_is_a_folder(work, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize(
-    "verb", [[verb] for verb in VERBS if verb != "data"] + [["data", "inspect"], ["data", "shard"]]
+    "verb", [[verb] for verb in COMMANDS if verb != "data"] + [["data", "inspect"], ["data", "shard"]]
 )
 def test_a_deleted_working_directory(verb, tmp_path, monkeypatch):
     (tmp_path / "gone").mkdir()
@@ -310,7 +310,7 @@ CODES = [errno.EIO, errno.EACCES, errno.EROFS, errno.ESTALE, errno.ENOSPC, errno
 @pytest.mark.parametrize("code", CODES, ids=errno.errorcode.get)
 @pytest.mark.parametrize("name", [None, "/x/y", b"/x/y", 7], ids=str)
 def test_a_system_error_is_one_line(name, code, monkeypatch):
-    monkeypatch.setattr(verbs, "parse", failing(OSError(code, os.strerror(code), name)))
+    monkeypatch.setattr(report, "parse_arguments", failing(OSError(code, os.strerror(code), name)))
     found = command(["table", "x"])
     assert found.code == 1 and found.err.startswith("longtail: ") and found.err.count("\n") == 1
     assert os.strerror(code) in found.err and "standard output" not in found.err

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from longtail import recipes
-from longtail.cli import VERBS, reference
+from longtail.cli import COMMANDS, reference
 from longtail.config import Config, ViewConfig
 from longtail.config.methods import METHODS
 from longtail.recipes import RECIPES
@@ -62,20 +62,20 @@ def paths() -> st.SearchStrategy[str]:
 
 def kinds() -> dict[str, type]:
     """By verb: the class that it is read by."""
-    parts = {name: reference.PARTS.get(name, {"": kind}) for name, (kind, _) in VERBS.items()}
+    parts = {name: reference.SUBCOMMANDS.get(name, {"": kind}) for name, (kind, _) in COMMANDS.items()}
     return {f"{verb} {part}".strip(): kind for verb, several in parts.items() for part, kind in several.items()}
 
 
 def flags_of(kind: type) -> list[reference.Flag]:
     """Its own, and those of the sections it has."""
-    found = reference.flags(kind, "")
+    found = reference.list_flags(kind, "")
     for name, hint in typing.get_type_hints(kind).items():
         if name == "method" and reference.is_section(hint):
-            found += [flag for method in METHODS.values() for flag in reference.flags(method, "method.")]
+            found += [flag for method in METHODS.values() for flag in reference.list_flags(method, "method.")]
         elif reference.is_section(hint):
-            found += reference.flags(typing.get_type_hints(Config)[name], f"{name}.")
+            found += reference.list_flags(typing.get_type_hints(Config)[name], f"{name}.")
         if name == "views":
-            found += [flag for view in ("query", "key") for flag in reference.flags(ViewConfig, f"views.{view}.")]
+            found += [flag for view in ("query", "key") for flag in reference.list_flags(ViewConfig, f"views.{view}.")]
     return found
 
 
@@ -90,7 +90,7 @@ def value(flag: reference.Flag) -> st.SearchStrategy[list[str]]:
 
 
 def one(words: str) -> st.SearchStrategy[str]:
-    choices = [st.sampled_from(NUMBERS)] if "number" in words else []
+    choices = [st.sampled_from(NUMBERS)] if "number" in words or words.startswith("integer") else []
     choices += [paths()] if "path" in words else []
     choices += [st.one_of(st.sampled_from(TEXTS), paths(), names())] if "text" in words else []
     choices += [st.sampled_from(words.split(" · "))] if "·" in words else []

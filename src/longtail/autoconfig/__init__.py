@@ -1,12 +1,14 @@
-"""From a folder to a configuration: everything that `longtail train PATH` chooses, each with its reason.
+"""Automatic choice of a configuration for the user's images, as in `longtail train PATH`.
 
-`look` gathers facts about images and machine; `choose` is a pure function of them. What the user gives stands, and what is
-chosen after it is chosen to suit. None of the rules is a law: they are where an engineer would begin, and each names the flag
-that changes it.
+`inspect_data` collects facts about images and machine. `choose` is a pure function of these facts: it returns a configuration
+and the reason for each setting. Settings that the user gives are not changed, and the other settings are chosen to match them.
+The rules are reasonable defaults; each setting can be changed by its flag.
 """
 
-from longtail.autoconfig.choose import Chosen, choose, with_values
-from longtail.autoconfig.config_choices import Choice
+from longtail.autoconfig.config_choices import Choice, with_values
 from longtail.autoconfig.facts import Facts, inspect_data
+from longtail.autoconfig.rules import ChosenConfig, choose
+from longtail.deprecated import find_renamed
 
-__all__ = ["Choice", "Chosen", "Facts", "choose", "inspect_data", "with_values"]
+__all__ = ["Choice", "ChosenConfig", "Facts", "choose", "inspect_data", "with_values"]
+__getattr__ = find_renamed(__name__, {"Chosen": "ChosenConfig", "look": "inspect_data"})

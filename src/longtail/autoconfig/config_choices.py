@@ -1,62 +1,88 @@
-"""The choices so far, each with its flag and its reason; the user's own stand."""
+"""Bookkeeping of automatic choices: values by flag, reasons, and the values that the user has given."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
-YOURS = "you chose"
+SET_BY_USER = "set by you"
 
 
 class Choice(NamedTuple):
-    """What was chosen, as a person reads it."""
+    """A chosen setting, as it is displayed."""
 
     flag: str
     value: str
-    why: str
+    reason: str
 
 
 class ConfigChoices:
-    """`given` are the user's values by flag ("train.epochs"); `values` all that were chosen, theirs too."""
+    """Values of settings, by flags without the leading dashes, such as "optim.lr". Values that the user has given are kept.
+
+    Args:
+        given: The values that the user has given.
+
+    Attributes:
+        given: The values that the user has given.
+        values: All values that were chosen, or given in place of a choice.
+        choices: The choices that are displayed, in order.
+    """
 
     def __init__(self, given: Mapping[str, Any]) -> None:
-        self.given, self.values = dict(given), dict[str, Any]()
+        self.given = dict(given)
+        self.values: dict[str, Any] = {}
         self.choices: list[Choice] = []
 
     def set(self, flag: str, value: T) -> T:
-        """A choice that goes with another one, and has no line of its own."""
+        """Set a value that is not displayed, because it follows from another choice. Return the value that applies."""
         self.values[flag] = self.given.get(flag, value)
         return self.values[flag]
 
-    def pick(self, flag: str, value: T, why: str, shown: str = "{}", yours: str = YOURS) -> T:
-        """A choice with its line; `yours` is what it says of the user's own."""
+    def choose(self, flag: str, value: T, reason: str, template: str = "{}", reason_if_given: str = SET_BY_USER) -> T:
+        """Set a value that is displayed with its reason. Return the value that applies.
+
+        Args:
+            flag: The flag without the leading dashes.
+            value: The value, unless the user has given one.
+            reason: The reason for the value.
+            template: The format in which the value is displayed.
+            reason_if_given: The text in place of the reason if the user has given the value.
+        """
         value = self.set(flag, value)
-        self.say(flag, shown.format(spoken(value)), why, yours)
+        self.note(flag, template.format(format_value(value)), reason, reason_if_given)
         return value
 
-    def say(self, flag: str, value: str, why: str, yours: str = YOURS) -> None:
-        self.choices.append(Choice(f"--{flag}", value, yours if flag in self.given else why))
+    def note(self, flag: str, text: str, reason: str, reason_if_given: str = SET_BY_USER) -> None:
+        """Display a setting without setting a value.
+
+        Args:
+            flag: The flag without the leading dashes.
+            text: The text that is displayed as its value.
+            reason: The reason for the value.
+            reason_if_given: The text in place of the reason if the user has given the value.
+        """
+        self.choices.append(Choice(f"--{flag}", text, reason_if_given if flag in self.given else reason))
 
 
-def spoken(value: Any) -> str:
+def format_value(value: Any) -> str:
+    """Return a value as it is displayed."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def with_values(section: Any, values: Mapping[str, Any]) -> Any:
-    """A configuration with the values of some flags; those that a section (a method) does not have are passed over."""
-    changes = {}
-    for name, below in by_head(values):
-        if name in type(section).__dataclass_fields__:
-            changes[name] = below[""] if "" in below else with_values(getattr(section, name), below)
-    return replace(section, **changes) if changes else section
+    """Return a configuration, or a section, with the values of some flags, such as {"optim.lr": 0.1}.
 
-
-def by_head(values: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A flag's first word with the rest of it: of `optim.lr` "optim" and "lr", of a single word that and ""."""
-    heads: dict[str, dict[str, Any]] = {}
+    Flags that it does not have are ignored, because methods have different settings.
+    """
+    by_field: dict[str, dict[str, Any]] = {}
     for flag, value in values.items():
-        head, _, rest = flag.partition(".")
-        heads.setdefault(head, {})[rest] = value
-    yield from heads.items()
+        field, _, rest = flag.partition(".")
+        by_field.setdefault(field, {})[rest] = value
+    changes = {
+        field: inner[""] if "" in inner else with_values(getattr(section, field), inner)
+        for field, inner in by_field.items()
+        if field in type(section).__dataclass_fields__
+    }
+    return replace(section, **changes) if changes else section

@@ -1,4 +1,4 @@
-"""What choices are made from: facts about the images, which their labels and a few file headers tell, and about the machine."""
+"""The facts on which automatic choices depend: labels, image headers, and the machine."""
 
 import os
 from collections.abc import Callable
@@ -15,63 +15,76 @@ from longtail.engine.device import choose_device
 from longtail.errors import UserError
 from longtail.models.weights import Place, found_in
 
-LOOKED_AT = 256  # files whose headers are read
-GRAY = ("1", "L", "LA", "I;16", "I;16B", "I;16L")
+HEADERS_READ = 256  # images whose headers are read
+GRAYSCALE_MODES = ("1", "L", "LA", "I;16", "I;16B", "I;16L")
 
 
 @dataclass(frozen=True)
 class Facts:
+    """Properties of the images and of the machine."""
+
     counts: tuple[int, ...]
-    """Training images of each class."""
-    side: int
-    """Median of the images' shorter sides, in pixels."""
-    gray: bool
-    """No image that was looked at has colors."""
-    gpu: bool
+    """Number of training images of each class."""
+    shorter_side: int
+    """Median length of the shorter side of the images, in pixels."""
+    is_grayscale: bool
+    """Whether none of the images whose headers were read has colors."""
+    has_gpu: bool
+    """Whether the training runs on a GPU."""
     memory: int
-    """Bytes of the GPU, or of the machine where there is none."""
-    weights: Callable[[str], Place | None]
-    """Where pretrained weights of a name can be had, if anywhere."""
+    """Memory of the GPU in bytes, or that of the machine if there is no GPU."""
+    find_weights: Callable[[str], Place | None]
+    """Returns where the pretrained weights of a network are available, or None if they are not."""
 
     @property
     def images(self) -> int:
+        """Number of training images."""
         return sum(self.counts)
 
     @property
     def imbalance(self) -> float:
+        """Size of the largest class divided by that of the smallest class."""
         return max(self.counts) / min(self.counts)
 
 
 def inspect_data(data: DataConfig, device: str = "auto") -> Facts:
-    """At images and machine: at labels and some headers, and no pixel."""
-    found = open_data(replace(data, on_error="skip"))  # what cannot be read is told of when it is needed
-    drawn, _ = long_tail(found, data)
-    pool = found.train.subset(drawn)
-    side, gray = headers(pool)
-    gpu = choose_device(device).type == "cuda"
-    return Facts(tuple(pool.counts.tolist()), side, gray, gpu, memory_of(gpu), found_in)
+    """Collect facts about images and machine. Only labels and some image headers are read.
+
+    Args:
+        data: The `data` section of a configuration.
+        device: The device to train on: auto, cpu or cuda.
+    """
+    raw = open_data(replace(data, on_error="skip"))  # unreadable images are reported when they are loaded
+    rows, _ = long_tail(raw, data)
+    images = raw.train.subset(rows)
+    shorter_side, is_grayscale = read_headers(images)
+    has_gpu = choose_device(device).type == "cuda"
+    counts = tuple(images.counts.tolist())
+    return Facts(counts, shorter_side, is_grayscale, has_gpu, read_memory(has_gpu), found_in)
 
 
-def headers(pool: LazyImages) -> tuple[int, bool]:
-    """The median shorter side, and whether all are gray, of some images from the first to the last."""
-    some = np.unique(np.linspace(0, len(pool.labels) - 1, LOOKED_AT).round().astype(np.int64))
-    seen = [header for index in some.tolist() if (header := header_of(pool, index))]
-    if not seen:
+def read_headers(images: LazyImages) -> tuple[int, bool]:
+    """Return the median of the shorter sides, and whether all are grayscale, of evenly spaced images."""
+    rows = np.unique(np.linspace(0, len(images.labels) - 1, HEADERS_READ).round().astype(np.int64))
+    headers = [header for row in rows.tolist() if (header := read_header(images, row))]
+    if not headers:
         raise UserError(
-            f"none of the {len(some)} images looked at can be read: try `longtail data inspect`", kind="bad-image"
+            f"none of {len(rows)} images could be read: see `longtail data inspect` for the reasons", kind="bad-image"
         )
-    return round(float(np.median([side for side, _ in seen]))), all(mode in GRAY for _, mode in seen)
+    return round(float(np.median([side for side, _ in headers]))), all(mode in GRAYSCALE_MODES for _, mode in headers)
 
 
-def header_of(pool: LazyImages, index: int) -> tuple[int, str] | None:
+def read_header(images: LazyImages, row: int) -> tuple[int, str] | None:
+    """Return the shorter side and the color mode of an image, or None if it cannot be read."""
     try:
-        with opened(pool.encoded(index)) as image:
+        with opened(images.encoded(row)) as image:
             return min(image.size), image.mode
     except BadImage:
         return None
 
 
-def memory_of(gpu: bool) -> int:
-    if gpu:
+def read_memory(has_gpu: bool) -> int:
+    """Return the memory of the GPU, or of the machine, in bytes."""
+    if has_gpu:
         return torch.cuda.get_device_properties(0).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,4 +1,4 @@
-"""Every command and flag as a page (docs/commands.md), from the very classes that the command line is read by."""
+"""Generation of docs/commands.md: all commands and flags, from the dataclasses that define the command line."""
 
 import ast
 import dataclasses
@@ -10,99 +10,111 @@ import typing
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from longtail.cli import VERBS
-from longtail.cli.verbs import DATA_VERBS
+from longtail.cli import COMMANDS
+from longtail.cli.data import DATA_COMMANDS
 from longtail.config import Config, ViewConfig
 from longtail.config.methods import METHODS
 from longtail.config.section import Section
 
-PARTS = {"data": {name: kind for name, (kind, _) in DATA_VERBS.items()}}  # verbs that have verbs of their own
-HEAD = """# Every command and flag
+SUBCOMMANDS = {"data": {name: arguments for name, (arguments, _) in DATA_COMMANDS.items()}}
+INTRODUCTION = """# Every command and flag
 
-Made from the code by `make docs`; a test sees that it is current. Each command explains itself with `--help`, with the
-defaults of the recipe that is named; here they are those of the classes in `longtail.config`, which a recipe changes. A switch
-that is on is turned off by `no_` before its name: `--model.no_bias`.
+This page is generated from the code by `make docs`; a test checks that it is current. `longtail COMMAND --help` shows the
+defaults of the given recipe. The defaults on this page are those of the classes in `longtail.config`; recipes change them. To
+turn off a switch that is on, put `no_` before its name: `--model.no_bias`.
 """
 
 
-def page() -> str:
-    """docs/commands.md."""
-    parts = [HEAD, "## Commands"]
-    for verb, (kind, _) in VERBS.items():
-        for name, part in PARTS.get(verb, {"": kind}).items():
-            parts += command(f"{verb} {name}".strip(), part)
-    parts += ["## Settings", "Of `train` and `compare`, and `--data.*` of whatever reads images."]
+def make_page() -> str:
+    """Return the text of docs/commands.md."""
+    parts = [INTRODUCTION, "## Commands"]
+    for command, (arguments, _) in COMMANDS.items():
+        for name, kind in SUBCOMMANDS.get(command, {"": arguments}).items():
+            parts += describe_command(f"{command} {name}".strip(), kind)
+    parts += ["## Settings", "Settings of `train` and `compare`. All commands that read images have `--data.*`."]
     for name, kind in typing.get_type_hints(Config).items():
-        parts += settings(name, kind) if is_section(kind) and name != "method" else []
+        parts += describe_section(name, kind) if is_section(kind) and name != "method" else []
     parts += [
         "## Settings of the methods",
-        "Of `train`, with `--method NAME`; a method that is not listed has none of its own.",
+        "Settings of `train` for `--method NAME`. Methods that are not listed have no settings of their own.",
     ]
     for name, kind in sorted(METHODS.items()):
-        rows = flags(kind, "method.")
-        parts += [f"### {name}", f"{kind.title}. {first_paragraph(kind)}".strip(), table(rows)] if rows else []
+        flags = list_flags(kind, "method.")
+        description = f"{kind.title}. {first_paragraph(kind)}".strip()
+        parts += [f"### {name}", description, make_flag_table(flags)] if flags else []
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
-def command(verb: str, kind: type) -> list[str]:
-    shared = [f"`--{name}.*`" for name, hint in typing.get_type_hints(kind).items() if is_section(hint)]
-    more = f"And the settings below: {', '.join(shared)}." if shared else ""
-    return [f"### longtail {verb}", first_paragraph(kind), table(flags(kind, "")), more]
+def describe_command(command: str, arguments: type) -> list[str]:
+    """Return the paragraphs about a command."""
+    sections = [f"`--{name}.*`" for name, hint in typing.get_type_hints(arguments).items() if is_section(hint)]
+    more = f"And the settings below: {', '.join(sections)}." if sections else ""
+    return [f"### longtail {command}", first_paragraph(arguments), make_flag_table(list_flags(arguments, "")), more]
 
 
-def settings(name: str, kind: type) -> list[str]:
-    parts = [f"### {name}", table(flags(kind, f"{name}."))]
+def describe_section(name: str, kind: type) -> list[str]:
+    """Return the paragraphs about a section of the configuration."""
+    parts = [f"### {name}", make_flag_table(list_flags(kind, f"{name}."))]
     if name == "views":
         parts += [
-            "Of the query's view; those of the key's are `--views.key.*`:",
-            table(flags(ViewConfig, "views.query.")),
+            "Settings of the query view; those of the key view are `--views.key.*`:",
+            make_flag_table(list_flags(ViewConfig, "views.query.")),
         ]
     return parts
 
 
 class Flag(typing.NamedTuple):
+    """A row in a table of flags."""
+
     name: str
     values: str
     default: str
-    about: str
+    description: str
 
 
-def flags(kind: type, prefix: str) -> list[Flag]:
-    """Of a class, those that are no sections."""
-    found, about = [], field_docs(kind)
+def list_flags(kind: type, prefix: str) -> list[Flag]:
+    """Return the flags of a dataclass, without those of its sections.
+
+    Args:
+        kind: A dataclass.
+        prefix: The section and a dot, or an empty string.
+    """
+    flags, docs = [], read_field_docs(kind)
     for field in dataclasses.fields(kind):
-        hint, notes = unwrapped(typing.get_type_hints(kind, include_extras=True)[field.name])
+        hint, notes = split_annotation(typing.get_type_hints(kind, include_extras=True)[field.name])
         if not is_section(hint):
-            named = next((note.name for note in notes if getattr(note, "name", None)), field.name)
-            positional = any("positional" in repr(note).lower() for note in notes)
-            name = named.upper() if positional else f"--{prefix}{named}"
-            found.append(Flag(name, values(hint), default(field), about.get(field.name, "")))
-    return found
+            name = next((note.name for note in notes if getattr(note, "name", None)), field.name)
+            is_positional = any("positional" in repr(note).lower() for note in notes)
+            flag = name.upper() if is_positional else f"--{prefix}{name}"
+            flags.append(Flag(flag, describe_values(hint), describe_default(field), docs.get(field.name, "")))
+    return flags
 
 
-def unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The type, and what is noted beside it."""
+def split_annotation(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return the type and the metadata of an Annotated type; other types have no metadata."""
     return (hint.__origin__, hint.__metadata__) if hasattr(hint, "__metadata__") else (hint, ())
 
 
 def is_section(hint: Any) -> bool:
+    """Return whether a type is a section of the configuration."""
     return isinstance(hint, type) and issubclass(hint, Section)
 
 
-def values(hint: Any) -> str:
-    """What may be given, in a word."""
+def describe_values(hint: Any) -> str:
+    """Return a short description of the values that a type allows."""
     if get_origin(hint) is Literal:
         return " · ".join(str(a) for a in get_args(hint))
     if get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(values(a) for a in get_args(hint) if a is not type(None))
+        return " or ".join(describe_values(a) for a in get_args(hint) if a is not type(None))
     if get_origin(hint) is tuple:
         kinds = get_args(hint)
-        return f"{values(kinds[0])} …" if kinds[-1] is ... else " ".join(values(k) for k in kinds)
-    words = {bool: "switch", int: "whole number", float: "number", str: "text", Path: "path"}
-    return words.get(hint, getattr(hint, "__name__", str(hint)))
+        return f"{describe_values(kinds[0])} …" if kinds[-1] is ... else " ".join(describe_values(k) for k in kinds)
+    names = {bool: "switch", int: "integer", float: "number", str: "text", Path: "path"}
+    return names.get(hint, getattr(hint, "__name__", str(hint)))
 
 
-def default(field: dataclasses.Field[Any]) -> str:
+def describe_default(field: dataclasses.Field[Any]) -> str:
+    """Return the default of a field; an empty string if it has none."""
     value = field.default
     if value is dataclasses.MISSING or value is None or value == ():
         return ""
@@ -111,9 +123,9 @@ def default(field: dataclasses.Field[Any]) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def field_docs(kind: type) -> dict[str, str]:
-    """The docstrings under the fields of a class and of those it comes from."""
-    found: dict[str, str] = {}
+def read_field_docs(kind: type) -> dict[str, str]:
+    """Return the docstrings below the fields of a dataclass and of its base classes, by field."""
+    docs: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if not dataclasses.is_dataclass(base):
             continue
@@ -121,24 +133,26 @@ def field_docs(kind: type) -> dict[str, str]:
         assert isinstance(tree, ast.ClassDef)
         for field, after in zip(tree.body, tree.body[1:], strict=False):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
-                found[field.target.id] = " ".join(ast.literal_eval(after.value).split())
-    return found
+                docs[field.target.id] = " ".join(ast.literal_eval(after.value).split())
+    return docs
 
 
 def first_paragraph(kind: type) -> str:
+    """Return the first paragraph of a docstring; an empty string for the default docstring of a dataclass."""
     text = inspect.getdoc(kind) or ""
     return "" if text.startswith(f"{kind.__name__}(") else " ".join(text.split("\n\n")[0].split())
 
 
-def table(rows: list[Flag]) -> str:
-    if not rows:
+def make_flag_table(flags: list[Flag]) -> str:
+    """Return a Markdown table; an empty string if there are no flags."""
+    if not flags:
         return ""
     lines = ["| | values | default | |", "|---|---|---|---|"]
-    for row in rows:
-        name, kinds, usual, about = (cell.replace("|", "\\|") for cell in row)
-        lines.append(f"| `{name}` | {kinds} | {usual} | {about} |")
+    for flag in flags:
+        name, values, default, description = (cell.replace("|", "\\|") for cell in flag)
+        lines.append(f"| `{name}` | {values} | {default} | {description} |")
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page(), encoding="utf-8") if sys.argv[1:] else print(page(), end="")
+    Path(sys.argv[1]).write_text(make_page(), encoding="utf-8") if sys.argv[1:] else print(make_page(), end="")

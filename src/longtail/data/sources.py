@@ -40,6 +40,7 @@ from longtail.data.lists import open_lists
 from longtail.data.long_tail import PROFILES, checksum, draw, shot_groups
 from longtail.data.shards import open_shards
 from longtail.errors import UserError
+from longtail.progress import log_info
 from longtail.text import escape_nonprintable
 
 __all__ = ["DataSet", "Split", "load", "load_once"]
@@ -168,7 +169,8 @@ def load_once(config: DataConfig, loaded: dict[DataConfig, DataSet]) -> DataSet:
     """For methods that share their images, but for those that hold some out; described when they come."""
     if config not in loaded:
         loaded[config] = load(config)
-        print(*loaded[config].describe(), sep="\n", flush=True)
+        for line in loaded[config].describe():
+            log_info(line)
     return loaded[config]
 
 

@@ -1,7 +1,6 @@
 """A network from its run folder, from an exported file, or from a checkpoint of the released PaCo code."""
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from longtail.inference import released
 from longtail.inference.model import Model
 from longtail.inference.preprocessing import Preprocessing
 from longtail.inference.priors import Prior
+from longtail.progress import log_warning
 from longtail.schema import anything, count, maybe, number, share, text, validate
 from longtail.text import escape_nonprintable
 from longtail.views import Views
@@ -101,7 +101,7 @@ def one_run(path: Path) -> run_folder.FinishedRun:
             kind="mismatch",
         )
     if len(found) > 1:
-        print(escape_nonprintable(f"{path} holds {len(found)} seeds: {first.folder} is taken"), file=sys.stderr)
+        log_warning(escape_nonprintable(f"{path} holds {len(found)} seeds: {first.folder} is taken"))
     return first
 
 

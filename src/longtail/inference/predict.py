@@ -21,7 +21,7 @@ from longtail.data.lazy_images import ImageArray
 from longtail.errors import UserError, error_text
 from longtail.inference.loading import load
 from longtail.inference.model import Guess, Model
-from longtail.progress import track
+from longtail.progress import log_warning, track
 from longtail.text import FORMULA_STARTS, csv_safe, escape_nonprintable
 
 STANDARD = "-"  # standard input, or output
@@ -58,7 +58,7 @@ def predict(
     model = run if isinstance(run, Model) else load(run, device)
     model = model if prior is None else model.expecting(prior)
     for note in model.notes():
-        print(escape_nonprintable(note), file=sys.stderr)
+        log_warning(escape_nonprintable(note))
     width = min(top, len(model.class_names))
     with written(csv, lambda file: as_csv(file, width)) as to_csv, written(json, as_json) as to_json:
         found = []

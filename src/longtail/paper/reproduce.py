@@ -18,6 +18,7 @@ from longtail.engine.train import train
 from longtail.errors import Interrupted, UserError, disk_full_as_user_error, unknown_name
 from longtail.paper.results import ResultsFile, file_name, make_record
 from longtail.paper.tables import TABLES, Cell, PaperTable, choose_cells, make_cell
+from longtail.progress import log_info
 
 
 def reproduce(
@@ -87,7 +88,7 @@ def train_cells(
     for number, cell in enumerate(cells, 1):
         where, todo = f"cell {number} of {len(cells)}: {cell}", results_file.missing_seeds(cell, wanted, rerun)
         if not todo:
-            print(f"{where}: already in {results_file.path}, skipped", flush=True)
+            log_info(f"{where}: already in {results_file.path}, skipped")
             continue
         data = load_once(cell.config.data, images)
         results_file.check_images(cell, data)
@@ -97,13 +98,12 @@ def train_cells(
                 if rerun
                 else "run the same command to continue"
             )
-            print(f"stopped before {where}: {too_long}; {advice}", flush=True)
+            log_info(f"stopped before {where}: {too_long}; {advice}")
             break
         skipped = [s for s in wanted if s not in todo]
-        print(
+        log_info(
             f"{where}, {run_folder.seeds_named(todo)}"
-            + (f" ({run_folder.seeds_named(skipped)} recorded already)" if skipped else ""),
-            flush=True,
+            + (f" ({run_folder.seeds_named(skipped)} recorded already)" if skipped else "")
         )
         if rerun:
             rename_recorded_runs(cell, {s: r for s, r in results_file.find_records(cell).items() if s in todo})

@@ -282,7 +282,7 @@ def make_cell(
     if data_root is not None:
         config = replace(config, data=replace(config.data, root=Path(data_root)))
     elif config.data.name == "folder":
-        raise UserError(f"--data_root is required: {table.recipe} is trained on a folder of images")
+        raise UserError(f"--data_root DIR is required: {table.recipe} is trained on a folder of images")
     length = config.train.epochs
     suffix = f"-{length}-epochs" if length != default.train.epochs else ""
     return Cell(method, factor, config, out / f"{method}-{factor:g}{suffix}", table.label(method))

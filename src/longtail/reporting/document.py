@@ -4,7 +4,6 @@ import base64
 import functools
 import hashlib
 import os
-import sys
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import NamedTuple
 
 from longtail import __version__, files, run_folder
 from longtail.errors import UserError, error_text
+from longtail.progress import log_warning
 from longtail.reporting import by_class, closer, cost, gradients, sections, words
 from longtail.reporting.chapter import DatasetResults, make_chapters
 from longtail.reporting.html import Element, TrustedText, el, written
@@ -45,7 +45,7 @@ def report(paths: Iterable[Path | str] | Path | str, out: Path | str = "report.h
     if found.size == 0:
         raise UserError(found.bad[0], kind="damaged-file")
     for why_not in found.bad:
-        print(f"left out: {escape_nonprintable(why_not[:1000])}", file=sys.stderr)
+        log_warning(f"left out: {escape_nonprintable(why_not[:1000])}")
     return write(whole, out)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from longtail import __version__
 from longtail.errors import UserError
+from longtail.progress import log_info
 from longtail.reporting.document import policy
 from longtail.reporting.live import Board
 
@@ -39,9 +40,9 @@ def watch(paths: Iterable[Path | str] | Path | str, port: int = 8700) -> None:
     folders = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
     with serve(folders, port) as server, contextlib.suppress(KeyboardInterrupt):
         where = ", ".join(map(str, folders))
-        print(f"http://{HERE}:{server.port}/ shows {where}; Ctrl-C ends it", flush=True)
+        log_info(f"http://{HERE}:{server.port}/ shows {where}; Ctrl-C ends it")
         server.serve_forever()
-    print("no longer watching; whatever trains goes on", flush=True)
+    log_info("Stopped watching; training continues.")
 
 
 def serve(folders: list[Path], port: int) -> "Server":

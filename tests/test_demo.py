@@ -1,4 +1,4 @@
-"""The demo, shortened here and whole in the long suite."""
+"""The demo, with one epoch; the long suite runs it completely."""
 
 from dataclasses import replace
 
@@ -9,12 +9,12 @@ from tests.conftest import tiny
 
 
 def test_a_short_demo_leaves_table_and_plot(tmp_path, monkeypatch, simple_maps):
-    monkeypatch.setattr(demo_run, "demo_config", lambda method, seeds: tiny(method, epochs=1, seeds=seeds))
+    monkeypatch.setattr(demo_run, "make_config", lambda method, seeds: tiny(method, epochs=1, seeds=seeds))
     rows = demo_run.demo(tmp_path, seeds=(0,))
     assert [row.label for row in rows] == ["Cross-entropy", "Balanced Softmax", "SupCon", "PaCo"]
     assert all((tmp_path / name).exists() for name in ("table.md", "table.json", "accuracy.png", "report.html"))
-    words = "\n".join(demo_run.verdict(rows, tmp_path))
-    assert "20 images" in words and "longtail train" in words and str(tmp_path) in words
+    words = "\n".join(demo_run.describe_results(rows, tmp_path))
+    assert "20 training images" in words and "longtail train" in words and str(tmp_path) in words
     again = demo_run.demo(tmp_path, seeds=(0,))  # a second call finds everything done
     assert [r.values("top1") for r in again] == [r.values("top1") for r in rows]
 
@@ -28,4 +28,4 @@ def test_the_whole_demo_shows_paco_ahead_on_rare_classes(tmp_path):
 
 def test_config_of_the_demo_is_the_recipe():
     recipe = recipes.digits_lt("supcon")
-    assert demo_run.demo_config("supcon", (3,)) == replace(recipe, train=replace(recipe.train, seeds=(3,)))
+    assert demo_run.make_config("supcon", (3,)) == replace(recipe, train=replace(recipe.train, seeds=(3,)))

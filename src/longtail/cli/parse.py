@@ -1,0 +1,173 @@
+"""Parsing of command lines into the dataclass of a command. Errors of tyro are converted into one-line UserErrors."""
+
+import argparse
+import contextlib
+import errno
+import io
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tyro
+
+from longtail.errors import Kind, UserError, error_text
+
+T = TypeVar("T")
+
+
+def take_data_argument(command: str, args: list[str]) -> str:
+    """Return the first argument: a recipe or a path to images. It comes first because the other defaults depend on it.
+
+    For `--help` without a recipe, return the recipe whose defaults are displayed. Raise a UserError if there is none.
+    """
+    if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help")):
+        alternative = ", or --from with a run" if command == "train" else ""
+        example = "PATH/TO/IMAGES" if command.startswith("data") else "cifar100-lt"
+        advice = f"as in `longtail {command} {example}`; `longtail recipes` lists recipes"
+        raise UserError(f"the first argument must be a recipe or a path to images{alternative}, {advice}")
+    if args[0] in ("-h", "--help"):
+        return "cifar100-lt"
+    check_path(args[0])
+    return args[0]
+
+
+def check_path(path: str | Path) -> None:
+    """Raise a UserError if no file can have this path, or if the user has no permission to access it.
+
+    A path that does not exist is accepted: it may be a file to write, or the command has a better message for it.
+    """
+    try:
+        if os.path.isdir(path) and not os.access(path, os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        os.stat(path)
+    except PermissionError as error:
+        raise UserError(
+            f"cannot open {path} ({error_text(error)}): change its permissions, or name another path",
+            kind="unreadable-file",
+        ) from error
+    except UnicodeEncodeError as error:
+        raise UserError(f"{str(path)!r} is not a valid file name ({error.reason}): name another path") from error
+    except ValueError as error:
+        raise UserError(f"{str(path)!r} contains a NUL character, which is not allowed in a path") from error
+    except OSError:
+        pass
+
+
+def find_paths(value: Any) -> Iterator[Path]:
+    """Yield all paths in a value: the value itself, or the items of a tuple or the fields of a dataclass, recursively."""
+    if isinstance(value, Path):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from find_paths(item)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from find_paths(getattr(value, field.name))
+
+
+def reject_both(args: list[str], *pairs: tuple[str, str]) -> None:
+    """Raise a UserError if two flags with the same meaning are given."""
+    given = {arg.split("=")[0] for arg in args}
+    for short, long in pairs:
+        if {short, long} <= given:
+            raise UserError(f"{short} and {long} have the same meaning: give only one of them", kind="conflict")
+
+
+def scan_flags(args: list[str], switches: Sequence[str] = (), **types: Callable[[str], Any]) -> dict[str, Any]:
+    """Return the values of a few flags, by name, and ignore all other arguments. Flags that are not given are None.
+
+    Args:
+        args: The arguments of the command.
+        switches: Names of switches; --no_NAME turns them off.
+        **types: Types of flags with a value, by the names of the flags.
+    """
+    scanner = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for flag in switches:
+        scanner.add_argument(f"--{flag}", action="store_true", default=None)
+        scanner.add_argument(f"--no_{flag}", f"--no-{flag}", dest=flag, action="store_false", default=None)
+    for flag, kind in types.items():
+        scanner.add_argument(f"--{flag}", type=kind)
+    try:
+        return vars(scanner.parse_known_args(args)[0])
+    except (argparse.ArgumentError, SystemExit) as error:
+        raise UserError(str(error)) from error
+
+
+def parse_arguments(kind: type[T], command: str, args: list[str], default: T | None = None) -> T:
+    """Parse the arguments of a command. Errors are UserErrors; `--help` prints the help and raises SystemExit.
+
+    Args:
+        kind: The dataclass of the command's arguments.
+        command: The name of the command, such as "data inspect".
+        args: The arguments.
+        default: The values of arguments that are not given; None: the defaults of `kind`.
+    """
+    errors = io.StringIO()
+    options: dict[str, Any] = {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(errors):
+            parsed = tyro.cli(kind, prog=f"longtail {command}", args=args, use_underscores=True, **options)
+    except SystemExit as stop:
+        if stop.code in (None, 0):  # --help
+            raise
+        message = format_parse_error(errors.getvalue(), suggest_full_flags(args, default or kind))
+        error_kind: Kind = "unknown-name" if message.startswith("Unrecognized") else "invalid-value"
+        raise UserError(f"{message} (longtail {command} --help lists the flags)", kind=error_kind) from None
+    for path in find_paths(parsed):
+        check_path(path)
+    return parsed
+
+
+def suggest_full_flags(args: list[str], parsed: Any) -> list[str]:
+    """Return the full flags of settings that were given without their section, such as --epochs for --train.epochs."""
+    given = {arg[2:].split("=")[0].replace("-", "_") for arg in args if arg.startswith("--")}
+    return [f"--{name}" for name in list_settings(parsed) if name.rpartition(".")[2] in given and "." in name]
+
+
+def list_settings(section: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the names of all settings in a dataclass, such as "optim.lr"."""
+    for field in fields(section):
+        value = getattr(section, field.name, None)
+        if is_dataclass(value):
+            yield from list_settings(value, f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}"
+
+
+def format_parse_error(box: str, full_flags: Sequence[str] = ()) -> str:
+    """Return the message in a box that tyro has printed, in one line, with a suggestion for unknown flags.
+
+    Args:
+        box: The text of the box, up to whose first blank line the message extends. It may be drawn in ASCII characters.
+        full_flags: Flags that the user may have meant; tyro's own suggestions are used if there are none.
+    """
+    lines = [line.strip("│ ") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
+    parts: list[list[str]] = [[]]
+    for line in lines:
+        if line and not line.strip("-─"):
+            parts.append([])
+        else:
+            parts[-1].append(line)
+    message = parts[0] if "╭" in box else parts[1]  # an ASCII box has its title first
+    message = message[: message.index("")] if "" in message else message
+    similar = [part[1].split()[0] for part in parts if part and part[0].startswith("Perhaps you meant")]
+    is_unknown = message[0].startswith("Unrecognized")
+    hint = f": did you mean {[*full_flags, *similar][0]}?" if is_unknown and (full_flags or similar) else ""
+    if message[0].endswith((" True", " False")):
+        hint = ": a switch takes no value, write --x or --no_x"
+    return simplify_number_error(" ".join(message)) + hint
+
+
+def simplify_number_error(message: str) -> str:
+    """Replace Python's message about a value that is not a number by a shorter one; return other messages unchanged."""
+    pattern = (
+        r"Error parsing (\S+): (invalid literal for int\(\) with base 10|could not convert string to float): '?(.*?)'?$"
+    )
+    match = re.match(pattern, message)
+    if not match:
+        return message
+    flag, reason, value = match.groups()
+    return f"{flag} {value}: it must be {'an integer' if 'int' in reason else 'a number'}"
