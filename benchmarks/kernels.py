@@ -1,5 +1,4 @@
-"""Microseconds of each kernel of the fused ResNet-32, alone and where the device is full: what a step spends its time on, and
-what several seeds have to share.
+"""Microseconds of each kernel of the fused ResNet-32, alone and on a fully used device.
 
     python benchmarks/kernels.py [--batch 128] [--lines 8]
 
@@ -24,7 +23,7 @@ Launch = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def launches(batch: int) -> list[Launch]:
-    """Those of a query network's way there and back, and of a key network's way there."""
+    """Return the kernel launches of forward and backward of a query network, and of forward of a key network."""
     net = CifarResNet(32, 0).to("cuda", memory_format=torch.channels_last)
     images = torch.randn(batch, 3, FUSED_SIDE, FUSED_SIDE, device="cuda").bfloat16()
     images = images.to(memory_format=torch.channels_last)
@@ -47,7 +46,7 @@ def launches(batch: int) -> list[Launch]:
 
 
 def microseconds(work: Callable[[], None], lines: int) -> float:
-    """Of one of EACH launches, in so many lines side by side."""
+    """Return the time of one of EACH launches with the given number of parallel streams."""
     graph, streams = torch.cuda.CUDAGraph(), [torch.cuda.Stream() for _ in range(lines)]
     work()
     torch.cuda.synchronize()

@@ -244,6 +244,7 @@ def test_what_another_process_wrote_meanwhile_is_kept(place):
 # What is not trained again
 
 
+@pytest.mark.usefixtures("printed_messages")
 def test_a_finished_folder_is_recorded_without_training(place, no_training, capsys):
     before = stored(place)
     (place / "results/dig_its.json").unlink()
@@ -254,6 +255,7 @@ def test_a_finished_folder_is_recorded_without_training(place, no_training, caps
     assert "Balanced Softmax" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("printed_messages")
 def test_what_the_file_has_is_skipped_where_the_folders_are_gone(place, calls, capsys):
     before = (place / "results/dig_its.json").read_bytes()
     shutil.rmtree(place / "runs")
@@ -262,6 +264,7 @@ def test_what_the_file_has_is_skipped_where_the_folders_are_gone(place, calls, c
     assert str(place / "results/dig_its.json") in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("printed_messages")
 def test_only_the_missing_seed_is_trained(place, calls, capsys):
     shutil.rmtree(place / "runs")
     tree = again(place, **ONE_CELL, seeds=[0, 2, 1])
@@ -345,6 +348,7 @@ def test_precisions_do_not_mix(trained):
 # The order, and its end
 
 
+@pytest.mark.usefixtures("printed_messages")
 def test_a_table_takes_over_the_runs_of_another_with_the_same_configuration(place, monkeypatch, capsys):
     changed = MethodVariant("paco", "PaCo, alpha 0.2", lambda c: replace(c, method=replace(c.method, alpha=0.2)), 33.0)
     other = replace(
@@ -462,6 +466,7 @@ def slow_down(place: Path, seconds: float) -> None:
     store(place, tree)
 
 
+@pytest.mark.usefixtures("printed_messages")
 def test_minutes_end_before_a_cell_that_does_not_fit(place, calls, capsys):
     slow_down(place, 600.0)  # 10 minutes a seed at imbalance 40, so above 10 at imbalance 10, whose set is larger
     tree = again(place, methods=["paco"], seeds=[0], epochs=1, minutes=10)
@@ -513,8 +518,8 @@ def test_the_estimate_counts_what_is_left(place):
     cell = make_cell(STAND_IN, "paco", 40, 4, place / "new", None)
     data = load(cell.config.data)
 
-    def seconds(*seeds, again=False):
-        return estimate_seconds(book, cell, data, seeds, again) / MARGIN
+    def seconds(*seeds, rerun=False):
+        return estimate_seconds(book, cell, data, seeds, rerun) / MARGIN
 
     assert seconds(0) == pytest.approx(160) and seconds(0, 1) == pytest.approx(320)
     begun, finished = cell.run_folder(0), cell.run_folder(1)

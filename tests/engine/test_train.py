@@ -423,6 +423,7 @@ def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
         train(tiny("ce", epochs=1), tmp_path)
 
 
+@pytest.mark.usefixtures("printed_messages")
 def test_a_resume_without_a_checkpoint_says_that_it_begins_anew(tmp_path, capsys):
     config = tiny("ce", epochs=1)
     config = replace(config, log=replace(config.log, progress="auto"))
