@@ -1,4 +1,4 @@
-"""PaCo's alpha, fixed and by the theory (`auto`), scored on training images that no run trains on, never on the test set.
+"""Accuracy of PaCo with fixed alphas and with the alpha of the theory (`auto`), on held-out training images.
 
     python benchmarks/alpha.py [--recipe digits-lt] [--data DATA] [--wider 1] [--seeds 0 1 2 ...] [--alphas 0.005 ... auto]
 

@@ -33,7 +33,7 @@ Given = tuple[Tensor, Tensor, Tensor, Tensor, ContrastSet, Tensor]
 
 
 def inputs(classes: int, features: int, device: torch.device, batch: int = BATCH, queue: int = QUEUE) -> Given:
-    """Features, centers and bias (leaves), labels, the samples (leaves) and the prior; half of the queue is filled."""
+    """Return features, centers and bias (leaves), labels, samples (leaves) and the prior; half of the queue is filled."""
     rng = torch.Generator(device).manual_seed(0)
 
     def leaf(rows: int, width: int, scale: float = 1.0) -> Tensor:
@@ -51,7 +51,7 @@ def inputs(classes: int, features: int, device: torch.device, batch: int = BATCH
 def plain_terms(
     x_BF: Tensor, c_CF: Tensor, bias_C: Tensor, y_B: Tensor, samples: ContrastSet, log_prior_C: Tensor, *numbers: float
 ) -> AnchorTerms:
-    """All pairs at once, as `methods/paco.py` has it."""
+    """Return the terms computed from all pairs at once, as in `losses/paco.py`."""
     q_BD, z_MD, y_M, _ = samples
     center_BC, contrast_BM = F.linear(x_BF, c_CF, bias_C), q_BD @ z_MD.T
     drop_BM = torch.eye(len(q_BD), len(z_MD), dtype=torch.bool, device=y_B.device) | (y_M < 0)
@@ -63,7 +63,7 @@ LOSSES: dict[str, Callable[..., AnchorTerms]] = {"plain": plain_terms, "chunks":
 
 
 def gradients(name: str, given: Given) -> tuple[Tensor, ...]:
-    """Of features, centers, bias, queries and keys; all of it is done here, so that a graph can be captured of it."""
+    """Return the gradients of features, centers, bias, queries and keys. No work is left outside, so it can be captured."""
     x, c, bias, y_B, samples, log_prior_C = given
     q, z = samples.q_BD, samples.z_MD
     all_samples = samples._replace(z_MD=torch.cat([q, z]))
@@ -88,7 +88,7 @@ def measure_size(name: str, classes: int, features: int, device: torch.device) -
 
 
 def try_size(name: str, classes: int, features: int, device: torch.device) -> Row:
-    """Where there is too little memory, that is the result."""
+    """Measure a size; out of memory is a result."""
     row: Row = {"classes": classes, "features": features, "loss": name}
     found: Row = {"ms": "out of memory", "replayed_ms": None, "MB": None}
     try:
@@ -101,7 +101,7 @@ def try_size(name: str, classes: int, features: int, device: torch.device) -> Ro
 
 
 def ratios(row: Row, plain: Row) -> Row:
-    """Of a loss to the plain one of the same size; none where either did not fit."""
+    """Return the ratios of a loss to the plain one of the same size, or nothing if one of them did not fit."""
 
     def ratio(key: str) -> float | None:
         ours, theirs = row[key], plain[key]
@@ -113,7 +113,7 @@ def ratios(row: Row, plain: Row) -> Row:
 
 
 def check(device: torch.device) -> None:
-    """That both losses are the same, and their gradients."""
+    """Check that both losses and their gradients are equal."""
     given = inputs(500, 16, device, 32, 64)
     torch.testing.assert_close(gradients("chunks", given), gradients("plain", given), rtol=1e-3, atol=1e-5)
 

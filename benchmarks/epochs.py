@@ -1,4 +1,4 @@
-"""What it is worth to pick the best epoch on the test set, as some released codes do and this package never does.
+"""The gain from choosing the best epoch on the test set, as some released codes do and this package never does.
 
     python benchmarks/epochs.py --data DATA [--cells bbn-100 cb-focal-100 ...] [--every 5] [--out runs/epochs]
 
@@ -41,7 +41,7 @@ def by_epoch(folder: Path) -> dict[int, float]:
 
 
 def measure(config: Config, out: Path) -> dict[str, Any]:
-    """The test set stands where validation images would."""
+    """Train and record the accuracy on the test set, which takes the place of validation images."""
     data = load(config.data)
     curves = [by_epoch(folder) for folder in train(config, out, resume=True, data=replace(data, val=data.test))]
     best = [max(curve, key=curve.__getitem__) for curve in curves]

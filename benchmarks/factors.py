@@ -1,4 +1,4 @@
-"""What each choice that PaCo's paper and its released code leave open is worth, on training images that no run trains on.
+"""The effect of each setting that the paper and the released code of PaCo leave open, on held-out training images.
 
     python benchmarks/factors.py --data DATA [--out runs/factors] [--results results/paco_factors.json] [--epochs 200]
 
@@ -34,7 +34,7 @@ def changed(config: Config, section: str, **values: Any) -> Config:
 
 
 def variants() -> dict[str, Config]:
-    """By name: the base, one change each, and the two that are compared with it as a whole."""
+    """Return the configurations by name: the base, single changes, and the two complete settings that are compared."""
     base = recipes.cifar100_lt("paco", IMBALANCE, "equal")
     balanced = recipes.cifar100_lt("balanced-softmax", IMBALANCE, "equal")
     black = replace(base.views.query, fill=0)
@@ -67,13 +67,13 @@ def variants() -> dict[str, Config]:
 
 
 def prepared(config: Config, data: Path | None, epochs: int, seeds: tuple[int, ...] = SEEDS) -> Config:
-    """As it is trained here: scored once, at the end."""
+    """Return the configuration as it is trained here, with one evaluation at the end."""
     config = changed(config, "data", root=data)
     return changed(config, "train", epochs=epochs, seeds=seeds, checkpoint_every=epochs, validate_every=epochs)
 
 
 def with_validation(config: Config, wider: float = 10) -> DataSet:
-    """The usual draw to train on, and what a less skewed one has beyond it to validate on."""
+    """Return the usual training images, with validation images from a less skewed draw."""
     data, more = load(config.data), load(replace(config.data, imbalance=wider)).train
     unused = ~np.isin(more.ids, data.train.ids)
     val = Split(more.images[unused], more.labels[unused], more.class_names, more.ids[unused])
@@ -81,7 +81,7 @@ def with_validation(config: Config, wider: float = 10) -> DataSet:
 
 
 def last_epoch(folder: Path) -> dict[str, Any]:
-    """With the class-balanced accuracy on the validation images, and of PaCo with P_sup."""
+    """Return the last log line, with the class-balanced accuracy on validation images and, for PaCo, P_sup."""
     return dict(json.loads((folder / run_folder.LOG).read_text().splitlines()[-1]))
 
 

@@ -1,4 +1,4 @@
-"""Fine-tuning on few images: methods on pretrained weights, the trunk frozen and learning, and from scratch where asked for.
+"""Fine-tuning on few images: methods with a frozen and a trainable pretrained backbone, and optionally from scratch.
 
     python benchmarks/finetune.py FOLDER [--out RUNS] [--classes 20] [--most 60] [--others] [--size 96] [--epochs 5]
 
@@ -30,7 +30,7 @@ RATES = {"head": 0.01, "all": 0.005, "scratch": 0.02}  # of SGD, at 32 images
 
 
 def evenly(names: list[str], number: int) -> list[str]:
-    """So many of them, from the first to the last, or all."""
+    """Return the given number of evenly spaced items, or all."""
     return [names[round(i)] for i in np.linspace(0, len(names) - 1, min(number, len(names)))]
 
 
@@ -88,7 +88,7 @@ def measure(args: argparse.Namespace) -> list[Row]:
 
 
 def verdicts(args: argparse.Namespace) -> list[str]:
-    """Of the last method against each of the others: seed-paired differences with their 95 % intervals."""
+    """Return the seed-paired differences of the last method to each of the others, with their 95 % intervals."""
     lines = []
     for learns in args.learns:
         rows = {m: make_rows(run_folder.read_finished(args.out / learns / m))[0] for m in args.methods}

@@ -1,4 +1,4 @@
-"""The paper's Fig. 2 on CIFAR-100-LT: the gradient of each class's classifier weights, from the frequent classes to the rare.
+"""Fig. 2 of the paper on CIFAR-100-LT: gradient norms of the classifier weights, from frequent to rare classes.
 
     python benchmarks/gradients.py --data DATA [--out runs/gradient] [--results results/gradient.json] [--epochs 400]
 
@@ -50,7 +50,7 @@ def short(mean_C: FloatArray) -> list[float]:
 
 
 def steepness(found: list[dict[str, Any]], when: str) -> dict[str, float | None]:
-    """How many times the frequent classes' norms are those of rarer ones: 1 is balanced; the first as in the figure."""
+    """Return the ratios of gradient norms of frequent to rarer classes; 1 is balanced. The first is that of the figure."""
     norms_SC = np.array([record[when] for record in found])
     mean_C, tenth = norms_SC.mean(0), norms_SC.shape[1] // 10
     within = float(mean_C[:tenth].mean() / mean_C[tenth : 2 * tenth].mean())

@@ -1,4 +1,4 @@
-"""Measure the time of each kernel of the fused ResNet-32, alone and on a fully used GPU, as when several seeds share it.
+"""Microseconds of each kernel of the fused ResNet-32, alone and on a fully used device.
 
     python benchmarks/kernels.py [--batch 128] [--lines 8]
 
@@ -23,7 +23,7 @@ Launch = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def launches(batch: int) -> list[Launch]:
-    """Record the launches of a forward and backward pass of the query network and a forward pass of the key network."""
+    """Return the kernel launches of forward and backward of a query network, and of forward of a key network."""
     net = CifarResNet(32, 0).to("cuda", memory_format=torch.channels_last)
     images = torch.randn(batch, 3, resnet.IMAGE_SIZE, resnet.IMAGE_SIZE, device="cuda").bfloat16()
     images = images.to(memory_format=torch.channels_last)
@@ -46,7 +46,7 @@ def launches(batch: int) -> list[Launch]:
 
 
 def microseconds(work: Callable[[], None], lines: int) -> float:
-    """Return the time of a launch in microseconds, for EACH launches on `lines` streams in parallel."""
+    """Return the time of one of EACH launches with the given number of parallel streams."""
     graph, streams = torch.cuda.CUDAGraph(), [torch.cuda.Stream() for _ in range(lines)]
     work()
     torch.cuda.synchronize()

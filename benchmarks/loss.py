@@ -35,7 +35,7 @@ BUDGET = 0.2  # seconds for each time
 
 
 def inputs(batch: int, queue: int, classes: int, device: torch.device) -> tuple[Tensor, ...]:
-    """The products (leaves), labels, drops and the prior; the samples are the queue and two views of the batch."""
+    """Return the products (leaves), labels, mask and prior; the samples are the queue and two views of the batch."""
     rng, samples = torch.Generator(device).manual_seed(0), queue + 2 * batch
     center = torch.randn(batch, classes, generator=rng, device=device).requires_grad_()
     contrast = (2 * torch.rand(batch, samples, generator=rng, device=device) - 1).requires_grad_()
@@ -45,7 +45,7 @@ def inputs(batch: int, queue: int, classes: int, device: torch.device) -> tuple[
 
 
 def replayed(work: Callable[[], None]) -> Callable[[], None]:
-    """The same work as a CUDA graph."""
+    """Return the same work as a CUDA graph."""
     warm_up(work)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -73,7 +73,7 @@ def measure_size(vary: str, name: str, device: torch.device, **size: int) -> Row
 
 
 def check(device: torch.device) -> None:
-    """That both losses are the same."""
+    """Check that both losses are equal."""
     given = inputs(32, 512, 100, device)
     ours, plain = (loss(*given, ALPHA, TAU) for loss in LOSSES.values())
     torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the clock, the record of where they ran, and tables."""
+"""Functions that the benchmarks share: timing, a description of the machine, and tables."""
 
 import ctypes
 import gc
@@ -62,7 +62,7 @@ def peak_memory(work: Callable[[], Any], device: torch.device) -> int | None:
 
 
 def _status(field: str) -> int:
-    """Bytes, of the kernel's count of a process's memory."""
+    """Return an entry of the memory statistics of a process in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
@@ -75,12 +75,12 @@ def release() -> None:
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def where(device: torch.device) -> Row:
-    """Machine, versions, commit and date of a measurement."""
+    """Return machine, versions, commit and date of a measurement."""
     return {
         "machine": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or "CPU",
         "cpu_cores": cores(),

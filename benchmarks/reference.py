@@ -1,4 +1,4 @@
-"""PaCo on CIFAR-LT as research code usually has it: the peer that `step.py`, `views.py` and `loss.py` measure against.
+"""PaCo on CIFAR-LT as in typical research code: the baseline of `step.py`, `views.py` and `loss.py`.
 
 Worker processes make the views image by image with PIL and torchvision; networks in fp32 (torch's default: cuDNN may use
 TF32), run operation by operation; the key network follows parameter by parameter; the loss as matrices of masks; the loss and
@@ -50,14 +50,14 @@ class Blur:
 
 
 def auto_view() -> T.Compose:
-    """The query's: AutoAugment and Cutout."""
+    """Return the query view: AutoAugment and Cutout."""
     policy = T.AutoAugment(T.AutoAugmentPolicy.CIFAR10, fill=(128, 128, 128))
     crop = [T.RandomCrop(32, padding=4), T.RandomHorizontalFlip()]
     return T.Compose([*crop, policy, T.ToTensor(), Cutout(16), T.Normalize(*STATISTICS)])
 
 
 def sim_view() -> T.Compose:
-    """The key's: SimAugment."""
+    """Return the key view: SimAugment."""
     crop = [T.RandomResizedCrop(32, scale=(0.2, 1.0)), T.RandomHorizontalFlip()]
     color = [T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8), T.RandomGrayscale(0.2)]
     return T.Compose([*crop, *color, T.RandomApply([Blur(0.1, 2.0)], 0.5), T.ToTensor(), T.Normalize(*STATISTICS)])
@@ -101,7 +101,7 @@ def plain_paco_loss(
     alpha: float,
     tau: float,
 ) -> Tensor:
-    """The loss by autograd, as matrices of masks over all logits."""
+    """Return the loss by autograd, with matrices of masks over all logits."""
     logits = torch.cat([center + log_prior, contrast / tau], 1)
     logits = logits - logits.max(1, keepdim=True).values.detach()
     kept = torch.cat([torch.ones_like(center), (~drop).float()], 1)

@@ -1,4 +1,4 @@
-"""Dry runs in the shape of the paper's large data sets: PaCo's recipes, as many classes and images, and pixels of no meaning.
+"""Training on random images in the size of the paper's large data sets, with PaCo's recipes for them.
 
     python benchmarks/scale.py [--counts FILE] [--rows imagenet-lt/resnet50 ...] [--compiled] [--out FILE]
 
@@ -91,7 +91,7 @@ def counts_of(shape: Shape) -> np.ndarray:
 
 
 def pictures(number: int = 64) -> list[bytes]:
-    """JPEGs of 500 x 375 pixels: smooth noise with fine noise on it, about as many bytes as a photograph."""
+    """Return JPEGs of 500 x 375 pixels: smooth noise plus fine noise, with about as many bytes as a photograph."""
     rng, found = np.random.default_rng(0), []
     for _ in range(number):
         coarse = Image.fromarray(rng.integers(0, 256, (48, 64, 3), dtype=np.uint8)).resize(
@@ -113,7 +113,7 @@ def make_data(counts: np.ndarray, config: Config) -> DataSet:
 
 
 def steps(run: Trainer, seconds: float) -> float:
-    """Seconds of a step."""
+    """Return the seconds of a step."""
     with own_stream(run.device):
         step_on, count = make_step([run], train_step), itertools.count()
 
@@ -161,7 +161,7 @@ def measure_row(name: str, counts: np.ndarray, args: argparse.Namespace, device:
 
 
 def measure_steps(config: Config, data: DataSet, seconds: float, device: torch.device) -> tuple[float, str, int]:
-    """Seconds of a step, how it is made, and the bytes of a network, as gradients are sent."""
+    """Return the seconds of a step, its execution mode, and the bytes of the gradients of a network."""
     (run,) = make_runs(config, 1, data, device)
     found = steps(run, seconds), run.step_mode, sum(t.numel() * 4 for t in run.method.net.state_dict().values())
     del run

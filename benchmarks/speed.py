@@ -1,4 +1,4 @@
-"""All measurements of speed, into one file: `step.py`, `views.py` and `loss.py`, about two minutes on an H200.
+"""All measurements of speed in one file: `step.py`, `views.py` and `loss.py`; about two minutes on an H200.
 
     python benchmarks/speed.py [--out results/speed.json] [--plot results/loss.png] [--skip views ...]
 
@@ -21,7 +21,7 @@ from longtail.engine.device import choose_device
 
 
 def parts(device_name: str, compiled: bool, quick: bool) -> dict[str, Callable[[], Row]]:
-    """`quick`: a few calls at small sizes, to see that all runs."""
+    """Return the parts; `quick` makes a few calls at small sizes, to test that all of them run."""
     device = choose_device(device_name)
     steps = ("eager", "captured", "compiled", "fused") if compiled else step.STEPS
     if quick:

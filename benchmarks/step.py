@@ -1,4 +1,4 @@
-"""Milliseconds of one PaCo training step on CIFAR-100-LT's shape (imbalance 100, ResNet-32, batch 128), views included.
+"""Milliseconds of one PaCo training step on CIFAR-100-LT (imbalance 100, ResNet-32, batch 128), including views.
 
     python benchmarks/step.py [--out FILE] [--steps eager captured compiled fused] [--seeds 2 4 8] [--workers 8 0]
 
@@ -51,7 +51,7 @@ def make_runs(config: Config, seeds: int, data: DataSet, device: torch.device) -
 
 
 def row(name: str, seconds: float, seeds: int, made: float, epoch: int, precision: str) -> Row:
-    """`seconds` of a step of all seeds, `epoch` in steps."""
+    """Return a result row from the `seconds` of a step of all seeds; `epoch` is in steps."""
     ms = 1000 * seconds / seeds
     return {
         "step": name,
@@ -110,7 +110,7 @@ def measure(
     workers: tuple[int, ...] = WORKERS,
     calls: int | None = None,
 ) -> Row:
-    """All rows, each printed when it is known."""
+    """Measure all rows and print each when it is done."""
     data, rows = random_data(), list[Row]()
     todo = [partial(measure_reference, data, device, n, calls) for n in workers]
     todo += [partial(measure_ours, data, device, step, 1, calls) for step in steps]

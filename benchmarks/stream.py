@@ -1,4 +1,4 @@
-"""Images per second from JPEG files on disk to PaCo's step (ResNet-50, 224 pixels, batch 128), and of each part of the way.
+"""Images per second from JPEG files on disk to PaCo's step (ResNet-50, 224 pixels, batch 128), and of each stage.
 
     python benchmarks/stream.py --tiles PATH/TO/IMAGES [--out FILE] [--workers 16] [--profile]
 
@@ -17,6 +17,7 @@ import collections
 import contextlib
 import itertools
 import json
+import os
 import resource
 import tempfile
 from collections.abc import Callable
@@ -40,7 +41,7 @@ from longtail.data.lazy_images import StreamedImages
 from longtail.data.loader import Loader, make_loader
 from longtail.data.sources import load
 from longtail.engine.cuda_graph import make_step, own_stream
-from longtail.engine.device import choose_device, resolve_precision
+from longtail.engine.device import CUDA_QUEUES, choose_device, resolve_precision
 from longtail.engine.loop import train_step
 from longtail.engine.trainer import Trainer
 
@@ -124,7 +125,7 @@ def ours(run: Trainer, seconds: float, profiles: bool) -> tuple[dict[str, float]
 
 
 def streams(work: Callable[[], None], batches: int = 20) -> list[Row]:
-    """Of each stream of the GPU, and of all together: milliseconds a batch at work, and what takes most of them."""
+    """Return the busy milliseconds per batch of each GPU stream and of all together, and their longest operations."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         with profile(activities=[ProfilerActivity.CUDA]) as found:
             for _ in range(batches):
@@ -138,7 +139,7 @@ def streams(work: Callable[[], None], batches: int = 20) -> list[Row]:
 
 
 def at_work(name: str, events: list[Row], batches: int) -> Row:
-    """Where spans overlap they count once."""
+    """Return the total time of spans; overlaps count once."""
     busy, until, by_name = 0.0, 0.0, collections.Counter[str]()
     for event in sorted(events, key=lambda e: e["ts"]):
         start, end = event["ts"], event["ts"] + event["dur"]
@@ -170,14 +171,14 @@ def nvjpeg(folder: Path, batch: int, device: torch.device, seconds: float) -> fl
 
 
 def in_use(device: torch.device) -> Row:
-    """Megabytes."""
+    """Return the used memory in megabytes."""
     host = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     on_device = torch.cuda.memory_allocated() if device.type == "cuda" else 0
     return {"host": host // 2**20, "device": on_device // 2**20}
 
 
 def usual_views(size: int) -> list[T.Compose]:
-    """RandAugment for the query and SimAugment for the key, image by image."""
+    """Return RandAugment for the query and SimAugment for the key, image by image."""
     crop = [T.RandomResizedCrop(size, scale=(0.08, 1.0)), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4)]
     last = [T.ToTensor(), T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
     sim = [T.RandomGrayscale(0.2), T.RandomApply([Blur(0.1, 2.0)], 0.5)]
@@ -192,6 +193,7 @@ def usual(folder: Path, size: int, batch: int, workers: int, seconds: float) -> 
 
 
 def measure(args: argparse.Namespace) -> Row:
+    os.environ.update(CUDA_QUEUES)
     device = choose_device(args.device)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

@@ -1,4 +1,4 @@
-"""Views per second of CIFAR images: ours, made on the device as training makes them, and PIL's in worker processes.
+"""Views per second of CIFAR images: on the device, as in training, and with PIL in worker processes.
 
     python benchmarks/views.py [--out FILE] [--workers 1 8]
 
@@ -27,7 +27,7 @@ PEERS = {"AutoAugment + Cutout": [auto_view], "SimAugment": [sim_view], "both": 
 
 
 def config_of(kind: str) -> Config:
-    """PaCo makes both views, a method without a key network the query's."""
+    """Return the configuration; PaCo makes both views, and a method without a key network only that of the query."""
     config = recipes.cifar100_lt("paco" if kind == "both" else "balanced-softmax", 100, "equal")
     query = recipes.SIM_AUGMENT if kind == "SimAugment" else recipes.AUTO_CUTOUT
     train = replace(config.train, execution="auto")

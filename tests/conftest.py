@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from longtail import recipes
+from longtail.cli.console import print_messages
 from longtail.config import Config
 from longtail.engine import evaluate
 from longtail.reporting.embedding import WORKER
@@ -27,6 +28,13 @@ def tiny(method: str = "paco", **train) -> Config:
     return replace(
         config, method=chosen, train=replace(config.train, **values), log=replace(config.log, progress="none")
     )
+
+
+@pytest.fixture
+def printed_messages():
+    """Print the messages of the library, as the command line does, so that capsys captures them."""
+    with print_messages():
+        yield
 
 
 @pytest.fixture

@@ -15,13 +15,14 @@ import pytest
 from torch import nn
 
 import longtail
-from longtail import methods, paper, recipes, run_folder
+from longtail import methods, recipes, run_folder
 from longtail.cli import main
 from longtail.data.sources import load
 from longtail.errors import Interrupted
-from longtail.paper import reproduce
+from longtail.paper import reproduce as runner
 from longtail.paper import results as files
-from longtail.paper.results_book import MARGIN, ResultsFile, seconds_per_image
+from longtail.paper.reproduce import MARGIN, estimate_seconds, reproduce, seconds_per_image
+from longtail.paper.results import ResultsFile
 from longtail.paper.results_page import (
     BRACKETS,
     comparison_section,
@@ -103,8 +104,8 @@ def calls(monkeypatch):
         made.append((out.name, config.train.seeds))
         return train(config, out, resume, data)
 
-    train = paper.train
-    monkeypatch.setattr(paper, "train", spy)
+    train = runner.train
+    monkeypatch.setattr(runner, "train", spy)
     return made
 
 
@@ -250,6 +251,7 @@ def test_what_another_process_wrote_meanwhile_is_kept(place):
 # What is not trained again
 
 
+@pytest.mark.usefixtures("printed_messages")
 def test_a_finished_folder_is_recorded_without_training(place, no_training, capsys):
     before = stored(place)
     (place / "results/dig_its.json").unlink()
@@ -260,6 +262,7 @@ def test_a_finished_folder_is_recorded_without_training(place, no_training, caps
     assert "Balanced Softmax" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("printed_messages")
 def test_what_the_file_has_is_skipped_where_the_folders_are_gone(place, calls, capsys):
     before = (place / "results/dig_its.json").read_bytes()
     shutil.rmtree(place / "runs")
@@ -268,6 +271,7 @@ def test_what_the_file_has_is_skipped_where_the_folders_are_gone(place, calls, c
     assert str(place / "results/dig_its.json") in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("printed_messages")
 def test_only_the_missing_seed_is_trained(place, calls, capsys):
     shutil.rmtree(place / "runs")
     tree = again(place, **ONE_CELL, seeds=[0, 2, 1])
@@ -351,6 +355,7 @@ def test_precisions_do_not_mix(trained):
 # The order, and its end
 
 
+@pytest.mark.usefixtures("printed_messages")
 def test_a_table_takes_over_the_runs_of_another_with_the_same_configuration(place, monkeypatch, capsys):
     changed = MethodVariant("paco", "PaCo, alpha 0.2", lambda c: replace(c, method=replace(c.method, alpha=0.2)), 33.0)
     other = replace(
@@ -387,7 +392,7 @@ def test_lengths_of_their_own_share_a_table(place, monkeypatch):
         if record["method"] == "paco":
             record["epochs"] = 7
     table = tree["table"] | {"mixed": True}
-    mixed = files.write(place / "results/mixed.json", tree | {"table": table, "name": "mixed"})
+    mixed = files.write_results(place / "results/mixed.json", tree | {"table": table, "name": "mixed"})
     page = to_markdown(mixed)
     assert (
         training_lengths(mixed) == [MIXED_LENGTHS]
@@ -404,11 +409,11 @@ def test_many_methods_are_drawn_as_dots_with_their_latency(place):
     paco = [r for r in tree["runs"] if r["method"] == "paco"]
     table = tree["table"] | {"methods": names, "pairs": [["m1", "m0"], ["m3", "m2"]]}
     copies = [r | {"method": name} for name in names for r in paco]
-    alike = files.write(place / "results/many.json", tree | {"runs": copies, "table": table, "name": "many"})
+    alike = files.write_results(place / "results/many.json", tree | {"runs": copies, "table": table, "name": "many"})
     assert list(plot_files(alike, 1)) == ["compared"]  # networks of one size have one latency
     for i, record in enumerate(copies):
         record["metrics"] = record["metrics"] | {"parameters": 1000 + i // len(paco)}
-    drawn = files.write(place / "results/many.json", tree | {"runs": copies, "table": table, "name": "many"})
+    drawn = files.write_results(place / "results/many.json", tree | {"runs": copies, "table": table, "name": "many"})
     assert list(plot_files(drawn, 1)) == ["compared", "latency"]
     for picture in plot_files(drawn, 1).values():
         assert (place / "results" / picture.name).stat().st_size > 10_000
@@ -471,6 +476,7 @@ def slow_down(place: Path, seconds: float) -> None:
     store(place, tree)
 
 
+@pytest.mark.usefixtures("printed_messages")
 def test_minutes_end_before_a_cell_that_does_not_fit(place, calls, capsys):
     slow_down(place, 600.0)  # 10 minutes a seed at imbalance 40, so above 10 at imbalance 10, whose set is larger
     tree = again(place, methods=["paco"], seeds=[0], epochs=1, minutes=10)
@@ -508,7 +514,7 @@ def test_the_estimate_prefers_the_method_and_this_machine(place):
     data = load(cells["paco"].config.data)
 
     def seconds(method):
-        return book.estimate(cells[method], data, [0], False) / MARGIN
+        return estimate_seconds(book, cells[method], data, [0], False) / MARGIN
 
     assert seconds("paco") == pytest.approx(2) and seconds("balanced-softmax") == pytest.approx(60)
     book.device = "here"
@@ -522,8 +528,8 @@ def test_the_estimate_counts_what_is_left(place):
     cell = make_cell(STAND_IN, "paco", 40, 4, place / "new", None)
     data = load(cell.config.data)
 
-    def seconds(*seeds, again=False):
-        return book.estimate(cell, data, seeds, again) / MARGIN
+    def seconds(*seeds, rerun=False):
+        return estimate_seconds(book, cell, data, seeds, rerun) / MARGIN
 
     assert seconds(0) == pytest.approx(160) and seconds(0, 1) == pytest.approx(320)
     begun, finished = cell.run_folder(0), cell.run_folder(1)
@@ -532,14 +538,14 @@ def test_the_estimate_counts_what_is_left(place):
     (begun / "log.jsonl").write_text("{}\n" * 3)
     (finished / "metrics.json").write_text("{}")
     assert seconds(0) == pytest.approx(40) and seconds(1) == 0 and seconds(0, 1) == pytest.approx(40)
-    assert seconds(0, 1, again=True) == pytest.approx(320)
+    assert seconds(0, 1, rerun=True) == pytest.approx(320)
 
 
 def test_a_stop_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     def stop(*_, **__):
         raise Interrupted("saved: --resume continues", 15)
 
-    monkeypatch.setattr(paper, "train", stop)
+    monkeypatch.setattr(runner, "train", stop)
     flags = ["--methods", "paco", "--imbalance", "40", "--out", str(tmp_path / "runs"), "--results", str(tmp_path)]
     assert "--resume" not in fails(capsys, ["reproduce", "dig-its", *flags], "interrupted", "PaCo", code=143)
 
@@ -670,6 +676,6 @@ def test_the_twin_is_public():
 @pytest.mark.long  # a contract of the import linter forbids tyro, too
 def test_the_twin_needs_no_tyro():
     code = """import sys; sys.modules["tyro"] = None
-import longtail, longtail.paper
-assert longtail.reproduce is longtail.paper.reproduce"""
+import longtail, longtail.paper.reproduce
+assert longtail.reproduce is longtail.paper.reproduce.reproduce"""
     subprocess.run([sys.executable, "-c", code], check=True)

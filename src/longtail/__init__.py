@@ -26,7 +26,7 @@ _HOME = {
     "paco_loss": "losses",
     "paco_terms": "losses",
     "predict": "inference.predict",
-    "reproduce": "paper",
+    "reproduce": "paper.reproduce",
     "shard": "data.write_shards",
     "supcon_loss": "losses",
     "report": "reporting.page",

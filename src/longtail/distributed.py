@@ -1,4 +1,4 @@
-"""Communication between the processes that train one network, by torch.distributed.
+"""Communication between the processes that train one network, with torch.distributed.
 
 All processes must call these functions in the same order, with tensors of the same shape. Without torch.distributed there is
 one process, of rank 0, and every function returns what it would return for that process alone.
@@ -47,7 +47,7 @@ def is_distributed() -> bool:
 
 
 def only_if_distributed(work: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Decorate a function that communicates: a single process skips it, and torch.compile leaves it out."""
+    """Decorate a function that communicates: it does nothing in a single process, and is not compiled."""
     uncompiled = torch.compiler.disable(work)
 
     @functools.wraps(work)
@@ -68,7 +68,7 @@ def all_gather(x: Tensor) -> Tensor:
 
 @only_if_distributed
 def gather_with_grad(x: Tensor) -> Tensor:
-    """Do the same as `all_gather` with a gradient: that of x is the sum over the gradients of all ranks."""
+    """Return what `all_gather` returns, with a gradient: that of x is the sum of the gradients of all ranks."""
     return _Gather.apply(x)
 
 
@@ -137,7 +137,7 @@ def run_on_main(work: Callable[..., T], *args: Any) -> T:
         try:
             found[0] = work(*args)
         except Exception as error:
-            failed = RunError(f"the first process failed: {error!r}", kind="peer-failure")
+            failed = RunError(f"the main process failed: {error!r}", kind="peer-failure")
             found[1] = error if isinstance(error, UserError) else failed
             dist.broadcast_object_list(found)
             raise
@@ -148,13 +148,13 @@ def run_on_main(work: Callable[..., T], *args: Any) -> T:
 
 
 def local_main_first(work: Callable[[], T]) -> T:
-    """Call a function on one process of each machine and then on the others, for example to download a file once."""
+    """Call a function on one process of each machine first, and then on the others, for example to download a file once."""
     if not is_distributed():
         return work()
     is_first = read_world().local_rank == 0
-    found = [work()] if is_first else []
+    results = [work()] if is_first else []
     all_max(0)  # a barrier
-    return found[0] if is_first else work()
+    return results[0] if is_first else work()
 
 
 def gather_objects(value: T) -> list[T]:
@@ -169,7 +169,11 @@ def gather_objects(value: T) -> list[T]:
 def check_same(value: object, otherwise: str) -> None:
     """Raise a RunError on every rank if a rank has another value than rank 0.
 
-    All ranks raise the error: if one rank stopped by itself, the others would wait for it. The message says `otherwise`.
+    All ranks raise the error: if one rank stopped by itself, the others would wait for it.
+
+    Args:
+        value: The value of this rank.
+        otherwise: What a rank with another value has, for the message.
     """
     values = gather_objects(value)
     for number, found in enumerate(values):
@@ -178,5 +182,5 @@ def check_same(value: object, otherwise: str) -> None:
 
 
 def is_peer_failure(error: Exception) -> bool:
-    """Return whether an error says that another process has ended."""
+    """Return whether an error reports that another process has exited."""
     return is_distributed() and (isinstance(error, dist.DistError) or "gloo" in str(error).lower())

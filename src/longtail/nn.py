@@ -1,14 +1,14 @@
-"""The paper's parts as modules for training loops of your own; the methods of this package are made of the same.
+"""PaCo as modules for other training loops. The methods of this package consist of the same parts.
 
-    net = …                                               # yours: from images to features of some width
+    net = …                                               # maps images to features of some width
     criterion = PaCoLoss(width, class_counts)             # class centers, projection G, queue
     query = nn.Sequential(net, criterion.G)
-    key = MomentumNetwork(query)                          # follows net and G slowly
+    key = MomentumNetwork(query)                          # moving average of net and G
     …
     loss = criterion(net(view), key(other_view), y)       # two views of the same images
     loss.backward(); optimizer.step(); key.follow(query)
 
-B images, C classes, F features, D projected width.
+Shapes: B images, C classes, F features, D projected width.
 """
 
 from collections.abc import Sequence
@@ -35,14 +35,28 @@ __all__ = ["LabeledQueue", "MomentumNetwork", "PaCoLoss"]
 
 
 class PaCoLoss(nn.Module):
-    """Eq. 8, with what learns or is remembered beside the network: class centers, projection G, labeled queue.
+    """The loss of PaCo (Eq. 8) with its learnable parts and state: class centers, projection G, labeled queue.
 
-    `width` is that of the network's features, `class_counts` has the training images of each class. `centers` is the network's
-    own linear classifier, if it has one; else one is made. The numbers are those of `longtail train --method.…`; alpha "auto"
-    needs to know the `batch`, the images of a step.
+    In training mode a call pushes the keys into the queue, just as batch norm updates its averages; after `eval()` it does not.
+    The loss is computed in float32 also under autocast. Under torch.distributed the queue has the keys of all processes.
 
-    Called in training, it puts the keys away for the next steps, much as batch norm keeps its averages; after `eval()` it does
-    not. It works in float32, whatever autocast says. Under torch.distributed the queue has the keys of all processes.
+    Args:
+        width: The width of the features.
+        class_counts: The number of training images of each class.
+        alpha: The weight of a positive sample; "auto" computes it from `class_counts`, `queue` and `batch`.
+        batch: The number of images in a step, for an alpha of "auto".
+        tau: The temperature of the samples.
+        center_tau: The temperature of the centers.
+        rebalance: Whether the centers are rebalanced by class frequency (Eq. 8 instead of Eq. 4).
+        smoothing: Label smoothing of the centers.
+        queue: The length of the queue.
+        projection_dim: The width of the projection.
+        projection_hidden: The width of its hidden layer; 0 for `width`.
+        projection_norm: Whether the projection has batch norm.
+        contrast: With several processes, whether anchors are compared with the views of their own process ("local") or of all
+            processes ("global").
+        chunk: The number of centers and samples that are processed at a time; 0 chooses it by their number.
+        centers: The linear classifier of the network, if it has one; otherwise a new one is created.
     """
 
     log_prior_C: Tensor
@@ -90,12 +104,20 @@ class PaCoLoss(nn.Module):
         self.register_buffer("log_prior_C", log_frequencies(counts_C), persistent=False)
 
     def forward(self, features_BF: Tensor, keys_BD: Tensor, y_B: Tensor) -> Tensor:
-        """The mean loss of B images: features of one view by the network, and keys, which are G(features), of the other view
-        by the key network. Labels are from 0 to C - 1; another one is an IndexError, or a device assertion on a GPU."""
+        """Return the mean loss of B images.
+
+        Args:
+            features_BF: The features of one view of the images, from the network.
+            keys_BD: The projections of the other view, from the key network.
+            y_B: The labels, from 0 to C - 1; others raise an IndexError (on a GPU, a device assertion).
+        """
         return self.terms(features_BF, keys_BD, y_B)["loss"]
 
     def terms(self, features_BF: Tensor, keys_BD: Tensor, y_B: Tensor) -> dict[str, Tensor]:
-        """The "loss", and what is worth logging beside it: "accuracy" in percent, "P_sup", the largest logits."""
+        """Return the "loss", and values for the log: the "accuracy" in percent, "P_sup" and the largest logits.
+
+        `forward` describes the arguments.
+        """
         self._check_shapes(features_BF, keys_BD, y_B)
         with torch.autocast(y_B.device.type, enabled=False):
             x_BF, dtype = features_BF.to(self.centers.weight.dtype), self.queue.keys_KD.dtype
@@ -109,7 +131,7 @@ class PaCoLoss(nn.Module):
         return terms
 
     def classify(self, features_BF: Tensor) -> Tensor:
-        """The logits that deploy: the prior is a part of the loss alone, so that classes count alike."""
+        """Return the logits for deployment. They assume equal class frequencies, because only the loss contains the prior."""
         return self.centers(features_BF)
 
     def extra_repr(self) -> str:
@@ -121,16 +143,18 @@ class PaCoLoss(nn.Module):
         wanted = {"features": (B, F), "keys": (B, D), "labels": (B,)}
         for name, shape in wanted.items():
             if tuple(found[name].shape) != shape:
-                hint = ": the key network is made of network and G, nn.Sequential(net, criterion.G)" * (name == "keys")
+                hint = "; make the key network from nn.Sequential(net, criterion.G)" * (name == "keys")
                 raise UserError(
-                    f"{name} of shape {tuple(found[name].shape)}: it must be {shape}{hint}", kind="mismatch"
+                    f"{name} has the shape {tuple(found[name].shape)} instead of {shape}{hint}", kind="mismatch"
                 )
 
 
 def check_counts(class_counts: Sequence[int] | Tensor) -> Tensor:
     counts_C = torch.as_tensor(class_counts).cpu()
     if counts_C.ndim != 1 or len(counts_C) < 2 or bool((counts_C < 0).any()) or not counts_C.any():
-        raise UserError(f"class_counts {class_counts}: it must have the training images of two classes or more")
+        raise UserError(
+            f"class_counts {class_counts}: give the number of training images of each of at least two classes"
+        )
     return counts_C
 
 
@@ -138,7 +162,7 @@ def resolve_alpha(config: cfg.PaCo, counts_C: Tensor, batch: int | None) -> floa
     if config.alpha != "auto":
         return config.alpha
     if batch is None:
-        raise UserError('alpha="auto" follows from the images of a step too: give them, as in batch=128')
+        raise UserError('alpha="auto" depends on the number of images in a step: add, for example, batch=128')
     return theory.auto_alpha(counts_C.numpy(), config.queue, batch)
 
 
@@ -146,5 +170,5 @@ def check_centers(centers: nn.Linear, width: int, classes: int) -> None:
     if (centers.in_features, centers.out_features) != (width, classes):
         has = f"{centers.in_features} features and {centers.out_features} classes"
         raise UserError(
-            f"centers has {has}: for a width of {width} and {classes} counts it must have as many", kind="mismatch"
+            f"centers has {has}, but width is {width} and class_counts has {classes} classes", kind="mismatch"
         )

@@ -278,7 +278,7 @@ def list_tables() -> list[str]:
 def read_results(path: Path) -> dict[str, Any]:
     """Return the tree of a results file with rows and verdicts computed anew from its runs."""
     tree = json.loads(path.read_text())
-    tree |= results.read(path, tree["table"])
+    tree |= results.read_results(path, tree["table"])
     rows = cells.make_rows(tree)
     return tree | {"rows": rows, "verdicts": cells.compare_pairs(rows, tree["table"])}
 

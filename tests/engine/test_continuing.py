@@ -62,6 +62,7 @@ def numbers_said(line: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", line.partition("(")[2])]
 
 
+@pytest.mark.usefixtures("printed_messages")
 def test_another_number_of_threads_is_said_and_recorded(tmp_path, capsys, own_threads):
     torch.set_num_threads(1)
     folder = unfinished(tmp_path)
@@ -79,6 +80,7 @@ def test_another_number_of_threads_is_said_and_recorded(tmp_path, capsys, own_th
     assert numbers_said(said) == [1, 1, 2]
 
 
+@pytest.mark.usefixtures("printed_messages")
 def test_the_same_number_of_threads_is_not_mentioned(tmp_path, capsys):
     unfinished(tmp_path)
     train(loud(tiny("ce", epochs=1)), tmp_path, resume=True, data=DATA)

@@ -105,7 +105,7 @@ def test_torchs_newer_switches_hold(switch):
 )
 def test_a_run_compiles_where_it_is_asked_to_or_repaid(step, precision, device, steps, fused, pays, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: name)
-    assert should_compile(TrainConfig(step=step, precision=precision), torch.device(device), steps, fused) is pays
+    assert should_compile(TrainConfig(execution=step, precision=precision), torch.device(device), steps, fused) is pays
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -27,7 +27,7 @@ def offline(monkeypatch, tmp_path):
 
 def told(method: str, *to: str, **train_changes) -> Config:
     config = tiny(method, **train_changes)
-    return replace(config, log=replace(config.log, to=to))
+    return replace(config, log=replace(config.log, loggers=to))
 
 
 def row(epoch: int, **more) -> dict:
@@ -181,6 +181,7 @@ def test_seeds_side_by_side_have_a_run_each(tmp_path, recorded):
     assert [run.settings["id"] for run in recorded] == [a.loggers["wandb"].id, b.loggers["wandb"].id]
 
 
+@pytest.mark.usefixtures("printed_messages")
 def test_installed_wandb_accepts_our_calls(tmp_path, capsys):
     """The real package, offline. What it writes is its own affair; a call that it rejects would be reported."""
     (folder,) = train(told("ce", "wandb"), tmp_path, data=DATA)
@@ -189,7 +190,9 @@ def test_installed_wandb_accepts_our_calls(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("where", ["init", "log", "finish"])
-def test_a_failure_is_said_once_and_the_training_goes_on(where, tmp_path, recorded, monkeypatch, capsys):
+def test_a_failure_is_said_once_and_the_training_goes_on(
+    where, tmp_path, recorded, monkeypatch, capsys, printed_messages
+):
     def fail(*_, **__):
         raise ConnectionError("no\nnetwork")
 
@@ -225,6 +228,6 @@ def test_nobody_listens_unless_asked(tmp_path):
 def test_names_are_checked_and_one_may_stand_alone():
     assert LogConfig(loggers="wandb") == LogConfig(loggers=("wandb",)) == LogConfig(loggers=["wandb"])
     for bad in ("tensorbord", ("wandb", "wandb"), 3):
-        with pytest.raises(UserError, match=r"--log\.to"):
+        with pytest.raises(UserError, match=r"--log\.loggers"):
             LogConfig(loggers=bad)
     assert told("ce", "wandb").identity() == told("ce").identity()

@@ -38,7 +38,7 @@ from longtail.engine.trainer import Trainer
 from longtail.errors import Interrupted, RunError
 from longtail.kernels import nvrtc
 from longtail.methods import Batch
-from longtail.methods.bbn import BBN
+from longtail.methods.branches import BBN
 from longtail.methods.paco import PaCo
 from longtail.methods.softmax import CrossEntropy
 from longtail.models import backbones
@@ -423,6 +423,7 @@ def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
         train(tiny("ce", epochs=1), tmp_path)
 
 
+@pytest.mark.usefixtures("printed_messages")
 def test_a_resume_without_a_checkpoint_says_that_it_begins_anew(tmp_path, capsys):
     config = tiny("ce", epochs=1)
     config = replace(config, log=replace(config.log, progress="auto"))

@@ -121,6 +121,7 @@ def test_auto_knows_whom_an_anchor_meets(method, training, counts, batch):
     assert methods.make(with_alpha(0.3), COUNTS).resolved_settings() == {}
 
 
+@pytest.mark.usefixtures("printed_messages")
 def test_a_run_with_auto_is_the_run_with_its_number_and_says_so(tmp_path, capsys):
     auto = replace(with_alpha("auto"), log=replace(tiny().log, progress="plain"))
     (folder,) = train(auto, tmp_path / "auto")

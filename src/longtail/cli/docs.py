@@ -20,7 +20,7 @@ PAGES_BY_MODULE = {
     "longtail.config.section": "",  # called by other modules, which have pages
     "longtail.data": "data",
     "longtail.engine": "start",
-    "longtail.engine.advice": "data",
+    "longtail.engine.failures": "data",
     "longtail.distributed": "many",
     "longtail.engine.distributed": "many",
     "longtail.engine.loggers": "figures",
@@ -33,7 +33,7 @@ PAGES_BY_MODULE = {
     "longtail.recipes.imagenet_scale": "large",
     "longtail.reporting": "report",
     "longtail.paper.figures": "figures",
-    "longtail.paper": "reproduce",
+    "longtail.paper.reproduce": "reproduce",
     "longtail.run_folder": "start",
     "longtail.theory": "theory",
     "longtail.views": "data",

@@ -94,7 +94,7 @@ def run_reproduce(args: list[str]) -> None:
     """Run `longtail reproduce`."""
     given = dict(vars(parse_arguments(Reproduce, "reproduce", args)))
 
-    from longtail.paper import reproduce
+    from longtail.paper.reproduce import reproduce
     from longtail.paper.results_page import to_rich
     from longtail.reporting.cells import plot_files, training_lengths
 

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import io
 import os
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -33,8 +34,7 @@ SKIP_HINT = "replace or remove it, or leave such images out with --data.on_error
 ANIMATED_FORMATS = ("GIF", "WEBP", "PNG", "AVIF")  # frames of other formats are pages or views
 LAST_ROWS = 8  # decoders fill the end of a truncated JPEG with gray, without an error
 
-# Pillow's warnings about damaged metadata and many pixels do not name the file; what matters is checked here.
-warnings.filterwarnings("ignore", module=r"PIL\..*")
+_decoding_lock, _decoding_count = threading.Lock(), 0
 
 T = TypeVar("T")
 
@@ -276,14 +276,37 @@ def _is_animated(image: "Image.Image") -> bool:
 
 
 @contextmanager
+def ignore_pillow_warnings() -> Iterator[None]:
+    """Ignore Pillow's warnings while any thread decodes. They do not name the file, and what matters is checked here.
+
+    `warnings.catch_warnings` is not thread-safe: it would restore the filters of another thread. Therefore the first thread
+    adds one filter, and the last one removes it.
+    """
+    global _decoding_count
+    with _decoding_lock:
+        if _decoding_count == 0:
+            warnings.filterwarnings("ignore", module=r"PIL\..*")
+        _decoding_count += 1
+    try:
+        yield
+    finally:
+        with _decoding_lock:
+            _decoding_count -= 1
+            if _decoding_count == 0:
+                own = [f for f in warnings.filters if f[0] == "ignore" and getattr(f[3], "pattern", None) == r"PIL\..*"]
+                for entry in own:
+                    warnings.filters.remove(entry)  # type: ignore[attr-defined]
+
+
+@contextmanager
 def open_image(encoded: bytes) -> "Iterator[Image.Image]":
-    """Context manager that opens an encoded image. Any exception that a decoder raises becomes a BadImage."""
+    """The image of a file; anything that a decoder raises on a damaged one is a BadImage."""
     from PIL import Image, UnidentifiedImageError
 
     try:
         if not encoded:
             raise BadImage("the file is empty")
-        with Image.open(io.BytesIO(encoded), formats=supported_formats()) as image:
+        with ignore_pillow_warnings(), Image.open(io.BytesIO(encoded), formats=supported_formats()) as image:
             _check_pixels(image)
             yield image
     except BadImage:

@@ -38,6 +38,7 @@ from longtail.data.lists import BENCHMARKS, open_benchmark, open_lists
 from longtail.data.long_tail import PROFILES, checksum, draw_subset, shot_groups
 from longtail.data.shards import open_shards
 from longtail.errors import UserError
+from longtail.progress import log_info
 from longtail.text import escape_nonprintable, pluralize
 
 __all__ = ["DataSet", "Split", "load", "load_cached"]
@@ -183,7 +184,8 @@ def load_cached(config: DataConfig, loaded: dict[DataConfig, DataSet]) -> DataSe
     """Return the data set from `loaded` if it is there; else load it, add it and print its description."""
     if config not in loaded:
         loaded[config] = load(config)
-        print(*loaded[config].describe(), sep="\n", flush=True)
+        for line in loaded[config].describe():
+            log_info(line)
     return loaded[config]
 
 

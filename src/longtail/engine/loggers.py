@@ -29,7 +29,7 @@ from longtail.config import Config, LogConfig, to_dict
 from longtail.config.migrate import migrate_log_line
 from longtail.distributed import is_main_process
 from longtail.errors import UserError
-from longtail.progress import format_duration
+from longtail.progress import format_duration, log_warning
 from longtail.schema import count, find_error
 
 Row = dict[str, Any]
@@ -301,5 +301,5 @@ class Loggers:
         except Exception as error:
             self.loggers.pop(name, None)
             reason = " ".join(str(error).split()) or type(error).__name__
-            with contextlib.suppress(OSError):  # stderr may be closed
-                print(f"longtail: {name} failed ({reason}): training continues without it", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # standard error may be closed
+                log_warning(f"longtail: {name} failed ({reason}): training continues without it")

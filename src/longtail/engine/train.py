@@ -53,7 +53,7 @@ from longtail.errors import (
     error_text,
 )
 from longtail.files import RefusedFile
-from longtail.progress import terminal_width, wrap_line
+from longtail.progress import log_info
 
 
 def train(config: Config, out: Path | str, resume: bool = False, data: DataSet | None = None) -> list[Path]:
@@ -106,7 +106,7 @@ class Session:
         self.unfinished: dict[int, Path] = run_on_main(find_unfinished, self.folders, config, self.data)
         for folder in self.folders.values():
             if self.is_verbose and folder not in self.unfinished.values():
-                print(f"{folder} is already finished", flush=True)
+                log_info(f"{folder} is finished already")
 
     def __enter__(self) -> "Session":
         return self
@@ -119,7 +119,8 @@ class Session:
         config = self.config.data
         data = local_main_first(lambda: load(config)) if config.may_download else load(config, run_on_main)
         if self.is_verbose:
-            print(*(wrap_line(line, terminal_width()) for line in data.describe()), sep="\n", flush=True)
+            for line in data.describe():
+                log_info(line)
         return data
 
     def seed_groups(self) -> Iterator[list[int]]:
@@ -210,12 +211,12 @@ class Session:
         if self.is_verbose and self.device.type == "cpu" and earlier - {torch.get_num_threads()}:
             counts = f"{torch.get_num_threads()} now, {' and '.join(map(str, sorted(earlier)))} before"
             rounding = "results may differ from an uninterrupted run by rounding"
-            print(f"{folder}: resumed with another number of threads ({counts}): {rounding}", flush=True)
+            log_info(f"{folder}: resumed with another number of threads ({counts}): {rounding}")
         if self.is_verbose:
             restart = ", from the start: it was stopped before its first checkpoint" if is_begun else ""
             step = f"step {trainer.steps_done()} of {trainer.total_steps()}"
             where = f", continues at {step}" if is_resumed else restart
-            print(f"{folder}: {describe_model(trainer)}{where}", flush=True)
+            log_info(f"{folder}: {describe_model(trainer)}{where}")
         return trainer
 
 

@@ -1,7 +1,6 @@
 """Loading of networks from run folders, exported files, and checkpoints of the released PaCo code."""
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from longtail.inference import released
 from longtail.inference.model import Model
 from longtail.inference.preprocessing import Preprocessing
 from longtail.inference.priors import Prior
+from longtail.progress import log_warning
 from longtail.schema import anything, count, find_error, number, optional, share, text
 from longtail.text import escape_nonprintable
 from longtail.views import Views
@@ -113,7 +113,7 @@ def find_run(path: Path) -> run_folder.FinishedRun:
             kind="mismatch",
         )
     if len(found) > 1:
-        print(escape_nonprintable(f"{path} contains {len(found)} seeds: using {first.folder}"), file=sys.stderr)
+        log_warning(escape_nonprintable(f"{path} contains {len(found)} seeds: using {first.folder}"))
     return first
 
 

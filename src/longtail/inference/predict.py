@@ -21,7 +21,7 @@ from longtail.data.lazy_images import ImageArray
 from longtail.errors import UserError, error_text, file_error_kind
 from longtail.inference.loading import load
 from longtail.inference.model import Guess, Model
-from longtail.progress import track
+from longtail.progress import log_warning, track
 from longtail.text import FORMULA_STARTS, csv_safe, escape_nonprintable
 
 STANDARD = "-"
@@ -69,7 +69,7 @@ def predict(
     model = run if isinstance(run, Model) else load(run, device)
     model = model if prior is None else model.expecting(prior)
     for note in model.notes():
-        print(escape_nonprintable(note), file=sys.stderr)
+        log_warning(escape_nonprintable(note))
     width = min(top, len(model.class_names))
     with open_output(csv, lambda file: csv_writer(file, width)) as to_csv, open_output(json, json_writer) as to_json:
         found = []

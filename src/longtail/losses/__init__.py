@@ -1,11 +1,11 @@
-"""The losses: pure functions of tensors, which import torch and nothing else of this package."""
+"""Losses as pure functions of tensors. They import torch, and nothing else of this package."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from longtail.losses.chunked import AnchorTerms, chunk_for, chunked_terms
-    from longtail.losses.contrast_set import ContrastSet
+    from longtail.losses.chunked import chunk_for, chunked_terms
+    from longtail.losses.contrast_set import AnchorTerms, ContrastSet
     from longtail.losses.contrast_set import ContrastSet as Samples
     from longtail.losses.contrastive import supcon_loss
     from longtail.losses.paco import LossParams, paco_loss, paco_objective, paco_terms
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     )
 
 _HOME = {
-    "AnchorTerms": "chunked",
+    "AnchorTerms": "contrast_set",
     "ContrastSet": "contrast_set",
     "LossParams": "paco",
     "balanced_softmax_loss": "softmax",
@@ -43,7 +43,7 @@ _HOME = {
     "softmax_objective": "softmax",
     "supcon_loss": "contrastive",
 }
-_FORMER = {"Samples": "ContrastSet"}
+_RENAMED = {"Samples": "ContrastSet"}
 
 __all__ = [
     "AnchorTerms",
@@ -70,7 +70,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    name = _FORMER.get(name, name)
+    name = _RENAMED.get(name, name)
     if name in _HOME:
         return getattr(importlib.import_module(f"longtail.losses.{_HOME[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

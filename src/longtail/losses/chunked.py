@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from longtail.losses.contrast_set import ContrastSet
+from longtail.losses.contrast_set import AnchorTerms, ContrastSet
 from longtail.losses.numerics import (
     PAIRS_AT_ONCE,
     at_least_float32,
@@ -34,19 +34,6 @@ from longtail.losses.numerics import (
 
 MAX_PLAIN_PAIRS = 2**26
 """Pairs for which the loss is computed at once by default. A matrix of them has 256 MB in float32, and there are two."""
-
-
-class AnchorTerms(NamedTuple):
-    """The loss of each anchor, and values for the log, which have no gradient."""
-
-    loss_B: Tensor
-    P_sup_B: Tensor
-    guess_B: Tensor
-    """The class of the largest product with a center."""
-    center_B: Tensor
-    """The largest magnitude among the products with centers."""
-    contrast_B: Tensor
-    """The largest magnitude among the products with samples; 0 without samples."""
 
 
 @torch.compiler.disable  # compiling the unrolled chunks would take longer than running them

@@ -1,4 +1,4 @@
-"""Supervised contrastive learning (Khosla et al., 2020) in the MoCo frame: Eq. 3 of the PaCo paper, scaled by 1/|P(i)|."""
+"""Supervised contrastive learning (Khosla et al., 2020) with the queue of MoCo: Eq. 3 of the PaCo paper, divided by |P(i)|."""
 
 import torch
 from torch import Tensor
@@ -15,11 +15,18 @@ def supcon_loss(
     weight_B: Tensor | None = None,
     log_prior_M: Tensor | None = None,
 ) -> Tensor:
-    """Mean over the anchors that have positives of -1/|P(i)| · sum_{z+ in P(i)} log exp(z+·T(x_i)/tau) / sum over A(i).
+    """Return the mean of -1/|P(i)| · sum_{z+ in P(i)} log(exp(z+·T(x_i)/tau) / sum over A(i)) over anchors with positives.
 
-    An anchor without positives counts zero and is not averaged in; a batch of nothing else gives zero. With `weight_B` each
-    anchor's term is multiplied by its weight; with `log_prior_M`, log q of each sample's class, every exp is multiplied by q as
-    Balanced Softmax does it: both rebalance as the paper's baselines do.
+    Anchors without positives are left out of the mean; if there are no others, the loss is zero.
+
+    Args:
+        contrast_BM: The products z·T(x) of anchors and samples.
+        y_B: The labels of the anchors.
+        y_M: The labels of the samples.
+        drop_BM: A mask that is True where a sample is not in A(i).
+        tau: The temperature.
+        weight_B: The weight of each anchor's term, for the re-weighted baseline of the paper.
+        log_prior_M: log q of each sample's class. Every exp is multiplied by q, as in Balanced Softmax.
     """
     logit_BM = at_least_float32(contrast_BM) / tau
     if log_prior_M is not None:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 PAIRS_AT_ONCE = 2**22
-"""Pairs of an anchor and a partner that a loss processes at once: 16 MB for a matrix in float32."""
+"""The number of pairs of an anchor and a partner that a loss processes at once: a matrix of 16 MB in float32."""
 
 NO_LABEL = -(2**62)
 """An `ignore_index` for torch's losses, which skip the label -100 by default; here every label is checked."""
@@ -53,8 +53,8 @@ def smoothing_weights(smoothing: float, log_q_C: Tensor) -> Tensor | None:
     """Return the weight that label smoothing gives to each class, equal for all classes that occur; None without smoothing."""
     if not smoothing:
         return None
-    there_C = (log_q_C > torch.finfo(log_q_C.dtype).min).to(log_q_C.dtype)
-    return smoothing * there_C / there_C.sum()
+    occurs_C = (log_q_C > torch.finfo(log_q_C.dtype).min).to(log_q_C.dtype)
+    return smoothing * occurs_C / occurs_C.sum()
 
 
 def percent_correct(guess_B: Tensor, y_B: Tensor) -> Tensor:

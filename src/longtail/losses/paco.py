@@ -1,4 +1,4 @@
-"""Parametric contrastive learning: Eqs. 4 and 8 of Cui et al., ICCV 2021, in the paper's letters.
+"""Parametric contrastive learning: Eqs. 4 and 8 of Cui et al., ICCV 2021, in the notation of the paper.
 
 An anchor x_i of class y is compared with two kinds of partners: the samples z_k in A(i), by its projection G(x_i), and the
 learnable class centers c_k in C, by its features F(x_i) (F is the identity). Each pair has a weight psi,
@@ -18,11 +18,11 @@ L_i is a cross-entropy over all partners k of the anchor, both centers and sampl
 
     L_i = - sum_k w_k log p_k,    p_k = psi_k / Z_i,    w_k = (c_y: 1, z+: alpha, others: 0) / (1 + alpha |P(i)|),
 
-and since the w_k sum to one, its gradient with respect to log psi_k is p_k - w_k. With label smoothing (GPaCo) the weight 1 of
+and as the w_k sum to one, its gradient with respect to log psi_k is p_k - w_k. With label smoothing (GPaCo) the weight 1 of
 the centers is split: the part `smoothing` is shared equally by all centers, and c_y gets the rest.
 
-`paco_objective` is what methods call. It computes all pairs at once (`paco_terms`), or chunk by chunk where there are very many
-classes (`chunked.py`).
+Methods call `paco_objective`. It computes all pairs at once (`paco_terms`), or in chunks if there are very many classes
+(`chunked.py`).
 
 Shapes: B anchors, C classes, M contrast samples, K = C + M partners of an anchor (centers first), F features.
 """
@@ -33,16 +33,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from longtail.losses.chunked import AnchorTerms, chunk_for, chunked_terms
-from longtail.losses.contrast_set import ContrastSet
+from longtail.losses.chunked import chunk_for, chunked_terms
+from longtail.losses.contrast_set import AnchorTerms, ContrastSet
 from longtail.losses.numerics import (
     PAIRS_AT_ONCE,
     at_least_float32,
     check_labels,
     mask_out_,
-    percent_correct,
     replace_log_zero,
-    row_max_abs,
     smoothing_weights,
 )
 
@@ -84,15 +82,9 @@ def paco_objective(
         terms = chunked_terms(x_BF, centers.weight, centers.bias, y_B, contrast, log_prior_C, *params, chunk=chunk)
     else:
         contrast_BM, center_BC = contrast.products(), centers(x_BF)
-        anchors = paco_terms(center_BC, contrast_BM, y_B, contrast.y_M, contrast.drop_mask(), log_prior_C, *params)
-        terms = AnchorTerms(*anchors, center_BC.detach().argmax(1), row_max_abs(center_BC), row_max_abs(contrast_BM))
-    return {
-        "loss": terms.loss_B.mean(),
-        "accuracy": percent_correct(terms.guess_B, y_B),
-        "P_sup": terms.P_sup_B.detach().mean(),
-        "center_logit": terms.center_B.amax() / params.center_tau,
-        "contrast_logit": terms.contrast_B.amax() / params.tau,
-    }
+        losses = paco_terms(center_BC, contrast_BM, y_B, contrast.y_M, contrast.drop_mask(), log_prior_C, *params)
+        terms = AnchorTerms.from_products(*losses, center_BC, contrast_BM)
+    return terms.summarize(y_B, params.center_tau, params.tau)
 
 
 def paco_terms(

@@ -1,7 +1,9 @@
-"""Losses on the classifier's logits alone. B images, C classes; everything is computed in float32 at least.
+"""Losses on the logits of a classifier, computed at least in float32.
 
-Labels must be from 0 to C - 1, or it is an IndexError (on a GPU a device assertion). That includes -100, which torch's own
-losses leave out by default.
+Labels must be from 0 to C - 1; others raise an IndexError (on a GPU, a device assertion). This includes -100, which the losses
+of torch ignore by default.
+
+Shapes: B images, C classes.
 """
 
 import torch
@@ -34,28 +36,42 @@ def softmax_objective(
 
 
 def cross_entropy_loss(logits_BC: Tensor, y_B: Tensor, weight_C: Tensor | None = None) -> Tensor:
-    """Mean over the batch of -log softmax(logits)_y (Eq. 2), or the mean weighted by the weight of each image's class."""
+    """Return the mean of -log softmax(logits)_y (Eq. 2), weighted by class if `weight_C` is given."""
     logits_BC = at_least_float32(logits_BC)
     weight_C = None if weight_C is None else weight_C.to(logits_BC.dtype)
     return F.cross_entropy(logits_BC, y_B, weight_C, ignore_index=NO_LABEL)
 
 
 def balanced_softmax_loss(logits_BC: Tensor, y_B: Tensor, log_prior_C: Tensor) -> Tensor:
-    """Cross-entropy of logits shifted by log q(y) (Ren et al., 2020): what remains for the logits to learn is free of the
-    class frequencies."""
+    """Return the cross-entropy of logits plus log q(y) (Ren et al., 2020); they then need not learn class frequencies."""
     return cross_entropy_loss(at_least_float32(logits_BC) + log_prior_C, y_B)
 
 
 def focal_loss(logits_BC: Tensor, y_B: Tensor, gamma: float = 1.0, weight_C: Tensor | None = None) -> Tensor:
-    """Mean of -w_y (1 - p_y)^gamma log p_y (Lin et al., 2017): what is known well already counts little."""
+    """Return the mean of -w_y (1 - p_y)^gamma log p_y (Lin et al., 2017), which gives easy images a small weight.
+
+    Args:
+        logits_BC: The logits.
+        y_B: The labels.
+        gamma: The exponent; 0 for the cross-entropy.
+        weight_C: The weight w of each class; None for equal weights.
+    """
     log_p_B = -F.cross_entropy(at_least_float32(logits_BC), y_B, reduction="none", ignore_index=NO_LABEL)
     loss_B = -(_one_minus_exp(log_p_B) ** gamma) * log_p_B
     return loss_B.mean() if weight_C is None else (weight_C[y_B] * loss_B).mean()
 
 
 def class_balanced_focal_loss(logits_BC: Tensor, y_B: Tensor, weight_C: Tensor, gamma: float = 1.0) -> Tensor:
-    """Mean of w_y · sum_c (1 - q_c)^gamma (-log q_c) (Cui et al., 2019), where q_c is the probability that a sigmoid of
-    logit c gives to the truth about class c."""
+    """Return the mean of w_y · sum_c (1 - q_c)^gamma (-log q_c) (Cui et al., 2019).
+
+    q_c is the probability that the sigmoid of logit c gives to the correct answer for class c.
+
+    Args:
+        logits_BC: The logits.
+        y_B: The labels.
+        weight_C: The weight w of each class.
+        gamma: The exponent.
+    """
     check_labels(y_B, logits_BC.shape[1])
     truth_BC = _is_true_class(y_B, logits_BC)
     log_q_BC = F.logsigmoid(torch.where(truth_BC, 1.0, -1.0) * at_least_float32(logits_BC))
@@ -64,17 +80,17 @@ def class_balanced_focal_loss(logits_BC: Tensor, y_B: Tensor, weight_C: Tensor, 
 
 
 def _is_true_class(y_B: Tensor, like_BC: Tensor) -> Tensor:
-    """True at each image's class; torch's one_hot looks at the labels first, for which the host must wait."""
+    """Return a mask that is True at each image's class. Unlike torch's one_hot, this does not make the host wait."""
     return y_B[:, None] == torch.arange(like_BC.shape[1], device=y_B.device)
 
 
 def _one_minus_exp(log_p: Tensor) -> Tensor:
-    """1 - p; never quite 0, where a power below 1 has no finite slope."""
+    """Return 1 - p, at least 1e-12, because powers below 1 have no finite slope at 0."""
     return (-torch.expm1(log_p)).clamp(min=1e-12)
 
 
 def ldam_margins(counts_C: Tensor, largest: float = 0.5) -> Tensor:
-    """m_c proportional to n_c^(-1/4); the rarest class that has images has the largest, and so has one without."""
+    """Return margins proportional to n_c^(-1/4). The rarest class with images, and classes without, get `largest`."""
     m_C = counts_C.double().clamp(min=1) ** -0.25
     return (largest * m_C / m_C[counts_C > 0].max()).clamp(max=largest).float()
 
@@ -82,13 +98,27 @@ def ldam_margins(counts_C: Tensor, largest: float = 0.5) -> Tensor:
 def ldam_loss(
     cosine_BC: Tensor, y_B: Tensor, margin_C: Tensor, scale: float = 30.0, weight_C: Tensor | None = None
 ) -> Tensor:
-    """Cross-entropy of scale · (cosine_c - m_y [c = y]) (Cao et al., 2019): the truth must lead by its class's margin."""
+    """Return the cross-entropy of scale · (cosine_c - m_y [c = y]) (Cao et al., 2019).
+
+    Args:
+        cosine_BC: The cosine similarities of images and classes.
+        y_B: The labels.
+        margin_C: The margin m of each class.
+        scale: The inverse temperature.
+        weight_C: The weight of each class; None for equal weights.
+    """
     truth_BC = _is_true_class(y_B, cosine_BC)
     return cross_entropy_loss(scale * (at_least_float32(cosine_BC) - margin_C * truth_BC), y_B, weight_C)
 
 
 def label_aware_smoothing_loss(logits_BC: Tensor, y_B: Tensor, smooth_C: Tensor) -> Tensor:
-    """Mean of -(1 - e_y) log p_y - e_y · mean_c log p_c (Zhong et al., 2021), where e_y is the smoothing of class y."""
+    """Return the mean of -(1 - e_y) log p_y - e_y · mean_c log p_c (Zhong et al., 2021).
+
+    Args:
+        logits_BC: The logits.
+        y_B: The labels.
+        smooth_C: The smoothing e of each class.
+    """
     check_labels(y_B, logits_BC.shape[1])
     log_p_BC = at_least_float32(logits_BC).log_softmax(1)
     e_B = smooth_C[y_B]
@@ -97,14 +127,20 @@ def label_aware_smoothing_loss(logits_BC: Tensor, y_B: Tensor, smooth_C: Tensor)
 
 
 def label_aware_smoothing(counts_C: Tensor, head: float, tail: float) -> Tensor:
-    """e_c along a quarter of a sine, from `tail` at the smallest class to `head` at the largest."""
+    """Return the smoothing of each class: a quarter of a sine from `tail` at the smallest class to `head` at the largest.
+
+    Args:
+        counts_C: The number of training images of each class.
+        head: The smoothing of the largest class.
+        tail: The smoothing of the smallest class.
+    """
     n_C = counts_C.double()
     done_C = (n_C - n_C.min()) / (n_C.max() - n_C.min()).clamp(min=1)
     return (tail + (head - tail) * (torch.pi / 2 * done_C).sin()).float()
 
 
 def effective_number_weights(counts_C: Tensor, beta: float) -> Tensor:
-    """(1 - beta) / (1 - beta^n_c) (Cui et al., 2019), scaled to a mean of 1; a class without images has weight 0."""
+    """Return weights proportional to (1 - beta) / (1 - beta^n_c) (Cui et al., 2019), with mean 1; 0 without images."""
     n_C = counts_C.double()
     w_C = torch.where(n_C > 0, (1 - beta) / (1 - beta ** n_C.clamp(min=1)), 0)
     return (w_C * len(w_C) / w_C.sum()).float()

@@ -1,6 +1,6 @@
-"""The methods: where model and loss meet. The training loop finds a method by its settings and knows none by name.
+"""The methods, which combine a model and a loss. The training loop finds a method by its settings and knows none by name.
 
-The names are loaded when they are used. `longtail.methods.registry` imports all methods.
+Names are imported on first use. `longtail.methods.registry` imports all methods.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""The interface between a method and the training loop: stages, a loss, logits, features, and hooks before and after a step.
+"""The interface between a method and the training loop: stages, loss, logits, features, and hooks.
 
 Shapes: B images, F features, C classes.
 """
@@ -196,9 +196,19 @@ class Method(nn.Module):
         """
         raise NotImplementedError
 
+    compiled_functions: ClassVar[tuple[str, ...]] = ("loss_from_features",)
+    """The methods that `compile` compiles."""
+
+    def compiled_modules(self) -> tuple[nn.Module, ...]:
+        """Return the modules that `compile` compiles, in addition to the functions."""
+        return ()
+
     def compile(self, *_: Any, **__: Any) -> None:
         """Compile what follows the backbone; tensors have fixed sizes in training."""
-        self.loss_from_features = compiled(self.loss_from_features)  # type: ignore[method-assign]
+        for name in self.compiled_functions:
+            setattr(self, name, compiled(getattr(self, name)))
+        for module in self.compiled_modules():
+            module.compile(**compile_options())
 
     def after_backward(self, side: SideStream) -> None:
         """Start what can run in parallel to the optimizer, for example a queue."""

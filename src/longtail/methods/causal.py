@@ -1,4 +1,4 @@
-"""Causal Norm, or De-confound-TDE (Tang et al., 2020): what the optimizer's momentum carried into all features is removed."""
+"""Causal Norm, or De-confound-TDE (Tang et al., 2020), which removes the effect of momentum from the features."""
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +14,10 @@ from longtail.models.split_resnets import TwinBlock
 
 
 class CausalHead(nn.Module):
-    """scale/H · sum over heads of <x_h/|x_h|, w_h/(|w_h| + gamma)>; at test x_h/|x_h| has lost its part along the drift.
+    """A classifier with H heads: scale/H · sum over heads of <x_h/|x_h|, w_h/(|w_h| + gamma)>.
 
-    H heads; the drift is a moving sum of the features' batch means, of which the direction counts.
+    In evaluation, the component of x_h/|x_h| along the drift is removed. The drift is a moving sum of the batch means of the
+    features; only its direction is used.
     """
 
     drift_F: Tensor
@@ -39,16 +40,18 @@ class CausalHead(nn.Module):
 
 
 def split_heads(x: Tensor, number: int) -> Tensor:
-    """N,F -> N,H,P."""
+    """Split the features (N, F) into heads (N, H, P)."""
     return x.unflatten(1, (number, -1))
 
 
 class CausalNorm(CrossEntropy, settings="causal-norm"):
+    """Cross-entropy with a `CausalHead`."""
+
     config: cfg.CausalNorm
 
     def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
         super().__init__(net, counts_C, config)
-        self.means: list[Tensor] = []  # of the features of the step under way
+        self.means: list[Tensor] = []  # the feature means of the batches of the current step
 
     @classmethod
     def body(cls, net: nn.Module, config: cfg.Config) -> nn.Module:
@@ -60,12 +63,13 @@ class CausalNorm(CrossEntropy, settings="causal-norm"):
         assert isinstance(config.method, cfg.CausalNorm)
         if width % config.method.heads:
             raise UserError(
-                f"--method.heads {config.method.heads}: it must divide the features' width, {width}", kind="conflict"
+                f"--method.heads {config.method.heads}: it must divide the width of the features, {width}",
+                kind="conflict",
             )
         return CausalHead(width, classes, config.method)
 
     def prior(self) -> Tensor:
-        """What the removal of the drift aims at; the loss does not imply it."""
+        """Return uniform frequencies, which the removal of the drift aims at; the loss does not imply them."""
         return uniform_prior(super().prior())
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:

@@ -1,4 +1,7 @@
-"""Decoupling (Kang et al., 2020): a trunk learned by cross-entropy, then a classifier that class sizes did not form."""
+"""Methods with a second stage for the classifier: decoupling (Kang et al., 2020) and MiSLAS (Zhong et al., 2021)."""
+
+from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -6,16 +9,17 @@ from torch import Tensor, nn
 
 from longtail import config as cfg
 from longtail.errors import UserError
+from longtail.losses import cross_entropy_loss, label_aware_smoothing, label_aware_smoothing_loss
 from longtail.methods.base import Stage, StageData, uniform_prior
-from longtail.methods.softmax import CrossEntropy
-from longtail.methods.stages import linear_stage
-from longtail.models.heads import ScaledHead, linear_head
+from longtail.methods.softmax import CrossEntropy, Softmax
+from longtail.models.heads import Classifier, ScaledHead, linear_head
 
 POWERS = [p / 10 for p in range(21)]
+"""The powers among which tau-normalization chooses."""
 
 
 class CRT(CrossEntropy, settings="crt"):
-    """Classifier re-training: a new linear classifier on the frozen trunk, its images drawn class-balanced."""
+    """Classifier re-training (cRT): a new linear classifier on the frozen backbone, with class-balanced sampling."""
 
     def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
         return self.first_stage(config), linear_stage(config, sampler="balanced")
@@ -26,7 +30,7 @@ class CRT(CrossEntropy, settings="crt"):
 
 
 class LWS(CrossEntropy, settings="lws"):
-    """Learnable weight scaling: a factor per class on the frozen network, images drawn class-balanced."""
+    """Learnable weight scaling (LWS): a factor for each class on the frozen network, with class-balanced sampling."""
 
     def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
         return self.first_stage(config), linear_stage(config, sampler="balanced")
@@ -42,15 +46,15 @@ class LWS(CrossEntropy, settings="lws"):
 
 
 class TauNorm(CrossEntropy, settings="tau-norm"):
-    """w_c / |w_c|^tau, without bias: nothing is trained, tau is chosen on the validation split."""
+    """Tau-normalization: weights w_c / |w_c|^tau without bias. Nothing is trained; tau is chosen on the validation split."""
 
     config: cfg.TauNorm
 
     def check(self, validated: bool) -> None:
         if self.config.power is None and not validated:
-            advice = "hold images out with --data.val_fraction 0.2 (classes of five give one), or give --method.power"
+            advice = "split off validation images with --data.val_fraction 0.2, or set --method.power"
             raise UserError(
-                f"tau-norm chooses its power on a validation split, which is empty: {advice}", kind="too-few-data"
+                f"tau-norm chooses its power on the validation split, which is empty: {advice}", kind="too-few-data"
             )
 
     def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
@@ -66,19 +70,19 @@ class TauNorm(CrossEntropy, settings="tau-norm"):
             self.linear.bias.zero_()
 
     def prior(self) -> Tensor:
-        """What rows of one length aim at; no loss implies it."""
+        """Return uniform frequencies, which the normalization aims at; no loss implies them."""
         return uniform_prior(super().prior())
 
     def best_power(self, start: StageData) -> float:
-        """By the mean over classes of their accuracy; of equals the smallest."""
-        assert start.val is not None  # or `check` would have said so
+        """Return the power with the best mean accuracy of the classes; the smallest of several."""
+        assert start.val is not None  # `check` has made sure of it
         x_NF, y_N = start.val()
         scores = [mean_class_accuracy(x_NF @ tau_normalize(self.linear.weight, p).T, y_N) for p in POWERS]
         return POWERS[int(torch.stack(scores).argmax())]
 
 
 class NCM(CrossEntropy, settings="ncm"):
-    """The nearest class mean of the training images' features; it is a linear classifier too."""
+    """The nearest class mean of the features of the training images, as a linear classifier."""
 
     config: cfg.NCM
 
@@ -97,16 +101,89 @@ class NCM(CrossEntropy, settings="ncm"):
         if self.config.distance == "cosine":  # the length of x is the same for all classes
             mean_CF = F.normalize(mean_CF)
         self.linear.weight.copy_(mean_CF)  # |x - m|² is smallest where m·x - |m|²/2 is largest
-        known_C = self.log_prior_C.isfinite()  # a class without training images is nobody's nearest
+        known_C = self.log_prior_C.isfinite()  # a class without training images is never predicted
         self.linear.bias.copy_(torch.where(known_C, -(mean_CF**2).sum(1) / 2, torch.finfo(torch.float32).min))
 
     def prior(self) -> Tensor:
-        """A distance knows no frequencies."""
+        """Return uniform frequencies: distances do not depend on frequencies."""
         return uniform_prior(super().prior())
 
 
+class MiSLAS(Softmax, settings="mislas"):
+    """MiSLAS: mixup in the first stage; label-aware smoothing, shifted batch norm and LWS in the second."""
+
+    config: cfg.MiSLAS
+    smooth_C: Tensor
+
+    def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
+        super().__init__(net, counts_C, config)
+        c = self.config
+        smooth_C = label_aware_smoothing(counts_C, c.smooth_head, c.smooth_tail)
+        self.register_buffer("smooth_C", smooth_C, persistent=False)
+
+    def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
+        second = linear_stage(config, sampler="balanced", shift_norm=True)
+        return self.first_stage(config, mixup=self.config.mixup), second
+
+    @classmethod
+    def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
+        return ScaledHead(width, classes, config.model.bias)
+
+    def set_stage(self, stage: Stage) -> None:
+        super().set_stage(stage)
+        self.net.get_parameter("head.scale_C").requires_grad_(stage.frozen)
+
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Return the parameter groups; in the second stage the classifier has a lower rate than the factors of the classes."""
+        if not self.stage.frozen:
+            return super().param_groups()
+        head = dict(self.net.head.named_parameters())
+        scale = head.pop("scale_C")
+        return [{"params": list(head.values()), "lr_scale": self.config.classifier_lr}, {"params": [scale]}]
+
+    def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
+        if self.stage.frozen:
+            return label_aware_smoothing_loss(logits_BC, y_B, self.smooth_C)
+        return cross_entropy_loss(logits_BC, y_B)
+
+
+def second_stage(config: cfg.Config, name: str, rate_field: str, decay: float | None = None, **changes: Any) -> Stage:
+    """Return a second stage with SGD and a cosine schedule. The method's settings have its rate and length.
+
+    Args:
+        config: The configuration of the run.
+        name: The name of the stage.
+        rate_field: The setting of the method that has the learning rate.
+        decay: The weight decay; None for that of the first stage.
+        changes: Other fields of the stage.
+    """
+    c, weight_decay = config.method, config.optim.weight_decay if decay is None else decay
+    optim = replace(
+        config.optim,
+        name="sgd",
+        lr=getattr(c, rate_field),
+        head_lr=1,
+        layer_decay=1,
+        schedule="cosine",
+        warmup_epochs=0,
+        weight_decay=weight_decay,
+    )
+    return Stage(name, c.second_epochs, optim, lr_flag=f"--method.{rate_field}", **changes)
+
+
+def linear_stage(config: cfg.Config, **changes: Any) -> Stage:
+    """Return a second stage that trains the head on the frozen backbone, with a step schedule if the method has milestones."""
+    assert isinstance(config.method, cfg.LinearStage)
+    stage = second_stage(config, "linear", "linear_lr", config.method.linear_decay, frozen=True, **changes)
+    if not config.method.linear_milestones:
+        return stage
+    return replace(
+        stage, optim=replace(stage.optim, schedule="step", milestones=config.method.linear_milestones, gamma=0.1)
+    )
+
+
 def reset_head(head: nn.Linear, rng: torch.Generator) -> None:
-    """New weights, as a fresh head has them, and no bias; drawn on the CPU, so that all devices agree."""
+    """Initialize a head again. Weights are drawn on the CPU, so that they are the same on all devices."""
     fresh = nn.init.kaiming_normal_(torch.empty(head.weight.shape), generator=rng)
     with torch.no_grad():
         head.weight.copy_(fresh)
@@ -115,13 +192,19 @@ def reset_head(head: nn.Linear, rng: torch.Generator) -> None:
 
 
 def tau_normalize(weight_CF: Tensor, power: float) -> Tensor:
+    """Return the weights of each class divided by a power of their norm."""
     return weight_CF / weight_CF.norm(dim=1, keepdim=True).clamp(min=1e-12) ** power
 
 
 def class_means(x_NF: Tensor, y_N: Tensor, classes: int) -> Tensor:
-    """Of each class's features; zero for one without images.
+    """Return the mean of the features of each class, or zero for a class without images.
 
-    Summed class after class, in the order of the images: that of `index_add_` on CUDA changes from run to run.
+    Features are summed in the order of the images; the order of `index_add_` on CUDA differs from run to run.
+
+    Args:
+        x_NF: The features.
+        y_N: The labels.
+        classes: The number of classes.
     """
     n_C = torch.bincount(y_N, minlength=classes)
     sums_CF = torch.segment_reduce(x_NF[y_N.argsort(stable=True)], "sum", lengths=n_C, initial=0)
@@ -129,6 +212,6 @@ def class_means(x_NF: Tensor, y_N: Tensor, classes: int) -> Tensor:
 
 
 def mean_class_accuracy(logits_NC: Tensor, y_N: Tensor) -> Tensor:
-    """Mean over the classes that are there of the share of images recognized."""
+    """Return the mean of the accuracies of all classes that occur."""
     right_N = (logits_NC.argmax(1) == y_N).float()
     return class_means(right_N[:, None], y_N, logits_NC.shape[1]).sum() / len(y_N.unique())

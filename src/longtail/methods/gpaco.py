@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from longtail.losses.paco import paco_objective
-from longtail.methods.base import Batch, Method, compile_options, compiled
+from longtail.methods.base import Batch, Method
 from longtail.methods.contrast import gather_contrast_set, make_loss_params
 from longtail.models.heads import ProjectionHead
 from longtail.models.momentum import LabeledQueue
@@ -22,6 +22,7 @@ class GPaCo(Method, settings="gpaco"):
     """Both views go through the same network, so that there are twice as many anchors as images."""
 
     two_views = True
+    compiled_functions = ("loss_from_features", "loss_from_projections")
     config: cfg.GPaCo
 
     def __init__(self, net: Any, counts_C: Tensor, config: cfg.Config) -> None:
@@ -48,10 +49,8 @@ class GPaCo(Method, settings="gpaco"):
     def after_backward(self, side: SideStream) -> None:
         self.queue.push_waiting(side)
 
-    def compile(self, *_: Any, **__: Any) -> None:
-        super().compile()
-        self.loss_from_projections = compiled(self.loss_from_projections)  # type: ignore[method-assign]
-        self.G.compile(**compile_options())
+    def compiled_modules(self) -> tuple[nn.Module, ...]:
+        return (self.G,)
 
     def resolved_settings(self) -> dict[str, float]:
         return {"alpha": self.params.alpha} if self.config.alpha == "auto" else {}

@@ -1,4 +1,4 @@
-"""OLTR (Liu et al., 2019): features enhanced by a memory of class centroids, and damped far from all of these."""
+"""OLTR (Liu et al., 2019): features are enhanced by a memory of class centroids, and scaled down far from all centroids."""
 
 from typing import Any
 
@@ -9,33 +9,37 @@ from torch import Tensor, nn
 from longtail import config as cfg
 from longtail.losses import cross_entropy_loss
 from longtail.methods.base import Method, Stage, StageData, accuracy
-from longtail.methods.decouple import class_means
-from longtail.methods.stages import second_stage
+from longtail.methods.decouple import class_means, second_stage
 from longtail.models.heads import linear_head
 from longtail.models.split_resnets import AttentionResNet
 
-REACHABILITY = 10.0  # the reachability of a feature at distance 1 from its nearest centroid
-REPULSION_WEIGHT = 0.01  # weight of the distance to other centroids, beside that to the own
+REACHABILITY = 10.0
+"""The reachability of a feature at distance 1 from its nearest centroid."""
+REPULSION_WEIGHT = 0.01
+"""The weight of the distance to the centroids of other classes in the loss."""
 
 
 class MemoryHead(nn.Module):
-    """v = reach · (x + e ⊙ m): m is what the memory recalls of x, e selects, and reach falls with the distance to the nearest
-    centroid; a cosine classifier follows. In the first stage it is its linear part alone."""
+    """A cosine classifier of v = reach · (x + e ⊙ m).
+
+    m is the memory feature of x, e selects its components, and reach decreases with the distance to the nearest centroid. In
+    the first stage only the linear classifier is used.
+    """
 
     def __init__(self, width: int, classes: int, scale: float) -> None:
         super().__init__()
         self.scale, self.uses_memory = scale, False
-        self.linear = linear_head(width, classes)  # the first stage's classifier, and then what recalls
+        self.linear = linear_head(width, classes)  # the classifier of the first stage, which later weights the memory
         self.select = nn.Linear(width, width)
         self.weight = nn.Parameter(nn.init.kaiming_normal_(torch.empty(classes, width)))
         self.centroid_CF = nn.Parameter(torch.zeros(classes, width))
 
     def forward(self, x_BF: Tensor) -> Tensor:
-        recall_BC = self.linear(x_BF)
+        logits_BC = self.linear(x_BF)
         if not self.uses_memory:
-            return recall_BC
-        centroid_CF = self.centroid_CF.detach()  # they learn by the distance alone
-        memory_BF = recall_BC.softmax(1) @ centroid_CF
+            return logits_BC
+        centroid_CF = self.centroid_CF.detach()  # centroids are trained by `distance_loss` only
+        memory_BF = logits_BC.softmax(1) @ centroid_CF
         nearest_B = squared_distance(x_BF, centroid_CF).amin(1).clamp(min=1e-6).sqrt()
         v_BF = REACHABILITY / nearest_B[:, None] * (x_BF + self.select(x_BF).tanh() * memory_BF)
         length_B1 = v_BF.norm(dim=1, keepdim=True)
@@ -43,11 +47,12 @@ class MemoryHead(nn.Module):
 
 
 def squared_distance(x_BF: Tensor, m_CF: Tensor) -> Tensor:
+    """Return the squared distance of each feature to each centroid, (B, C)."""
     return ((x_BF**2).sum(1, keepdim=True) - 2 * x_BF @ m_CF.T + (m_CF**2).sum(1)).clamp(min=0)
 
 
 class OLTR(Method, settings="oltr"):
-    """Stage 1: cross-entropy. Stage 2, on images drawn class-balanced: attention, memory and cosine classifier."""
+    """Stage 1: cross-entropy. Stage 2, with class-balanced sampling: attention, memory and cosine classifier."""
 
     config: cfg.OLTR
 
@@ -81,7 +86,7 @@ class OLTR(Method, settings="oltr"):
             part.requires_grad_(second)
 
     def param_groups(self) -> list[dict[str, Any]]:
-        """In the second stage the trunk moves more slowly than what is new."""
+        """Return the parameter groups; in the second stage the backbone has a lower rate than the new parts."""
         if self.stage.name != "memory":
             return super().param_groups()
         trunk = list(self.parts[0].shared.parameters())
@@ -91,7 +96,7 @@ class OLTR(Method, settings="oltr"):
 
     @torch.no_grad()
     def on_stage_start(self, start: StageData) -> None:
-        """The memory is what the first stage has learned: its class means, and its classifier to recall them by."""
+        """Initialize the memory with the class means of the features of the first stage."""
         if self.stage.name == "memory":
             means_CF = class_means(*start.train(), len(self.log_prior_C))
             self.net.get_parameter("head.centroid_CF").copy_(means_CF)
@@ -104,7 +109,7 @@ class OLTR(Method, settings="oltr"):
         return {"loss": loss, "accuracy": accuracy(logits_BC, y_B)}
 
     def distance_loss(self, x_BF: Tensor, y_B: Tensor) -> Tensor:
-        """Near to the own centroid, and from the others a margin away on average."""
+        """Return a loss that pulls features to their centroid and pushes them away from the others up to a margin."""
         distance_BC = squared_distance(x_BF, self.net.get_parameter("head.centroid_CF"))
         own_B = distance_BC.gather(1, y_B[:, None])[:, 0]
         others_B = (distance_BC.sum(1) - own_B) / max(distance_BC.shape[1] - 1, 1)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from longtail.losses.paco import paco_objective
-from longtail.methods.base import Batch, Method, compile_options, compiled
+from longtail.methods.base import Batch, Method
 from longtail.methods.contrast import gather_contrast_set, make_loss_params
 from longtail.models.heads import ProjectionHead
 from longtail.models.momentum import KeyEncoder, LabeledQueue
@@ -30,6 +30,7 @@ class MomentumContrast(Method):
     """The step that methods with a key encoder and a queue share. Subclasses define `loss_from_projections`."""
 
     two_views = True
+    compiled_functions = ("loss_from_features", "loss_from_projections")
     config: cfg.MomentumContrast
 
     def __init__(self, net: Any, counts_C: Tensor, config: cfg.Config) -> None:
@@ -74,11 +75,8 @@ class MomentumContrast(Method):
         """Move the key encoder toward the query network."""
         self.key.follow(self.query_network())
 
-    def compile(self, *_: Any, **__: Any) -> None:
-        super().compile()
-        self.loss_from_projections = compiled(self.loss_from_projections)  # type: ignore[method-assign]
-        for head in (self.G, self.key.net.get_submodule("1")):
-            head.compile(**compile_options())
+    def compiled_modules(self) -> tuple[nn.Module, ...]:
+        return self.G, self.key.net.get_submodule("1")
 
 
 class PaCo(MomentumContrast, settings="paco"):

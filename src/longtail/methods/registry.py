@@ -1,4 +1,4 @@
-"""All methods: importing this module imports every file of this package, so that a new file is found by itself."""
+"""The registry of methods. Importing this module imports every file of this package, so that new files are found."""
 
 import importlib
 import pkgutil

@@ -1,6 +1,6 @@
-"""RIDE (Wang et al., 2021): experts on a shared stem, pushed apart, and a router that asks only as many as an image needs.
+"""RIDE (Wang et al., 2021): diverse experts on a shared stem, and a router that uses only as many as an image needs.
 
-B images, E experts, F features of one, C classes.
+Shapes: B images, E experts, F features of an expert, C classes.
 """
 
 import torch
@@ -10,19 +10,23 @@ from torch import Tensor, nn
 from longtail import config as cfg
 from longtail.losses import ldam_loss, ldam_margins
 from longtail.methods.base import Stage, accuracy
+from longtail.methods.decouple import second_stage
 from longtail.methods.softmax import DeferredReweighting
-from longtail.methods.stages import second_stage
 from longtail.models.heads import Classifier
 from longtail.models.split_resnets import Experts
 
-ROUTER_LOGITS = 30  # logits that the router sees
-ROUTER_FEATURES = 16  # numbers that it sees of a feature
-POSITIVE_WEIGHT = 100.0  # weight of an image that needs a further expert
-TEMPERATURE_SLOPE = 0.05  # how far the temperatures of the divergence depend on class frequency
+ROUTER_LOGITS = 30
+"""The number of largest logits that are input to the router."""
+ROUTER_FEATURES = 16
+"""The width to which features are projected for the router."""
+POSITIVE_WEIGHT = 100.0
+"""The weight of images that need another expert in the router's loss."""
+TEMPERATURE_SLOPE = 0.05
+"""How much the temperatures of the divergence depend on class frequency."""
 
 
 class ExpertHead(nn.Module):
-    """A cosine classifier per expert, and for all but the last one a router: is a further expert needed?"""
+    """A cosine classifier for each expert, and for each but the last a router that decides whether another expert is needed."""
 
     def __init__(self, width: int, classes: int, experts: int, scale: float) -> None:
         super().__init__()
@@ -38,26 +42,33 @@ class ExpertHead(nn.Module):
         self.routes = False
 
     def logits(self, x_BF: Tensor, expert: int) -> Tensor:
+        """Return the logits of an expert from its features."""
         return self.scale * F.linear(F.normalize(x_BF), F.normalize(self.weight[expert], dim=1))
 
     def each(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The features and the logits of all experts: (B, E, F), (B, E, C)."""
+        """Return the features (B, E, F) and the logits (B, E, C) of all experts."""
         x_BEF = x.unflatten(1, (self.experts, -1))
         return x_BEF, torch.stack([self.logits(x_BEF[:, e], e) for e in range(self.experts)], 1)
 
     def wants_more(self, x_BF: Tensor, mean_BC: Tensor, expert: int) -> Tensor:
-        """The router's logit after this expert, from its features and the mean logits so far."""
+        """Return the router's logit for another expert after this one.
+
+        Args:
+            x_BF: The features of this expert.
+            mean_BC: The mean logits of the experts up to this one.
+            expert: The index of this expert.
+        """
         seen_BS = self.seen[expert](F.normalize(x_BF))
         top_BT = mean_BC.topk(min(ROUTER_LOGITS, mean_BC.shape[1]), 1)[0]
         return self.needed[expert](torch.cat([top_BT, seen_BS.relu()], 1))[:, 0]
 
     def forward(self, x: Tensor) -> Tensor:
-        """The mean logits of the experts asked."""
+        """Return the mean logits of the experts that are used."""
         x_BEF, logits_BEC = self.each(x)
         return self.routed(x_BEF, logits_BEC)[0] if self.routes else logits_BEC.mean(1)
 
     def routed(self, x_BEF: Tensor, logits_BEC: Tensor) -> tuple[Tensor, Tensor]:
-        """The same for all at once, and how many were asked: (B, C), (B,)."""
+        """Return the mean logits (B, C) of the experts that the router uses, and their number for each image (B,)."""
         means_BEC = running_means(logits_BEC)
         asked_B = torch.ones(x_BEF.shape[0], dtype=torch.int64, device=x_BEF.device)
         for e in range(self.experts - 1):
@@ -68,12 +79,12 @@ class ExpertHead(nn.Module):
 
 
 def running_means(logits_BEC: Tensor) -> Tensor:
-    """Over the first expert, the first two, …"""
+    """Return the mean logits of the first expert, of the first two, and so on."""
     return logits_BEC.cumsum(1) / torch.arange(1, logits_BEC.shape[1] + 1, device=logits_BEC.device)[:, None]
 
 
 class RIDE(DeferredReweighting, settings="ride"):
-    """Stage 1: LDAM for each expert, less its divergence from their mean. Stage 2: the router alone."""
+    """Stage 1: LDAM for each expert, minus its divergence from the mean of all. Stage 2: the router only."""
 
     config: cfg.RIDE
     margin_C: Tensor
@@ -106,6 +117,7 @@ class RIDE(DeferredReweighting, settings="ride"):
 
     @property
     def heads(self) -> ExpertHead:
+        """The classifiers of the experts."""
         assert isinstance(self.net.head, ExpertHead)
         return self.net.head
 
@@ -136,7 +148,7 @@ class RIDE(DeferredReweighting, settings="ride"):
         }
 
     def divergence(self, logits_BEC: Tensor) -> Tensor:
-        """The sum over experts of T² · KL(mean of all || expert); the mean is taken as given."""
+        """Return the sum over experts of T² · KL(mean of all || expert), without a gradient through the mean."""
         T_C = self.temperature_C
         mean_BC = (logits_BEC.detach().mean(1) / T_C).softmax(1)
         log_p_BEC = (logits_BEC / T_C).log_softmax(2)
@@ -144,7 +156,7 @@ class RIDE(DeferredReweighting, settings="ride"):
         return T_C.mean() ** 2 * per_image.mean()
 
     def router_terms(self, x_BEF: Tensor, logits_BEC: Tensor, y_B: Tensor) -> dict[str, Tensor]:
-        """A further expert is needed where the mean so far is wrong and one of those to come is right."""
+        """Return the loss of the router. Another expert is needed if the mean is wrong and a later expert is right."""
         means_BEC, right_BE = running_means(logits_BEC), logits_BEC.argmax(2) == y_B[:, None]
         loss, positive = logits_BEC.new_zeros(()), logits_BEC.new_full((), POSITIVE_WEIGHT)
         for e in range(self.heads.experts - 1):
@@ -156,7 +168,7 @@ class RIDE(DeferredReweighting, settings="ride"):
 
     @property
     def classifier_stage(self) -> Stage:
-        """The router's stage leaves the classifiers as they are."""
+        """The first stage: the stage of the router does not train the classifiers."""
         return self.stages[0]
 
     def extra_metrics(self, x_BF: Tensor) -> dict[str, float]:
@@ -165,7 +177,7 @@ class RIDE(DeferredReweighting, settings="ride"):
         return {"experts_asked": float(self.heads.routed(*self.heads.each(x_BF))[1].float().mean())}
 
     def forward(self, x: Tensor) -> Tensor:
-        """Expert after expert, each on those images alone that still need one; the same logits as `classify(features(x))`."""
+        """Return the logits of images. Each expert computes only the images that need it."""
         if not self.heads.routes or self.training:
             return super().forward(x)
         shared, head = self.net.trunk(x, "shared"), self.heads

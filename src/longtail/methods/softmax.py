@@ -1,4 +1,4 @@
-"""One network, one view, one loss on its logits: cross-entropy, Balanced Softmax, logit adjustment, focal, CB-Focal, LDAM."""
+"""Methods with one loss on the logits: cross-entropy, Balanced Softmax, logit adjustment, focal, CB-Focal, LDAM."""
 
 import math
 from typing import Any
@@ -22,7 +22,7 @@ from longtail.models.heads import Classifier, CosineHead, linear_head
 
 
 class Softmax(Method):
-    """Subclasses give the `objective`; mixup mixes it as it mixed the images."""
+    """A method with a loss on the logits, which subclasses define as `objective`. Mixup mixes it like the images."""
 
     def loss_from_features(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
         logits_BC = self.classify(x_BF)
@@ -33,14 +33,15 @@ class Softmax(Method):
         return {"loss": loss, "accuracy": accuracy(logits_BC, y_B)}
 
     def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
+        """Return the loss of logits."""
         raise NotImplementedError
 
 
 class ShiftedSoftmax(Softmax):
-    """Cross-entropy of the logits plus a `shift` of each class; in chunks where there are very many classes."""
+    """Cross-entropy of the logits plus a `shift` for each class. It is computed in chunks if there are very many classes."""
 
     def shift(self) -> Tensor | None:
-        """Return what the loss adds to the logits of each class; None for nothing."""
+        """Return the numbers that the loss adds to the logits of each class; None for nothing."""
         return None
 
     def prior(self) -> Tensor:
@@ -60,16 +61,18 @@ class ShiftedSoftmax(Softmax):
 
 
 class CrossEntropy(ShiftedSoftmax, settings="ce"):
-    """Without a shift."""
+    """Cross-entropy without a shift."""
 
 
 class BalancedSoftmax(ShiftedSoftmax, settings="balanced-softmax"):
+    """Balanced Softmax (Ren et al., 2020): the shift is log q(y)."""
+
     def shift(self) -> Tensor | None:
         return self.log_prior_C
 
 
 class LogitAdjustment(ShiftedSoftmax, settings="logit-adjustment"):
-    """In the loss; or post hoc, in the classifier's bias once it has been learned."""
+    """Logit adjustment (Menon et al., 2021) in the loss, or post hoc in the bias of the trained classifier."""
 
     config: cfg.LogitAdjustment
 
@@ -91,16 +94,16 @@ class LogitAdjustment(ShiftedSoftmax, settings="logit-adjustment"):
             self.linear.bias.sub_(self.adjustment())
 
     def prior(self) -> Tensor:
-        """Added in the loss or taken off afterwards, it is the same."""
+        """Return the frequencies after the adjustment, which are the same for both variants."""
         return self.prior_after(self.adjustment())
 
     def adjustment(self) -> Tensor:
-        """strength · log q(y); nothing for a class without training images, of which nothing is known."""
+        """Return strength · log q(y); 0 for classes without training images."""
         return torch.where(self.log_prior_C.isfinite(), self.config.strength * self.log_prior_C, 0.0)
 
 
 class DeferredReweighting(Softmax):
-    """A softmax method whose classes are weighted from some epoch on (DRW)."""
+    """A softmax method with deferred re-weighting (DRW): classes are weighted from some epoch on."""
 
     config: cfg.Deferred
     weight_C: Tensor
@@ -117,14 +120,17 @@ class DeferredReweighting(Softmax):
         self.weight_C.copy_(self.late_weight_C if late else torch.ones_like(self.weight_C))
 
     def prior(self) -> Tensor:
-        """Classes that are weighted count as if they had so many more images."""
+        """Return the frequencies times the weights: a weight has the effect of so many more images."""
         return reweighted(super().prior(), self.late_weight_C) if self.config.drw_from < 1 else super().prior()
 
     def is_late(self, epoch: int, epochs: int) -> bool:
-        return epoch >= self.config.drw_from * epochs - 1e-6  # 0.55 · 100 is a little more than 55
+        """Return whether classes are weighted in an epoch."""
+        return epoch >= self.config.drw_from * epochs - 1e-6  # in floating point 0.55 · 100 is more than 55
 
 
 class Focal(DeferredReweighting, settings="focal"):
+    """Focal loss (Lin et al., 2017)."""
+
     config: cfg.Focal
 
     def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
@@ -132,6 +138,8 @@ class Focal(DeferredReweighting, settings="focal"):
 
 
 class LDAM(DeferredReweighting, settings="ldam"):
+    """LDAM (Cao et al., 2019): a cosine classifier with larger margins for rare classes."""
+
     config: cfg.LDAM
     margin_C: Tensor
 
@@ -150,7 +158,7 @@ class LDAM(DeferredReweighting, settings="ldam"):
 
 
 class ClassBalancedFocal(Softmax, settings="cb-focal"):
-    """A sigmoid per class, which the bias starts at 1/C; the bias is not decayed."""
+    """Class-balanced focal loss (Cui et al., 2019): a sigmoid for each class. The bias has no weight decay."""
 
     config: cfg.ClassBalancedFocal
     weight_C: Tensor

@@ -1,4 +1,4 @@
-"""What stands on a trunk: classifiers, of which the linear one's rows are PaCo's centers, and the projection G."""
+"""Heads on the features of a backbone: classifiers, and the projection G."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Classifier(nn.Module):
-    """The deployable network: trunk and head. A linear head's rows are the class centers c_k (F is the identity)."""
+    """The deployed network: backbone and head. The rows of a linear head are the class centers c_k (F is the identity)."""
 
     def __init__(self, trunk: "Trunk", head: nn.Module) -> None:
         super().__init__()
@@ -22,13 +22,20 @@ class Classifier(nn.Module):
 
 
 def linear_head(width: int, classes: int, bias: bool = True) -> nn.Linear:
+    """Return a linear classifier with Kaiming initialization.
+
+    Args:
+        width: The width of the features.
+        classes: The number of classes.
+        bias: Whether there is a bias.
+    """
     head = nn.Linear(width, classes, bias=bias)
     nn.init.kaiming_normal_(head.weight)
     return head
 
 
 class CosineHead(nn.Module):
-    """scale · cos(x, w_c): neither the length of a feature nor that of a class's weights matters."""
+    """A cosine classifier, scale · cos(x, w_c): the norms of features and weights have no influence."""
 
     def __init__(self, width: int, classes: int, scale: float) -> None:
         super().__init__()
@@ -41,7 +48,7 @@ class CosineHead(nn.Module):
 
 
 class ScaledHead(nn.Linear):
-    """s_c · (w_c·x + b_c), a factor per class."""
+    """A linear classifier with a learnable factor for each class, s_c · (w_c·x + b_c)."""
 
     def __init__(self, width: int, classes: int, bias: bool = True) -> None:
         super().__init__(width, classes, bias)
@@ -53,7 +60,17 @@ class ScaledHead(nn.Linear):
 
 
 def projection(width: int, hidden: int, out: int, norm: bool, layers: int = 2) -> nn.Sequential:
-    """G: a perceptron; released PaCo has two layers with batch norm between, MoCo v2 none, GPaCo three layers."""
+    """Return the projection G, a multilayer perceptron.
+
+    The released PaCo has two layers with batch norm between them, MoCo v2 two without, and GPaCo three.
+
+    Args:
+        width: The width of the features.
+        hidden: The width of the hidden layers.
+        out: The width of the projection.
+        norm: Whether there is batch norm between the layers.
+        layers: The number of linear layers.
+    """
     parts: list[nn.Module] = []
     for i in range(layers - 1):
         parts.append(nn.Linear(hidden if i else width, hidden))

@@ -27,16 +27,15 @@ class KeyEncoder(nn.Module):
     Args:
         query: The query network.
         momentum: The share of itself that the copy keeps at each step.
-        norm: "batch": batch norm uses the statistics of the keys' own batch and has its own running averages, as in the
-        released
-            code. "shuffled": the same, on images that a `Shuffle` has mixed. "ema": batch norm uses running averages, which
-            follow those of the query network like the parameters.
+        norm: "batch": batch norm uses the statistics of the key batch and has its own running averages, as in the released
+            code. "shuffled": the same on images that are shuffled between processes (`Shuffle`). "ema": batch norm uses running
+            averages, which follow those of the query network like the parameters.
     """
 
     def __init__(self, query: nn.Module, momentum: float = 0.999, norm: str = "batch") -> None:
         super().__init__()
         if not 0 <= momentum <= 1:
-            raise UserError(f"--momentum {momentum}: it must be between 0 and 1: try 0.999")
+            raise UserError(f"--momentum {momentum}: it must be between 0 and 1, for example 0.999")
         self.momentum, self.norm = momentum, norm
         self.pieces: PieceTables | None = None  # set where a CUDA kernel updates the network
         self.net = copy.deepcopy(query).requires_grad_(False)
@@ -52,7 +51,7 @@ class KeyEncoder(nn.Module):
 
     @torch.no_grad()
     def forward(self, x: Tensor, shuffle: Optional["Shuffle"] = None) -> Tensor:
-        """Return the keys of a batch of images; with `shuffle`, images are mixed before and keys put back in order after."""
+        """Return the keys of a batch of images. With `shuffle`, those of all processes are shuffled."""
         return self.net(x) if shuffle is None else shuffle(self.net, x)
 
     @torch.no_grad()
@@ -116,10 +115,10 @@ class LabeledQueue(nn.Module):
 
 
 class Shuffle(nn.Module):
-    """Shuffling batch norm (MoCo): keys are computed in mixed batches, so that batch statistics do not reveal matching pairs.
+    """Shuffling BN (MoCo): keys are batch-normalized in a shuffled batch, so that statistics cannot reveal the matching query.
 
     The images of all processes are permuted, go through the network, and their keys are put back in order. The permutation is a
-    function of the run's seed and the number of batches so far. All processes compute the same one, on the device.
+    function of the seed and the number of past batches. All processes compute the same one, on the device.
     """
 
     turn: Tensor

@@ -1,4 +1,4 @@
-"""Work in parallel to the main stream: on CUDA on another stream, which a captured step keeps as a branch of its graph."""
+"""Work in parallel to the main CUDA stream, which a captured step keeps as a branch of its graph."""
 
 import functools
 from collections.abc import Callable
@@ -16,13 +16,18 @@ class SideStream:
     """
 
     def __init__(self, device: torch.device, line: int = 0) -> None:
-        """Choose the stream: each pair of the current stream and a number `line` has its own."""
+        """Choose a stream.
+
+        Args:
+            device: The device of the work.
+            line: The number of the side stream; each pair of the current stream and a number has a stream of its own.
+        """
         self.stream = _find_stream(torch.cuda.current_stream(device), line) if device.type == "cuda" else None
         self.kept: list[object] = []
         self.results: list[Tensor] = []
 
     def run(self, work: Callable[..., Any], *args: object) -> Any:
-        """Start `work(*args)` after all that the current stream has queued so far; return its (future) result."""
+        """Start `work(*args)` after the work that is queued on the current stream, and return its (future) result."""
         if self.stream is None:
             return work(*args)
         self.stream.wait_stream(torch.cuda.current_stream())
@@ -34,7 +39,7 @@ class SideStream:
         return result
 
     def join(self) -> None:
-        """Let the current stream wait for the work that was started."""
+        """Make the current stream wait for the work that was started."""
         if self.stream is not None:
             here = torch.cuda.current_stream()
             here.wait_stream(self.stream)
@@ -45,5 +50,5 @@ class SideStream:
 
 @functools.cache
 def _find_stream(first: torch.cuda.Stream, line: int) -> torch.cuda.Stream:
-    """Return the stream beside another one with this number, of the same priority."""
+    """Return the side stream with a number of another stream, with the same priority."""
     return torch.cuda.Stream(first.device, priority=first.priority)

@@ -1,4 +1,4 @@
-"""The paper's figures: from run folders, from the results of a reproduced table, or from the theory alone."""
+"""The figures of the paper, drawn from run folders, from a results file, or from the theory."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from longtail import files, run_folder
 from longtail.errors import UserError, error_text, unknown_name
-from longtail.paper import results
+from longtail.paper.results import read_results
 from longtail.reporting import cells
 from longtail.reporting.gradients import gradient_norms_by_dataset
 from longtail.reporting.result_rows import make_rows
@@ -18,11 +18,14 @@ Paths = Sequence[Path]
 
 
 def figure(name: str, sources: Iterable[Path | str] | Path | str = (), out: Path | str | None = None) -> Path:
-    """Draw one of the paper's figures, and return its file; the twin of `longtail figure`.
+    """Draw a figure of the paper, as `longtail figure` does; return its file.
 
-    `latency` (Fig. 1): accuracy against the time of a batch of 64, from run folders or a results file. `gradient` (Fig. 2): the
-    gradients of the classifier by class, from runs trained with --log.gradients. `framework` (Fig. 3) and `extra` (Fig. 4)
-    need no runs. `out` ends in .svg, .png or .pdf; without it, NAME.svg.
+    Args:
+        name: "latency" (Fig. 1), accuracy against the time of a batch of 64 images; "gradient" (Fig. 2), gradient norms of the
+            classifier by class; "framework" (Fig. 3); or "extra" (Fig. 4).
+        sources: For "latency", run folders or a results file; for "gradient", folders of runs that were trained with
+            --log.gradients. The other figures need no runs.
+        out: The file, which ends in .svg, .png or .pdf; by default NAME.svg.
     """
     if name not in FIGURES:
         raise unknown_name("figure", name, FIGURES)
@@ -31,10 +34,10 @@ def figure(name: str, sources: Iterable[Path | str] | Path | str = (), out: Path
     check_out(name, out)
     draw, from_runs = FIGURES[name]
     if from_runs and not paths:
-        raise UserError(f"name the runs, as in `longtail figure {name} runs -o {out}`")
+        raise UserError(f"the figure {name} needs runs, for example `longtail figure {name} runs -o {out}`")
     if paths and not from_runs:
         raise UserError(
-            f"{paths[0]}: the figure {name} is drawn without runs, as in `longtail figure {name} -o {out}`",
+            f"{paths[0]}: the figure {name} needs no runs; use `longtail figure {name} -o {out}`",
             kind="conflict",
         )
     try:
@@ -46,7 +49,7 @@ def figure(name: str, sources: Iterable[Path | str] | Path | str = (), out: Path
 
 @contextlib.contextmanager
 def write_as_user_error(out: Path) -> Iterator[None]:
-    """Turn an OSError while the figure is written into a UserError; one while runs are read has another file."""
+    """Raise a UserError instead of an OSError in this context, which writes the figure."""
     try:
         yield
     except OSError as error:
@@ -54,17 +57,26 @@ def write_as_user_error(out: Path) -> Iterator[None]:
 
 
 def check_out(name: str, out: Path, flag: str = "-o") -> None:
-    """Before the work is done whose result goes there."""
+    """Raise a UserError if a figure cannot be written to this path; called before the figure is computed.
+
+    Args:
+        name: The name of the figure.
+        out: The path.
+        flag: The flag to mention in the message.
+    """
     files.check_working_directory((out,))
     formats = (".svg",) if name == "framework" else (".svg", ".png", ".pdf")
     if out.suffix.lower() not in formats or os.path.isdir(out):
-        raise UserError(f"{flag} {out}: name a file that ends in {' or '.join(formats)}, as in {flag} {name}.svg")
+        raise UserError(
+            f"{flag} {out}: use a file name that ends in {' or '.join(formats)}, for example {flag} {name}.svg"
+        )
     if not os.path.isdir(out.absolute().parent):
         raise UserError(f"{flag} {out}: the folder {out.parent} does not exist", kind="missing-file")
 
 
 def draw_gradient(paths: Paths, out: Path) -> None:
-    from longtail.reporting import plots  # matplotlib, which takes a second to come
+    """Draw Fig. 2: the gradient norms of the classifier by class."""
+    from longtail.reporting import plots  # imports matplotlib, which takes a second
 
     for path in paths:
         if not gradient_norms_by_dataset(make_rows(run_folder.read_finished(path))):
@@ -77,17 +89,18 @@ def draw_gradient(paths: Paths, out: Path) -> None:
 
 
 def draw_latency(paths: Paths, out: Path) -> None:
+    """Draw Fig. 1: accuracy against latency."""
     from longtail.reporting import plots
 
     if any(path.suffix == ".json" for path in paths):
         if len(paths) > 1:
-            raise UserError(f"{paths[0]}: name one results file, or run folders", kind="conflict")
+            raise UserError(f"{paths[0]}: give one results file, or run folders", kind="conflict")
         panels: Mapping[str, Sequence[MethodPoint]] = read_dots(paths[0])
     else:
         panels = points_by_dataset(make_rows(run_folder.read_finished(paths)))
     if not any(dot.values["latency_b64"] for dots in panels.values() for dot in dots):
         raise UserError(
-            f"{paths[0]}: no run has latency_b64 in {run_folder.METRICS}: `longtail eval` measures it",
+            f"{paths[0]}: no run has latency_b64 in {run_folder.METRICS}; measure it with `longtail eval`",
             kind="missing-file",
         )
     with write_as_user_error(out):
@@ -95,19 +108,21 @@ def draw_latency(paths: Paths, out: Path) -> None:
 
 
 def read_dots(path: Path) -> dict[str, list[MethodPoint]]:
-    """Of a reproduced table, the longest training."""
+    """Return the points of a results file, of the runs with the most epochs."""
     try:
         table = run_folder.read_json(path)["table"]
-        tree = results.read(path, table) | {"table": table}
+        tree = read_results(path, table) | {"table": table}
         tree |= {"rows": cells.make_rows(tree)}
         return cells.points_by_factor(tree, cells.training_lengths(tree)[0])
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise UserError(
-            f"{path} holds no results of `longtail reproduce`: name its JSON, or run folders", kind="damaged-file"
+            f"{path} is not a results file of `longtail reproduce`: give its JSON file, or run folders",
+            kind="damaged-file",
         ) from error
 
 
 def draw_extra(_: Paths, out: Path) -> None:
+    """Draw Fig. 4: the extra loss of the centers."""
     from longtail.paper import theory_figures
 
     with write_as_user_error(out):
@@ -115,6 +130,7 @@ def draw_extra(_: Paths, out: Path) -> None:
 
 
 def draw_framework(_: Paths, out: Path) -> None:
+    """Write Fig. 3: the framework, a stored drawing."""
     drawing = resources.files("longtail.reporting").joinpath("framework.svg").read_bytes()
     with write_as_user_error(out), files.replace_output(out) as fresh:
         fresh.write_bytes(drawing)
@@ -126,4 +142,4 @@ FIGURES: dict[str, tuple[Callable[[Paths, Path], None], bool]] = {
     "framework": (draw_framework, False),
     "extra": (draw_extra, False),
 }
-"""Name -> how it is drawn, and whether from runs; in the order of the paper."""
+"""The function that draws each figure, and whether it needs runs; in the order of the paper."""

@@ -1,6 +1,6 @@
-"""The page of a reproduced table, from the tree of its results file alone: ours beside the paper's, details, verdicts.
+"""The page of a reproduced table, made from its results file: our numbers and those of the paper, details, comparisons.
 
-Trainings of another length have a section, and tables, of their own.
+Each number of epochs has a section of its own.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,6 +37,7 @@ DETAIL = (
 
 
 def to_markdown(tree: Tree) -> str:
+    """Return the page of a results file."""
     name = tree["name"].replace("-", "_")
     made = f"Made by `longtail reproduce {tree['name']}` from [{name}.json]({name}.json), which holds every run. "
     parts = [f"# {tree['title']}", made + f"Last updated {escape_markdown(tree['updated'])}."]
@@ -46,7 +47,7 @@ def to_markdown(tree: Tree) -> str:
 
 
 def length_section(tree: Tree, epochs: int) -> list[str]:
-    """All about the runs of one length."""
+    """Return the paragraphs about the runs with one number of epochs."""
     table, rows = tree["table"], select_length(tree["rows"], epochs)
     head, body = headline_table(table, rows)
     return [
@@ -63,15 +64,17 @@ def length_section(tree: Tree, epochs: int) -> list[str]:
 
 
 def caption(table: Tree) -> str:
+    """Return the caption of the main table."""
     return f"{HEADLINE} {table.get('note') or BRACKETS}"
 
 
 def length_name(epochs: int) -> str:
+    """Return the title of the section for a number of epochs."""
     return "each in its own setting" if epochs == MIXED_LENGTHS else _count(epochs, "epoch")
 
 
 def headline_table(table: Tree, rows: Sequence[Tree]) -> tuple[list[str], list[list[str]]]:
-    """Methods by factors: ours, and the paper's in brackets."""
+    """Return head and body of the table of methods and factors, with the numbers of the paper in brackets."""
     factors = table["imbalance"]
     body = [
         [label, *(headline_cell(table, m, f, named) for f in factors)] for m, label, named in headline_rows(table, rows)
@@ -80,7 +83,7 @@ def headline_table(table: Tree, rows: Sequence[Tree]) -> tuple[list[str], list[l
 
 
 def headline_rows(table: Tree, rows: Sequence[Tree]) -> Iterator[tuple[str, str, list[Tree]]]:
-    """Method, label and rows of each line of the headline; a method that ran in two configurations has two lines."""
+    """Yield method, label and rows of each line of the main table. A method with two configurations has two lines."""
     for method, title in table["methods"].items():
         mine = [row for row in rows if row["method"] == method]
         for label in _distinct(row["label"] for row in mine) or [title]:
@@ -88,13 +91,14 @@ def headline_rows(table: Tree, rows: Sequence[Tree]) -> Iterator[tuple[str, str,
 
 
 def headline_cell(table: Tree, method: str, factor: float, rows: Iterable[Tree]) -> str:
+    """Return our accuracy and that of the paper in a cell."""
     ours = [format_mean_std(row["metrics"]["top1"]["values"]) for row in rows if row["imbalance"] == factor] or ["–"]
     paper = published_accuracy(table, method, factor)
     return "; ".join(ours) + ("" if paper is None else f" ({paper:.1f})")
 
 
 def list_missing(table: Tree, rows: Sequence[Tree]) -> str:
-    """What the table asks for and these rows do not have."""
+    """Return a sentence about the runs of the table that are missing in these rows."""
     lacks = []
     for method, label, named in headline_rows(table, rows):
         wanted = table.get("factors", {}).get(method, table["imbalance"])
@@ -111,6 +115,7 @@ def _missing_seeds(table: Tree, factor: float, rows: Iterable[Tree]) -> str | No
 
 
 def describe_verdict(verdict: Tree) -> str:
+    """Return a sentence about the comparison of two methods."""
     seeds = len(verdict["seeds"])
     where = f"{factor_name(verdict['imbalance']).capitalize()}:"
     if verdict["outcome"] is None:
@@ -124,7 +129,13 @@ def describe_verdict(verdict: Tree) -> str:
 
 
 def comparison_section(tree: Tree, epochs: int, pair: list[str]) -> list[str]:
-    """How one method of the table stands against another, factor by factor."""
+    """Return the paragraphs that compare two methods at each factor.
+
+    Args:
+        tree: The content of the results file.
+        epochs: The number of epochs.
+        pair: The names of the methods.
+    """
     first, second = (tree["table"]["methods"][method] for method in pair)
     mine = [v for v in select_length(tree["verdicts"], epochs) if v["pair"] == pair]
     said = []
@@ -136,7 +147,7 @@ def comparison_section(tree: Tree, epochs: int, pair: list[str]) -> list[str]:
 
 
 def detail_section(rows: Sequence[Tree], factor: float) -> list[str]:
-    """All columns at one factor; nothing where nothing ran."""
+    """Return the paragraphs with all metrics at one factor, or nothing if there are no runs."""
     here = [row for row in rows if row["imbalance"] == factor]
     if not here:
         return []
@@ -155,7 +166,7 @@ def _figure(row: Tree, column: str) -> str:
 
 
 def provenance_list(tree: Tree, epochs: int) -> list[str]:
-    """How the runs of one length were made: commands, settings, seeds, commits, machines, dates, and what the data noted."""
+    """Return a list of commands, settings, seeds, commits, machines, dates, and notes about the data."""
     runs = select_length(tree["runs"], epochs)
     starts = [start for r in runs for start in (r, *r["resumed"])]  # a resumed run has several
     dates = sorted(start["started"][:10] for start in starts)
@@ -177,7 +188,7 @@ def provenance_list(tree: Tree, epochs: int) -> list[str]:
 
 
 def second_stage_notes(runs: Sequence[Tree], table: Tree) -> list[str]:
-    """A method of two stages trains longer than its row's heading says."""
+    """Return notes about the second stages of methods, which the number of epochs does not include."""
     stages = [(method_label(r, table), from_dict(Config, r["identity"]).method.second_epochs) for r in runs]
     return _distinct(
         f"{escape_markdown(label)}: and {_count(n, 'epoch')} of its second stage" for label, n in stages if n
@@ -185,14 +196,14 @@ def second_stage_notes(runs: Sequence[Tree], table: Tree) -> list[str]:
 
 
 def parallel_note(tree: Tree, epochs: int) -> str:
-    """Seconds mean something else where seeds shared the device."""
+    """Return a note about seeds that were trained in parallel, which share their training time."""
     together = {r["metrics"].get("together") or 1 for r in select_length(tree["runs"], epochs)}
     counts = ", ".join(str(n) for n in sorted(together) if n > 1)
     return f" Seeds that trained side by side ({counts} at a time) share these seconds." if counts else ""
 
 
 def to_rich(tree: Tree, width: int = 150) -> list[Table]:
-    """The headline of each length, for a terminal of so many columns."""
+    """Return the main table for each number of epochs, for a terminal of this width."""
     tables = []
     for epochs in training_lengths(tree):
         head, body = headline_table(tree["table"], select_length(tree["rows"], epochs))

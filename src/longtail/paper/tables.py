@@ -1,4 +1,4 @@
-"""The tables that can be run here, those of the paper and our own, and their cells."""
+"""The tables that `longtail reproduce` can train, those of the paper and further ones, and their cells."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,23 +11,24 @@ from longtail.errors import UserError, unknown_name
 from longtail.recipes import METHODS
 from longtail.reporting.cells import factor_name
 
-CHECKPOINT_EVERY = 50  # epochs; the runs are minutes long, and a checkpoint costs some of their speed
+CHECKPOINT_EVERY = 50
+"""Epochs between checkpoints: runs take minutes, and checkpoints cost time."""
 
 
 @dataclass(frozen=True)
 class MethodVariant:
-    """A line of a table that is a method with something changed, under a name and a label of its own."""
+    """A row of a table that is a method with changed settings, with a name and a label of its own."""
 
     method: str
     label: str
     change: Callable[[Config], Config]
     paper: float | None = None
-    """What the paper has for it, on other data: shown, and neither drawn nor subtracted."""
+    """The number of the paper, on other data. It is displayed, but neither plotted nor subtracted."""
 
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table as it is run here. The first two methods are trained first, and compared where no `pairs` are named."""
+    """A table. The first two methods are trained first, and they are compared if `pairs` is empty."""
 
     title: str
     recipe: str
@@ -36,32 +37,38 @@ class PaperTable:
     imbalance: tuple[float, ...]
     seeds: tuple[int, ...] = (0, 1, 2)
     variants: dict[str, MethodVariant] = field(default_factory=dict)
-    """By name, which `methods` may hold."""
+    """Variants by name; `methods` may contain these names."""
     note: str = ""
-    """What a reader must know of the figures in brackets."""
+    """The explanation of the numbers in brackets."""
     pairs: tuple[tuple[str, str], ...] = ()
-    """The claims: methods that are compared seed by seed."""
+    """Methods that are compared seed by seed."""
     shares: tuple[str, ...] = ()
-    """Tables whose runs are this one's too, where their configuration is the same."""
+    """Tables whose runs are also used here if they have the same configuration."""
 
     @property
     def mixed(self) -> bool:
-        """Whether its methods have lengths of their own, and stand in one table all the same."""
+        """True if the methods of the table have different numbers of epochs."""
         return self.setting == "released"
 
     def cells(self) -> list[tuple[str, float]]:
-        """In the order of work: the two by factor, then the rest by method."""
+        """Return the cells in the order of training: the first two methods by factor, then the others by method."""
         pair, rest = self.methods[:2], self.methods[2:]
         first = [(method, factor) for factor in self.imbalance for method in pair if factor in self.factors(method)]
         return first + [(method, factor) for method in rest for factor in self.factors(method)]
 
     def factors(self, method: str) -> tuple[float, ...]:
-        """Those of the table; where authors' settings are checked, those that a figure was published for, if any was."""
+        """Return the imbalance factors of a method. With authors' settings, only published ones."""
         known = [f for f in self.imbalance if (method, f) in recipes.RECIPES[self.recipe].published]
         return tuple(known) if self.mixed and known else self.imbalance
 
     def config(self, method: str, imbalance: float, epochs: int | None = None) -> Config:
-        """The recipe's, or a longer or shorter one: its stages keep their proportion, and its warm-up stays as it is."""
+        """Return the configuration of a cell.
+
+        Args:
+            method: The name of the method.
+            imbalance: The imbalance factor.
+            epochs: Another number of epochs; the stages keep their proportions, and the warm-up its length.
+        """
         variant = self.variants.get(method)
         config = recipes.RECIPES[self.recipe].build(variant.method if variant else method, imbalance, self.setting)
         config = variant.change(config) if variant else config
@@ -69,14 +76,15 @@ class PaperTable:
         return replace(config, train=replace(config.train, checkpoint_every=CHECKPOINT_EVERY))
 
     def label(self, method: str) -> str:
+        """Return the label of a method."""
         variant = self.variants.get(method)
         return variant.label if variant else self.config(method, self.imbalance[0]).method.label
 
     def to_dict(self) -> dict[str, Any]:
-        """What the page needs to know of the table."""
+        """Return the content of "table" in the results file."""
         paper: dict[str, dict[str, float]] = {}
-        for (method, factor), figure in recipes.RECIPES[self.recipe].published.items():
-            paper.setdefault(method, {})[f"{factor:g}"] = figure
+        for (method, factor), published in recipes.RECIPES[self.recipe].published.items():
+            paper.setdefault(method, {})[f"{factor:g}"] = published
         for name, variant in self.variants.items():
             paper |= {name: {f"{f:g}": variant.paper for f in self.imbalance}} if variant.paper is not None else {}
         labels = {method: self.label(method) for method in self.methods}
@@ -88,18 +96,19 @@ class PaperTable:
 
 
 def with_changes(section: str, **values: Any) -> Callable[[Config], Config]:
+    """Return a function that changes values in a section of a configuration."""
     return lambda config: replace(config, **{section: replace(getattr(config, section), **values)})
 
 
 def with_views(number: int, scale: float | None = None) -> Callable[[Config], Config]:
-    """One of the paper's augmentation strategies; with `scale`, both views cut at least so much of the image's area."""
+    """Return a function that sets an augmentation strategy of the paper, and the smallest area of crops if `scale` is given."""
 
     def change(config: Config) -> Config:
         config = recipes.with_strategy(config, number)
         if scale is None:
             return config
-        cut = {name: replace(getattr(config.views, name), crop_scale=(scale, 1.0)) for name in ("query", "key")}
-        return replace(config, views=replace(config.views, **cut))
+        crops = {name: replace(getattr(config.views, name), crop_scale=(scale, 1.0)) for name in ("query", "key")}
+        return replace(config, views=replace(config.views, **crops))
 
     return change
 
@@ -135,7 +144,7 @@ DEEPER_NETWORKS = {
 
 
 def with_main_pair(*names: str) -> tuple[str, ...]:
-    """Methods with PaCo and Balanced Softmax at their head, each once."""
+    """Return PaCo, Balanced Softmax and other methods, each once."""
     return tuple(dict.fromkeys(("paco", "balanced-softmax", *names)))
 
 
@@ -211,7 +220,7 @@ TABLES = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A method at one factor, and where its runs lie."""
+    """A method at one imbalance factor, and the folder of its runs."""
 
     method: str
     imbalance: float
@@ -223,27 +232,35 @@ class Cell:
         return f"{self.label}, {factor_name(self.imbalance)}"
 
     def run_folder(self, seed: int) -> Path:
+        """Return the run folder of a seed."""
         return self.folder / f"seed{seed}"
 
     def with_seeds(self, seeds: Sequence[int]) -> Config:
+        """Return the configuration with these seeds."""
         return replace(self.config, train=replace(self.config.train, seeds=tuple(seeds)))
 
 
 def choose_cells(
     table: PaperTable, methods: Sequence[str] | None, imbalance: Sequence[float] | None
 ) -> list[tuple[str, float]]:
-    """The cells of the table that are asked for, in its order; naming none is a mistake."""
+    """Return the chosen cells of a table, in its order.
+
+    Args:
+        table: The table.
+        methods: The chosen methods; None for all. An empty choice is an error.
+        imbalance: The chosen imbalance factors; None for all.
+    """
     for method in methods or ():
         if method not in table.methods:
             raise unknown_name("method", method, table.methods)
     factors = " ".join(f"{factor:g}" for factor in table.imbalance)
     for factor in imbalance or ():
         if factor not in table.imbalance:
-            raise UserError(f"--imbalance {factor:g}: the table has {factors}, choose among them")
+            raise UserError(f"--imbalance {factor:g}: choose from {factors}")
     if methods is not None and not methods:
-        raise UserError(f"--methods without a value: choose among {' '.join(table.methods)}")
+        raise UserError(f"--methods without a value: choose from {' '.join(table.methods)}")
     if imbalance is not None and not imbalance:
-        raise UserError(f"--imbalance without a value: choose among {factors}")
+        raise UserError(f"--imbalance without a value: choose from {factors}")
     cells = [(m, f) for m, f in table.cells() if methods is None or m in methods]
     return [(m, f) for m, f in cells if imbalance is None or f in imbalance]
 
@@ -251,12 +268,21 @@ def choose_cells(
 def make_cell(
     table: PaperTable, method: str, factor: float, epochs: int | None, out: Path, data_root: Path | str | None
 ) -> Cell:
-    """Its run folders are OUT/METHOD-FACTOR/seedN; another length has folders of its own."""
-    config, usual = table.config(method, factor, epochs), table.config(method, factor)
+    """Return a cell, whose run folders are OUT/METHOD-FACTOR/seedN; another number of epochs has folders of its own.
+
+    Args:
+        table: The table.
+        method: The name of the method.
+        factor: The imbalance factor.
+        epochs: Another number of epochs.
+        out: The folder above the run folders.
+        data_root: The folder of the images.
+    """
+    config, default = table.config(method, factor, epochs), table.config(method, factor)
     if data_root is not None:
         config = replace(config, data=replace(config.data, root=Path(data_root)))
     elif config.data.name == "folder":
-        raise UserError(f"the images of {table.recipe} are a folder, but which one? add --data_root DIR")
+        raise UserError(f"--data_root DIR is required: {table.recipe} is trained on a folder of images")
     length = config.train.epochs
-    suffix = f"-{length}-epochs" if length != usual.train.epochs else ""
+    suffix = f"-{length}-epochs" if length != default.train.epochs else ""
     return Cell(method, factor, config, out / f"{method}-{factor:g}{suffix}", table.label(method))

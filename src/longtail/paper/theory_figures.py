@@ -1,45 +1,66 @@
-"""The paper's theory, drawn: what no run is needed for."""
+"""Plots of the theory of the paper, which need no runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from longtail.reporting.plots import COLORS, make_figure, save_figure
+from longtail.reporting.plots import COLORS, save_figure
 from longtail.theory import closed_forms
 
-EXAMPLE = 0.41  # alpha·K* of full ImageNet, the paper's own
+EXAMPLE = 0.41
+"""alpha·K* of ImageNet, which is the example of the paper."""
 
 
 def draw_theory(counts: Sequence[int], K: Sequence[float], alphas: Sequence[float], path: Path) -> None:
-    """L_extra as the paper's Fig. 4 has it, and each class's optimal pair probability by alpha; K are its positives."""
-    figure, (left, right) = make_figure(2, (10, 4.2))
+    """Plot L_extra as in Fig. 4 of the paper, and the optimal pair probability of each class for several alphas.
+
+    Args:
+        counts: The number of training images of each class.
+        K: The number of positives of each class.
+        alphas: The alphas.
+        path: The file.
+    """
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
     plot_extra(left, EXAMPLE)
     plot_pairs(right, np.array(counts), np.array(K), alphas)
     save_figure(figure, path)
 
 
 def draw_extra(path: Path) -> None:
-    figure, (axis,) = make_figure(1, (5.2, 4.0))
+    """Plot Fig. 4 of the paper, for the example of ImageNet."""
+    figure = Figure(figsize=(5.2, 4.0), layout="constrained")
+    axis = figure.subplots()
     plot_extra(axis, EXAMPLE)
     save_figure(figure, path)
 
 
 def plot_extra(axis: Axes, alpha_K: float) -> None:
+    """Plot L_extra over P_sup, with its minimum."""
     P_sup, value = closed_forms.extra_curve(alpha_K)
     best = 1 / (1 + alpha_K)
     axis.plot(P_sup, value, color=COLORS[0])
-    least = (best, closed_forms.extra(best, alpha_K))
-    axis.plot(*least, "o", color=COLORS[3])
-    axis.annotate(f"least at {best:.2f}", least, (0, 8), textcoords="offset points", ha="center")
+    minimum = (best, closed_forms.extra(best, alpha_K))
+    axis.plot(*minimum, "o", color=COLORS[3])
+    axis.annotate(f"minimum at {best:.2f}", minimum, (0, 8), textcoords="offset points", ha="center")
     axis.set_title(f"$L_{{extra}}$ at $\\alpha K^* = {alpha_K:g}$", loc="left", fontsize=10)
     axis.set_xlabel("$P_{sup}$, the share of the centers")
     axis.grid(alpha=0.3)
 
 
 def plot_pairs(axis: Axes, counts_C: closed_forms.Floats, K_C: closed_forms.Floats, alphas: Sequence[float]) -> None:
+    """Plot the optimal probability of a positive pair over the number of training images of its class.
+
+    Args:
+        axis: The axes.
+        counts_C: The number of training images of each class.
+        K_C: The number of positives of each class.
+        alphas: The alphas of PaCo.
+    """
     order = np.argsort(-counts_C, kind="stable")
     curves = {"SupCon": closed_forms.supcon_pair(K_C)} | {
         f"PaCo, alpha {a:g}": closed_forms.pair(a, K_C) for a in alphas

@@ -17,6 +17,7 @@ from typing import Any
 
 from longtail import __version__
 from longtail.errors import UserError
+from longtail.progress import log_info
 from longtail.reporting.live import LivePage
 from longtail.reporting.page import content_security_policy
 
@@ -40,10 +41,10 @@ def watch(paths: Iterable[Path | str] | Path | str, port: int = 8700) -> None:
     """
     folders = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
     with open_server(folders, port) as server, contextlib.suppress(KeyboardInterrupt):
-        names = ", ".join(map(str, folders))
-        print(f"http://{HOST}:{server.port}/ shows {names}; press Ctrl-C to stop", flush=True)
+        where = ", ".join(map(str, folders))
+        log_info(f"http://{HOST}:{server.port}/ shows {where}; press Ctrl-C to stop")
         server.serve_forever()
-    print("Stopped watching; training continues.", flush=True)
+    log_info("Stopped watching; training continues.")
 
 
 def open_server(folders: list[Path], port: int) -> "Server":
