@@ -188,7 +188,7 @@ def test_paco_is_compared_with_the_best_other_method(tmp_path, capsys):
     def row(method, values):
         config = recipes.digits_lt(method)
         found = [
-            run_folder.Trainer(tmp_path, config, {"seed": s}, {"few": v, "per_class": [v]})
+            run_folder.FinishedRun(tmp_path, config, {"seed": s}, {"few": v, "per_class": [v]})
             for s, v in enumerate(values)
         ]
         return ResultRow("digits", config.method.label, tuple(found))

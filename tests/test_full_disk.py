@@ -19,7 +19,7 @@ from longtail.errors import DiskFullError, RunError, UserError, disk_full_as_use
 from tests.inference.made import finished_run, folder_config, photographs
 from tests.raises import raises
 
-ONE_MESSAGE = "no space left to write {}: free some, or name another place"
+ONE_MESSAGE = "no space left to write {}: free some space, or choose another path"
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ TOLERANCE = 1e-4
 def no_timing():
     """Measuring the latency of an export takes seconds, and is not tested here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(present.export, "PASSES", 1)
+        patch.setattr(present.export, "MAX_PASSES", 1)
         yield
 
 

@@ -70,5 +70,5 @@ def test_a_step_of_every_stage_stays_on_the_device(method, tmp_path):
             train_step(run)  # the first one makes what lives on
             run.prepare(1)
             with OnTheDeviceAlone():
-                run.batches.make()
+                run.batches.make_views()
                 step(run)

@@ -720,7 +720,7 @@ def test_json_files_are_bounded_by_their_size_and_by_their_values(finished, tmp_
             longtail.load(run, "cpu")
     assert files.parse_json(json.dumps({"per_class": [1.5] * 1000})) == {"per_class": [1.5] * 1000}
     with pytest.raises(ValueError):
-        files.parse_json(b"[1, 2, 3, [4]]", most=4)
+        files.parse_json(b"[1, 2, 3, [4]]", max_values=4)
 
 
 def test_a_log_row_of_very_many_values_is_left_out(tmp_path):
@@ -735,7 +735,7 @@ def test_a_figure_says_which_file_cannot_be_read(tmp_path, monkeypatch):
     def fail(paths):
         raise PermissionError(13, "Permission denied", "runs/x")
 
-    monkeypatch.setattr(run_folder, "finished", fail)
+    monkeypatch.setattr(run_folder, "read_finished", fail)
     for name in ("latency", "gradient"):
         with pytest.raises(UserError) as caught:
             longtail.figure(name, tmp_path, tmp_path / "x.svg")

@@ -88,7 +88,7 @@ def batches(stage: Stage, accumulate: int = 1, first_epoch: int = 0) -> Batches:
     plain = ViewConfig(crop="none", flip=False)
     views = Views(ViewsConfig(query=plain, key=plain, normalize="half"), 4)
     made = Batches(loader, views, accumulate, torch.channels_last, torch.float32)
-    made.set_stage(1, stage, first_epoch, captured=False)
+    made.start_stage(1, stage, first_epoch, captured=False)
     return made
 
 
