@@ -485,7 +485,7 @@ def test_only_what_the_kernels_know_is_fused(size, model, changes, fused, monkey
 @pytest.mark.parametrize(("step", "how"), [("auto", "eager"), ("captured", "eager"), ("compiled", "compiled")])
 def test_the_environment_says_how_steps_were_made(step, how, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: name)  # as if there were a compiler
-    run = Trainer(tiny("ce", step=step), 0, DATA, tmp_path, CPU)
+    run = Trainer(tiny("ce", execution=step), 0, DATA, tmp_path, CPU)
     assert describe_environment(run)["step"] == how
 
 
