@@ -5,7 +5,7 @@
 FOLDER is an image folder with train/ and val/ (Tiny-ImageNet-LT). Of its classes some are taken evenly from the most frequent
 to the rarest, of each at most `--most` training images, the first by name; all their images in val/ are tested on. `--others`
 takes as many of the classes that are left: what is decided on these may be tested on those. All methods have the same weights,
-views, optimizer and length; nothing was tuned for one of them. The rows are in OUT/finetune.json, the runs beside it; what has
+views, optimizer and length; nothing was tuned for one of them. The rows are in OUT/finetune.json, next to the runs; what has
 finished there is not trained again.
 """
 

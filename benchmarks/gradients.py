@@ -3,7 +3,7 @@
     python benchmarks/gradients.py --data DATA [--out runs/gradient] [--results results/gradient.json] [--epochs 400]
 
 Imbalance 100, the `equal` setting, three seeds: the linear stage of SupCon, cross-entropy with SupCon, and PaCo. What has
-finished under --out is not trained again. The figure is written beside the results.
+finished under --out is not trained again. The figure is written next to the results.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path, default=Path("runs/gradient"))
-    parser.add_argument("--results", type=Path, help="else results/gradient.json, or with --epochs beside the runs")
+    parser.add_argument("--results", type=Path, help="else results/gradient.json, or with --epochs next to the runs")
     parser.add_argument("--epochs", type=int, default=0, help="fewer than the setting's, to try it out")
     args = parser.parse_args()
     results = args.results or (args.out if args.epochs else Path("results")) / "gradient.json"

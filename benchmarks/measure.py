@@ -53,7 +53,7 @@ def peak_memory(work: Callable[[], Any], device: torch.device) -> int | None:
         return torch.cuda.max_memory_allocated() - before
     try:
         ctypes.CDLL(None).malloc_trim(0)  # what was freed goes back
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         before = _status("VmRSS")
     except (OSError, AttributeError):
         return None

@@ -237,7 +237,7 @@ def test_data_parallel_processes_have_one_network_and_one_queue(tmp_path):
         ({"alpha": 1.5}, "invalid-value", ["alpha 1.5", "[0, 1)"]),
         ({"tau": 0}, "invalid-value", ["tau 0.0", "greater"]),
         ({"alpha": "auto"}, "invalid-value", ["batch=128"]),
-        ({"centers": nn.Linear(WIDTH, 9)}, "mismatch", ["64 features", "9 classes", "10 counts"]),
+        ({"centers": nn.Linear(WIDTH, 9)}, "mismatch", ["64 features", "9 classes", "10 classes"]),
     ],
 )
 def test_settings_that_cannot_be(changes, kind, values):

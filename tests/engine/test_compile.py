@@ -15,7 +15,7 @@ from tests.engine.test_train import log_of, run_until
 def test_compiled_networks_give_the_losses_of_eager_ones(tmp_path):
     states, setup = [], []
     for step in ("eager", "compiled"):
-        config = tiny("paco", epochs=2, step=step)
+        config = tiny("paco", epochs=2, execution=step)
         config = replace(
             config, optim=replace(config.optim, lr=0.01)
         )  # at 0.1 rounding grows to 2e-3 in these twelve steps

@@ -86,7 +86,7 @@ def test_captured_and_compiled_steps_give_the_losses_of_eager_ones(method, tmp_p
     """In fp32, relative 1e-3 over fifty steps, 2e-3 to the end; the captured step also leaves the eager one's very state."""
     rows, states = {}, {}
     for step in ("eager", "captured", "compiled"):
-        config = tiny(method, device="cuda", precision="fp32", epochs=9, step=step)
+        config = tiny(method, device="cuda", precision="fp32", epochs=9, execution=step)
         # At 0.1 the digits' run is chaotic: other roundings grow to 5e-3 of the loss within the fifty steps, at 0.01 to 2e-3.
         config = replace(config, optim=replace(config.optim, lr=0.003))
         run = run_until(config, tmp_path / step, device=torch.device("cuda"))
@@ -105,7 +105,7 @@ def test_every_method_captured_leaves_the_very_state_of_the_eager_one(method, tm
     """Both stages, where there are two; what changes with the epoch (class weights, BBN's weight, temperatures) does so."""
     states = {}
     for step in ("eager", "captured"):
-        config = tiny(method, device="cuda", precision="fp32", step=step)
+        config = tiny(method, device="cuda", precision="fp32", execution=step)
         if hasattr(config.method, "drw_from"):
             config = replace(config, method=replace(config.method, drw_from=0.5))
         states[step] = state_of(run_until(config, tmp_path / step, device=torch.device("cuda")))
@@ -117,7 +117,7 @@ def test_norms_of_gradients_are_those_of_eager_steps(method, tmp_path):
     """Captured, fp32: the very numbers; and to watch them leaves the state as it is. Fused, bf16: about the same."""
     norms, states = {}, {}
     for step, precision in (("eager", "fp32"), ("captured", "fp32"), ("fused", "bf16")):
-        config = tiny(method, device="cuda", precision=precision, step=step)
+        config = tiny(method, device="cuda", precision=precision, execution=step)
         config = replace(config, data=replace(config.data, image_size=32), optim=replace(config.optim, lr=0.01))
         watched = replace(config, log=replace(config.log, gradients=True))
         states[step] = state_of(run_until(watched, tmp_path / step, device=torch.device("cuda")))
@@ -134,7 +134,7 @@ def test_norms_of_gradients_are_those_of_eager_steps(method, tmp_path):
 def test_other_norms_and_shuffled_keys_are_captured(norm, tmp_path):
     states = {}
     for step in ("eager", "captured"):
-        config = tiny("paco", device="cuda", precision="fp32", step=step)
+        config = tiny("paco", device="cuda", precision="fp32", execution=step)
         key_norm = "shuffled" if norm == "ghost" else "batch"
         config = replace(
             config,
@@ -174,7 +174,7 @@ def test_fused_steps_learn_as_captured_ones_do(method, tmp_path):
     """Fifty steps on 32-pixel images in bf16: the losses agree as far as two bf16 runs can."""
     rows = {}
     for step in ("captured", "fused"):
-        config = tiny(method, device="cuda", precision="bf16", epochs=9, step=step)
+        config = tiny(method, device="cuda", precision="bf16", epochs=9, execution=step)
         data = replace(config.data, image_size=32)
         config = replace(config, data=data, optim=replace(config.optim, lr=0.02))
         if hasattr(config.method, "linear_lr"):
@@ -194,7 +194,7 @@ def test_streamed_images_are_those_in_memory(method, tmp_path):
     """Digits as files of their own, read ahead and copied beside the steps: the very state, eager and captured."""
     states = []
     for load, step in (("resident", "eager"), ("stream", "eager"), ("stream", "captured")):
-        config = tiny(method, precision="fp32", device="cuda", step=step)
+        config = tiny(method, precision="fp32", device="cuda", execution=step)
         config = replace(config, data=replace(config.data, load=load, workers=4))
         states.append(state_of(run_until(config, tmp_path / f"{load}-{step}", device=torch.device("cuda"))))
     for other in states[1:]:

@@ -191,15 +191,15 @@ class Session:
         for group in group_by_step(trainers):
             train_group(group)
 
-    def make_trainer(self, seed: int, twin: Trainer | None) -> Trainer:
+    def make_trainer(self, seed: int, sibling: Trainer | None) -> Trainer:
         """Return the trainer of a seed, resumed from its checkpoint if there is one, and lock its folder.
 
         Args:
             seed: The seed.
-            twin: A trainer of another seed, whose images in memory are shared.
+            sibling: A trainer of another seed, whose images in memory are shared.
         """
         folder = self.unfinished[seed]
-        trainer = Trainer(self.config, seed, self.data, folder, self.device, twin)
+        trainer = Trainer(self.config, seed, self.data, folder, self.device, sibling)
         run_on_main(lock_folder, self.locks, self.config, self.data, self.resume, folder)
         run_on_main(check_seeds, {seed: folder})
         is_begun, is_resumed = contains_run(folder), trainer.resume()

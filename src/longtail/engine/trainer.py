@@ -49,7 +49,7 @@ class Trainer:
         data: DataSet,
         folder: Path,
         device: torch.device,
-        twin: Optional["Trainer"] = None,
+        sibling: Optional["Trainer"] = None,
     ) -> None:
         """Create a trainer at the first step of the first stage.
 
@@ -59,7 +59,7 @@ class Trainer:
             data: The images.
             folder: The run folder of the seed.
             device: The device to train on.
-            twin: A trainer of another seed on the same data, whose images in memory are shared.
+            sibling: A trainer of another seed on the same data, whose images in memory are shared.
         """
         self.config, self.seed, self.data, self.folder, self.device = config, seed, data, folder, device
         check_execution(config.train, device)
@@ -74,7 +74,7 @@ class Trainer:
         self.views = Views(config.views, config.data.image_size, uses_kernels(config.train, device))
         self.evaluator = Evaluator(self.method, data, self.views, device, config.train.batch_size)
         self.loader: Loader = make_loader(
-            data.train, config.train.batch_size, seed, device, twin.loader if twin else None
+            data.train, config.train.batch_size, seed, device, sibling.loader if sibling else None
         )
         self.accumulate = config.train.accumulate
         if self.accumulate > self.loader.num_batches:

@@ -14,6 +14,10 @@ __all__ = ["Batch", "Method", "Mixed", "Stage", "StageData", "find_method", "mak
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Start":
+        from longtail.deprecated import find_renamed
+
+        return find_renamed(__name__, {"Start": "StageData"})(name)
     if name in __all__:
         module = "registry" if name in ("find_method", "make") else "base"
         return getattr(importlib.import_module(f"longtail.methods.{module}"), name)

@@ -8,11 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtail import config as cfg
+from longtail.deprecated import find_renamed
 from longtail.errors import UserError
 from longtail.losses import cross_entropy_loss, label_aware_smoothing, label_aware_smoothing_loss
 from longtail.methods.base import Stage, StageData, uniform_prior
 from longtail.methods.softmax import CrossEntropy, Softmax
 from longtail.models.heads import Classifier, ScaledHead, linear_head
+
+__getattr__ = find_renamed(__name__, {"redraw": "reset_head"})
 
 POWERS = [p / 10 for p in range(21)]
 """The powers among which tau-normalization chooses."""
