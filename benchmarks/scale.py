@@ -35,7 +35,7 @@ from longtail.config import Config
 from longtail.data.lazy_images import StreamedImages
 from longtail.data.long_tail import checksum
 from longtail.data.sources import DataSet, Split
-from longtail.engine.cuda_graph import make_step, own_stream
+from longtail.engine.cuda_graph import make_step, use_own_stream
 from longtail.engine.device import choose_device, resolve_precision
 from longtail.engine.loop import train_step
 from longtail.engine.trainer import Trainer
@@ -114,7 +114,7 @@ def make_data(counts: np.ndarray, config: Config) -> DataSet:
 
 def steps(run: Trainer, seconds: float) -> float:
     """Return the seconds of a step."""
-    with own_stream(run.device):
+    with use_own_stream(run.device):
         step_on, count = make_step([run], train_step), itertools.count()
 
         def once() -> None:

@@ -40,7 +40,7 @@ from longtail.config import Config
 from longtail.data.lazy_images import StreamedImages
 from longtail.data.loader import Loader, make_loader
 from longtail.data.sources import load
-from longtail.engine.cuda_graph import make_step, own_stream
+from longtail.engine.cuda_graph import make_step, use_own_stream
 from longtail.engine.device import CUDA_QUEUES, choose_device, resolve_precision
 from longtail.engine.loop import train_step
 from longtail.engine.trainer import Trainer
@@ -201,7 +201,7 @@ def measure(args: argparse.Namespace) -> Row:
         print(f"{args.images:,} mosaics of {size:,} bytes", flush=True)
         config = make_config(folder, args)
         (run,) = make_runs(config, 1, load(config.data), device)
-        with own_stream(device):
+        with use_own_stream(device):
             rates, memory, found = ours(run, args.seconds, args.profile)
         run.batches.close()
         if device.type == "cuda":

@@ -12,7 +12,7 @@ from PIL import Image
 from longtail import comparison, methods, recipes, run_folder
 from longtail.autoconfig.config_choices import SET_BY_USER
 from longtail.cli import main
-from longtail.comparison import compare, configure, make_budget, select_methods
+from longtail.comparison import apply_changes, compare, make_budget, select_methods
 from longtail.errors import UserError
 from longtail.reporting import significance
 from longtail.reporting.result_rows import ResultRow
@@ -216,7 +216,7 @@ def test_all_is_every_method_and_none_is_an_error():
 
 @pytest.mark.parametrize("name", recipes.METHODS)
 def test_every_method_gets_the_same_budget_on_cifar(name):
-    config = configure(make_budget("cifar100-lt", 100)(name))
+    config = apply_changes(make_budget("cifar100-lt", 100)(name))
     usual = recipes.cifar100_lt("ce", 100, "equal")
     assert (config.optim, config.views, config.model) == (usual.optim, usual.views, usual.model)
     assert config.train == replace(usual.train, seeds=(0, 1, 2))
@@ -224,11 +224,13 @@ def test_every_method_gets_the_same_budget_on_cifar(name):
 
 def test_second_stages_keep_their_proportion():
     budget = make_budget("cifar100-lt")
-    long, short = (configure(budget("supcon"), epochs=epochs) for epochs in (None, 40))
+    long, short = (apply_changes(budget("supcon"), epochs=epochs) for epochs in (None, 40))
     assert (long.method.linear_epochs, short.method.linear_epochs) == (100, 10)
-    assert configure(budget("ride-3"), epochs=4).method.router_epochs == 1
-    shorter = configure(budget("supcon"), change=lambda c: replace(c, train=replace(c.train, epochs=40, seeds=(5,))))
-    assert shorter == configure(budget("supcon"), seeds=(5,), epochs=40)
+    assert apply_changes(budget("ride-3"), epochs=4).method.router_epochs == 1
+    shorter = apply_changes(
+        budget("supcon"), change=lambda c: replace(c, train=replace(c.train, epochs=40, seeds=(5,)))
+    )
+    assert shorter == apply_changes(budget("supcon"), seeds=(5,), epochs=40)
 
 
 def test_an_interrupted_comparison_can_be_continued_with_the_same_command(tmp_path, monkeypatch):

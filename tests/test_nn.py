@@ -14,7 +14,7 @@ import longtail
 from longtail import methods, theory
 from longtail.methods import Batch
 from longtail.models.backbones import make_trunk
-from longtail.models.momentum import EMPTY
+from longtail.models.momentum import EMPTY_LABEL
 from longtail.models.side_stream import SideStream
 from longtail.nn import LabeledQueue, MomentumNetwork, PaCoLoss
 from tests.conftest import tiny
@@ -160,7 +160,7 @@ def test_keys_are_put_away_in_training_and_get_no_gradient():
     criterion, (x, keys, y) = made(), given()
     keys.requires_grad_()
     criterion.eval()(x, keys, y)
-    assert (criterion.queue.labels_K == EMPTY).all()
+    assert (criterion.queue.labels_K == EMPTY_LABEL).all()
     criterion.train()(x, keys, y).backward()
     assert criterion.queue.labels_K[:B].tolist() == y.tolist() and keys.grad is None
     torch.testing.assert_close(criterion.queue.keys_KD[:B], F.normalize(keys.detach()))

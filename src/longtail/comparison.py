@@ -51,7 +51,7 @@ def compare(
     """
     files.check_working_directory((Path(out or "runs"),))
     names, budget = select_methods(methods), budget or make_budget(data, imbalance)
-    configs = {name: configure(budget(name), seeds, epochs, change) for name in names}
+    configs = {name: apply_changes(budget(name), seeds, epochs, change) for name in names}
     out = Path(out) if out else default_out(data, next(iter(configs.values())))
     for name, config in configs.items():
         for seed in config.train.seeds:
@@ -61,7 +61,7 @@ def compare(
     for name, error in errors.items():
         if ALL not in methods or len(errors) == len(configs):
             raise UserError(f"{name}: {error}", kind=error.kind)
-        log_warning(f"{name} is left out: {error}")
+        log_warning(f"skipping {name}: {error}")
     configs = {name: config for name, config in configs.items() if name not in errors}
     failures = train_methods(configs, out, loaded)
     if len(failures) == len(configs):
@@ -118,7 +118,7 @@ def train_method(name: str, config: Config, folder: Path, loaded: dict[DataConfi
     try:
         train(config, folder, resume=True, data=load_cached(config.data, loaded))
     except Interrupted as stop:
-        raise stop.in_a_verb_that_resumes(f"{name}, and saved") from stop
+        raise stop.with_resume_hint(f"{name} (progress is saved)") from stop
     except UserError as error:
         return error
     return None
@@ -178,7 +178,7 @@ def with_seeds(config: Config, seeds: Sequence[int]) -> Config:
     return replace(config, train=replace(config.train, seeds=tuple(seeds)))
 
 
-def configure(
+def apply_changes(
     base: Config,
     seeds: Sequence[int] | None = None,
     epochs: int | None = None,

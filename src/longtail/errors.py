@@ -104,9 +104,9 @@ class Interrupted(RunError):
         super().__init__(message)
         self.exit_code = 128 + signum
 
-    def in_a_verb_that_resumes(self, where: str) -> "Interrupted":
+    def with_resume_hint(self, where: str) -> "Interrupted":
         """Return the error for commands that resume without --resume, which the message of `train` mentions."""
-        return Interrupted(f"stopped in {where}: the same command continues", self.exit_code - 128)
+        return Interrupted(f"stopped in {where}; run the same command again to continue", self.exit_code - 128)
 
 
 class RefusedFile(OSError):

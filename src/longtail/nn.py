@@ -25,10 +25,8 @@ from longtail.errors import UserError
 from longtail.losses import LossParams, paco_objective
 from longtail.methods.base import log_frequencies
 from longtail.methods.contrast import gather_contrast_set
-from longtail.models.heads import linear_head, projection
+from longtail.models.heads import make_linear_head, projection
 from longtail.models.momentum import LabeledQueue, MomentumNetwork
-
-LabeledQueue = LabeledQueue  # the former name
 
 __getattr__ = find_renamed(__name__, {"LabelledQueue": "LabeledQueue"})
 __all__ = ["LabeledQueue", "MomentumNetwork", "PaCoLoss"]
@@ -97,7 +95,7 @@ class PaCoLoss(nn.Module):
         )
         counts_C = check_counts(class_counts)
         self.alpha = resolve_alpha(c, counts_C, batch)
-        self.centers = linear_head(width, len(counts_C)) if centers is None else centers
+        self.centers = make_linear_head(width, len(counts_C)) if centers is None else centers
         check_centers(self.centers, width, len(counts_C))
         self.G = projection(width, c.projection_hidden or width, c.projection_dim, c.projection_norm)
         self.queue = LabeledQueue(c.queue, c.projection_dim)

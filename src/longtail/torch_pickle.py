@@ -148,10 +148,12 @@ def check_pickle(content: bytes, sizes: dict[str, int]) -> None:
     for number, (opcode, argument, _) in enumerate(pickletools.genops(content)):
         if number > MAX_INSTRUCTIONS:
             raise ValueError("its structure has too many instructions")
-        interpret(opcode.name, argument, stack, memo, sizes)
+        execute_instruction(opcode.name, argument, stack, memo, sizes)
 
 
-def interpret(name: str, argument: Any, stack: list[Any], memo: dict[int, Any], sizes: dict[str, int]) -> None:
+def execute_instruction(
+    name: str, argument: Any, stack: list[Any], memo: dict[int, Any], sizes: dict[str, int]
+) -> None:
     """Interpret one instruction of a pickle.
 
     Args:

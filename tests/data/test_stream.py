@@ -28,7 +28,7 @@ from longtail.data.loader import ResidentLoader, StreamLoader, iterate_frames, m
 from longtail.data.sources import load
 from longtail.data.stream import PREFETCHED_BATCHES, BatchReader
 from longtail.engine import examples
-from longtail.engine.cuda_graph import own_stream
+from longtail.engine.cuda_graph import use_own_stream
 from longtail.errors import RankError, RunError
 from longtail.kernels import canvas, nvrtc
 from longtail.views import Views
@@ -403,7 +403,7 @@ def test_images_are_decoded_on_cuda_while_a_step_is_at_work():
         return [each.images[:, :, :8, :8].long().sum().item() for each in frames]
 
     wanted = corners()
-    with own_stream(device):
+    with use_own_stream(device):
         torch.cuda._sleep(8 * 10**9)  # cycles: seconds
         done = torch.cuda.Event()
         done.record()

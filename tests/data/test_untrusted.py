@@ -514,7 +514,7 @@ def test_sizes_of_pages_are_those_of_pyarrow(tmp_path):
         group = pq.read_metadata(path).row_group(0)
         with open(path, "rb") as file:
             for chunk in map(group.column, range(group.num_columns)):
-                size = parquet_pages.expanded_size(file, chunk)
+                size = parquet_pages.decompressed_size(file, chunk)
                 assert 0 < chunk.total_uncompressed_size - size < 1000  # the headers
 
 

@@ -15,12 +15,12 @@ from longtail.engine.device import (
     MIN_STEPS,
     MIN_STEPS_FUSED,
     can_compile,
+    can_kernels_train,
     check_execution,
     choose_device,
-    kernels_support,
     matmul_precision,
-    more_cuda_queues,
     preserve_global_settings,
+    request_cuda_queues,
     should_compile,
 )
 from longtail.models.backbones import make_backbone
@@ -50,7 +50,7 @@ def test_products_are_rounded_inside_and_not_after(before, precision, inside):
 @pytest.mark.parametrize("variable", CUDA_QUEUES)
 def test_cuda_gets_more_queues_unless_the_user_has_set_them(variable, monkeypatch):
     monkeypatch.setenv(variable, "1")
-    with more_cuda_queues():
+    with request_cuda_queues():
         assert os.environ[variable] == "1"
     assert os.environ[variable] == "1"
     monkeypatch.delenv(variable)
@@ -129,4 +129,4 @@ def test_our_kernels_know_no_other_norm(norm):
     """They normalize by the batch."""
     config = recipes.cifar100_lt("paco")
     config = replace(config, model=replace(config.model, norm=norm))
-    assert kernels_support(make_backbone("resnet32_cifar"), config) == (norm == "batch")
+    assert can_kernels_train(make_backbone("resnet32_cifar"), config) == (norm == "batch")

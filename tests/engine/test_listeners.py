@@ -99,7 +99,7 @@ def test_asked_for_at_a_resume_it_hears_of_all_epochs(tmp_path):
 def test_a_stopped_and_resumed_run_tells_each_epoch_once(tmp_path, monkeypatch):
     config = told("ce", "tensorboard", epochs=4)
     with monkeypatch.context() as patch:
-        patch.setattr("longtail.engine.loop.stop_if_asked", stopping_at(8))
+        patch.setattr("longtail.engine.loop.stop_if_requested", stopping_at(8))
         with pytest.raises(Interrupted):
             train(config, tmp_path, data=DATA)
     train(config, tmp_path, resume=True, data=DATA)
@@ -109,9 +109,9 @@ def test_a_stopped_and_resumed_run_tells_each_epoch_once(tmp_path, monkeypatch):
 
 
 def stopping_at(step: int):
-    from longtail.engine.loop import stop_if_asked
+    from longtail.engine.loop import stop_if_requested
 
-    return lambda group, logs, stop: stop_if_asked(group, logs, StopAt(group[0], step))
+    return lambda group, logs, stop: stop_if_requested(group, logs, StopAt(group[0], step))
 
 
 # Weights & Biases

@@ -16,8 +16,8 @@ from longtail.cli import main
 from longtail.config import ModelConfig
 from longtail.errors import RunError
 from longtail.inference import formats
-from longtail.inference.export import Exported
-from longtail.inference.formats import FORMATS, Deployed, eager
+from longtail.inference.export import ExportResult
+from longtail.inference.formats import FORMATS, ExportModule, eager
 from longtail.inference.model import UNCALIBRATED, Model
 from longtail.inference.preprocessing import Preprocessing
 from longtail.inference.priors import describe_frequencies
@@ -40,7 +40,7 @@ def run(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def exported(run, tmp_path_factory) -> dict[str, Exported]:
+def exported(run, tmp_path_factory) -> dict[str, ExportResult]:
     """In each format, for classes alike."""
     place = tmp_path_factory.mktemp("exported")
     return {to: longtail.export(run, to, place / f"{to}/x{FORMATS[to].suffix}", "uniform") for to in FORMATS}
@@ -71,7 +71,7 @@ def images_of(n: int, size: int) -> np.ndarray:
 def agrees(model: Model, path: Path, to: str) -> None:
     for n in (1, 2, 5):
         images = images_of(n, model.image_size)
-        wanted = eager(Deployed(model))(images)
+        wanted = eager(ExportModule(model))(images)
         for ours, theirs in zip(wanted, FORMATS[to].run(path)(images), strict=True):
             np.testing.assert_allclose(theirs, ours, rtol=1e-3, atol=1e-4)
         said = model(images.transpose(0, 2, 3, 1))  # and with what load() says of them
@@ -145,7 +145,7 @@ def test_safetensors_are_loaded_again_with_all_they_were(run, tmp_path):
     twice = longtail.export(done.path, "torch")
     assert twice.path == tmp_path / "x.pt2" and "macro F1" not in twice.card.read_text()
     said = FORMATS["torch"].run(twice.path)(images_of(2, 16))[1]
-    np.testing.assert_allclose(said, eager(Deployed(model))(images_of(2, 16))[1], atol=1e-5)
+    np.testing.assert_allclose(said, eager(ExportModule(model))(images_of(2, 16))[1], atol=1e-5)
 
 
 def test_several_experts_are_exported(tmp_path):

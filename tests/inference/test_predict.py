@@ -13,8 +13,8 @@ import pytest
 import longtail
 from longtail.cli import main
 from longtail.cli.predict import make_prediction_table
-from longtail.inference.model import UNCALIBRATED, Guess
-from longtail.inference.predict import Predicted, find_images, predict_files
+from longtail.inference.model import UNCALIBRATED, ClassProbability
+from longtail.inference.predict import FilePrediction, find_images, predict_files
 from longtail.text import escape_nonprintable
 from tests.inference.made import finished_run, folder_config, photographs
 from tests.raises import raises
@@ -117,9 +117,11 @@ def test_the_table_and_json_on_standard_output(made, capsys):
 
 def test_a_narrow_terminal_has_fewer_guesses_and_no_common_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    guesses = tuple(Guess(f"class {c}", 0.2, c) for c in range(5))
+    guesses = tuple(ClassProbability(f"class {c}", 0.2, c) for c in range(5))
     paths = ["a/b/0.png", str(tmp_path / "a/c/1.png")]  # as one types them: some by their whole path
-    narrow, wide = (make_prediction_table([Predicted(path, guesses) for path in paths], width) for width in (80, 200))
+    narrow, wide = (
+        make_prediction_table([FilePrediction(path, guesses) for path in paths], width) for width in (80, 200)
+    )
     assert len(narrow.columns) == 3 and narrow.caption and len(wide.columns) == 6 and not wide.caption
     assert [str(cell) for cell in wide.columns[0].cells] == ["b/0.png", "c/1.png"]
 

@@ -19,7 +19,7 @@ from longtail import recipes
 from longtail.cli import reference
 from longtail.config import METHODS, method_settings, to_dict
 from longtail.methods import Method, find_method
-from longtail.methods.base import reweighted
+from longtail.methods.base import reweight_frequencies
 from tests import test_autoconfig, test_docs, test_large, test_recipes
 from tests.conftest import tiny
 from tests.engine import test_train
@@ -113,7 +113,9 @@ def test_its_losses_are_added_to_those_that_are_stored(added, tmp_path):
 @pytest.mark.parametrize("power", [1.0, 0.5, 0.0])
 def test_its_frequencies_may_be_any(power, added, monkeypatch):
     """Those of training, all alike, or between."""
-    monkeypatch.setattr(added, "prior", lambda self: reweighted(Method.prior(self), Method.prior(self) ** (power - 1)))
+    monkeypatch.setattr(
+        added, "prior", lambda self: reweight_frequencies(Method.prior(self), Method.prior(self) ** (power - 1))
+    )
     test_prior.test_every_method_says_its_frequencies()
 
 

@@ -14,7 +14,7 @@ from longtail.losses import (
     supcon_loss,
 )
 from longtail.methods import Batch
-from longtail.models.momentum import EMPTY, MomentumNetwork
+from longtail.models.momentum import EMPTY_LABEL, MomentumNetwork
 from tests.methods.test_methods import COUNTS, HERE, B, batch, by_hand, make
 
 N_C = torch.from_numpy(COUNTS)
@@ -97,7 +97,7 @@ def both_views(method, b: Batch):
     twin = copy.deepcopy(method)
     x = twin.net.trunk(torch.cat([b.query, b.key]))
     q = F.normalize(twin.G(x))
-    filled = method.queue.labels_K != EMPTY
+    filled = method.queue.labels_K != EMPTY_LABEL
     z = torch.cat([q, method.queue.keys_KD[filled]])
     y = torch.cat([b.y_B, b.y_B, method.queue.labels_K[filled]])
     return twin, x, q, z, y, torch.eye(2 * B, len(z)).bool()
@@ -143,9 +143,11 @@ def test_gpaco_queues_the_second_view_after_it_was_read():
     method = make("gpaco")
     _, _, q, *_ = both_views(method, batch())
     method.loss(batch())
-    assert (method.queue.labels_K == EMPTY).all() and not method.queue.waiting[0][0].requires_grad
+    assert (method.queue.labels_K == EMPTY_LABEL).all() and not method.queue.waiting[0][0].requires_grad
     method.after_backward(HERE)
-    assert method.queue.labels_K[:B].tolist() == batch().y_B.tolist() and (method.queue.labels_K[B:] == EMPTY).all()
+    assert (
+        method.queue.labels_K[:B].tolist() == batch().y_B.tolist() and (method.queue.labels_K[B:] == EMPTY_LABEL).all()
+    )
     torch.testing.assert_close(method.queue.keys_KD[:B], q[B:].detach())
     assert not method.queue.waiting
 

@@ -12,7 +12,7 @@ from torch import nn
 from longtail import methods
 from longtail.losses import balanced_softmax_loss, cross_entropy_loss, paco_loss, supcon_loss
 from longtail.methods import Batch
-from longtail.models.momentum import EMPTY
+from longtail.models.momentum import EMPTY_LABEL
 from longtail.models.side_stream import SideStream
 from tests.conftest import tiny
 
@@ -40,7 +40,7 @@ def by_hand(method, b: Batch):
     x = twin.net.trunk(b.query)
     q = F.normalize(twin.G(x))
     k = F.normalize(twin.key.net(b.key)).detach()
-    filled = method.queue.labels_K != EMPTY
+    filled = method.queue.labels_K != EMPTY_LABEL
     z = torch.cat([q, k, method.queue.keys_KD[filled]])
     y = torch.cat([b.y_B, b.y_B, method.queue.labels_K[filled]])
     return twin, x, q, z, y, torch.eye(B, len(z)).bool()
@@ -98,7 +98,7 @@ def test_softmax_methods():
 def test_queue_is_read_before_the_push_and_takes_every_batch_of_a_step():
     method = make("paco")
     method.loss(batch(1)), method.loss(batch(2))  # two batches accumulated into one step
-    assert (method.queue.labels_K == EMPTY).all()
+    assert (method.queue.labels_K == EMPTY_LABEL).all()
     method.after_backward(HERE), method.after_step()
     assert method.queue.labels_K[: 2 * B].tolist() == [*batch(1).y_B.tolist(), *batch(2).y_B.tolist()]
     torch.testing.assert_close(method.queue.keys_KD[: 2 * B].norm(dim=1), torch.ones(2 * B))

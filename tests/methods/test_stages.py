@@ -118,7 +118,9 @@ def test_the_second_stage_draws_classes_alike_at_a_rate_that_falls_from_the_firs
 def test_crt_draws_its_head_anew_once(tmp_path, monkeypatch):
     """Also where the second stage is stopped and resumed; and so that the seed decides."""
     drawn, redraw = [], decouple.reset_head
-    monkeypatch.setattr(decouple, "reset_head", lambda head, rng: (redraw(head, rng), drawn.append(head.weight.clone())))
+    monkeypatch.setattr(
+        decouple, "reset_head", lambda head, rng: (redraw(head, rng), drawn.append(head.weight.clone()))
+    )
     for stop in (3, 6, 8, 10, None):
         run = run_until(short("crt"), tmp_path, stop)
     assert len(drawn) == 1 and run.steps_done() == 12

@@ -9,7 +9,7 @@ from torch import nn
 
 from longtail.models import backbones
 from longtail.models.backbones import CifarBlock, image_size_options, make_trunk, wrap_backbone
-from longtail.models.heads import Classifier, linear_head, projection
+from longtail.models.heads import Classifier, make_linear_head, projection
 from tests.raises import raises
 
 
@@ -34,7 +34,7 @@ def test_parameter_counts(name, classes, count):
     """He et al. give 0.27, 0.46, 0.66 and 0.85 million for CIFAR-10; 464,154 and 470,004 are common in the literature."""
     assert parameters(timm.create_model(name, num_classes=classes)) == count
     trunk = make_trunk(name)
-    assert parameters(Classifier(trunk, linear_head(trunk.width, classes))) == count
+    assert parameters(Classifier(trunk, make_linear_head(trunk.width, classes))) == count
 
 
 def test_resnet32_has_the_published_shape():

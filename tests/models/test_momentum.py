@@ -7,7 +7,7 @@ from torch import nn
 
 from longtail import methods
 from longtail.methods import Batch
-from longtail.models.momentum import EMPTY, LabeledQueue, MomentumNetwork
+from longtail.models.momentum import EMPTY_LABEL, LabeledQueue, MomentumNetwork
 from longtail.models.side_stream import SideStream
 from tests.conftest import tiny
 from tests.processes import together
@@ -27,7 +27,9 @@ def test_queue_holds_the_newest_keys_with_their_labels(length, sizes):
     for keys, y in batches(sizes):
         queue.push(keys, y)
         history += list(zip(keys.tolist(), y.tolist(), strict=True))
-        held = [(k, y) for k, y in zip(queue.keys_KD.tolist(), queue.labels_K.tolist(), strict=True) if y != EMPTY]
+        held = [
+            (k, y) for k, y in zip(queue.keys_KD.tolist(), queue.labels_K.tolist(), strict=True) if y != EMPTY_LABEL
+        ]
         assert sorted(held) == sorted(history[-length:])
 
 
@@ -41,7 +43,7 @@ def test_oldest_slot_is_overwritten_first_across_the_wrap():
 
 def test_empty_slots_are_marked_and_zero():
     queue = LabeledQueue(4, D)
-    assert queue.labels_K.tolist() == [EMPTY] * 4 and not queue.keys_KD.any()
+    assert queue.labels_K.tolist() == [EMPTY_LABEL] * 4 and not queue.keys_KD.any()
 
 
 def test_a_queue_of_no_length_takes_anything():

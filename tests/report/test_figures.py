@@ -14,7 +14,7 @@ from PIL import Image
 import longtail
 from longtail import recipes, run_folder
 from longtail.cli import main
-from longtail.paper.figures import FIGURES, figure, read_dots
+from longtail.paper.figures import FIGURES, figure, read_points
 from longtail.reporting import gradients, plots, run_artifacts
 from longtail.reporting.page import report
 from longtail.reporting.result_rows import make_rows
@@ -155,7 +155,7 @@ def test_latency_comes_from_runs_or_from_results(folder, tmp_path, monkeypatch):
         k: [3.0, 4.0, 5.0] for k in ("SupCon", "PaCo")
     }
     stored = json.loads((ROOT / "results/latency.json").read_text())
-    (dots,) = read_dots(ROOT / "results/latency.json").values()
+    (dots,) = read_points(ROOT / "results/latency.json").values()
     wanted = {row["label"]: row["metrics"]["latency_b64"]["values"] for row in stored["rows"]}
     assert {dot.label: dot.values["latency_b64"] for dot in dots} == wanted and len(wanted) == 7
 

@@ -10,7 +10,7 @@ import pytest
 
 from longtail.reporting.components import NBSP, data_link, format_count, format_difference, join_items
 from longtail.reporting.html import TrustedText, el
-from longtail.reporting.svg import COLORS, Plot, Scale, SeriesStyle, format_number, scale_around
+from longtail.reporting.svg import COLORS, Plot, Scale, SeriesStyle, format_number, make_scale
 from tests.expected_text import check_text
 from tests.report.made import Page
 
@@ -91,7 +91,7 @@ def test_format_number(value, says):
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("low,high", [(1, 134), (0.001, 0.1), (2.85, 3.1), (5, 6), (1, 1e6), (3, 1280), (7, 7)])
 def test_number_and_range_of_ticks(low, high, log):
-    scale = scale_around([low, high], log)
+    scale = make_scale([low, high], log)
     ticks = scale.ticks()
     assert 1 <= len(ticks) <= 10 and all(scale.low <= t <= scale.high * (1 + 1e-9) for t in ticks)
     assert len({format_number(t) for t in ticks}) == len(ticks)

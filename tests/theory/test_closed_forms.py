@@ -12,7 +12,7 @@ from longtail.data.long_tail import exponential_counts
 from longtail.data.samplers import epoch_order
 from longtail.losses import paco_terms, supcon_loss
 from longtail.methods.contrast import gather_contrast_set
-from longtail.models.momentum import EMPTY
+from longtail.models.momentum import EMPTY_LABEL
 from tests.methods.test_methods import HERE, make
 
 C, NEGATIVES = 4, 6
@@ -69,7 +69,7 @@ def mean_positives(name: str, draw, B: int, steps: int) -> np.ndarray:
         given = (torch.cat([q_BD, q_BD]), q_BD[:0], y_B.repeat(2)) if both else (q_BD, q_BD, y_B)
         contrast = gather_contrast_set(*given, method.queue, method.config.contrast)
         y_M, drop_BM = contrast.y_M, contrast.drop_mask()
-        if not (y_M == EMPTY).any():
+        if not (y_M == EMPTY_LABEL).any():
             for y, n in zip(given[2].tolist(), ((given[2][:, None] == y_M) & ~drop_BM).sum(1).tolist(), strict=True):
                 seen[y].append(n)
         method.queue.waiting.append((q_BD, y_B))

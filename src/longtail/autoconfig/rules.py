@@ -260,7 +260,7 @@ def choose_views(facts: Facts, network: Network, choices: ConfigChoices) -> None
     else:
         reason = "RandAugment for the query view and SimAugment for the key view, as in the paper"
         choices.choose("views.query.policy", "rand", reason)
-    reason = "left and right are interchangeable in most photographs"
+    reason = "a horizontal flip does not change the class of most photographs"
     if facts.is_grayscale:
         reason = "grayscale images may be text or scans, so no horizontal flip"
     flip = choices.choose("views.query.flip", not facts.is_grayscale, reason)
@@ -339,17 +339,15 @@ def choose_contrast(facts: Facts, settings: set[str], choices: ConfigChoices) ->
     queue = min(max(power_of_two_below(n / 10), min(power_of_two_below(n), 64)), 8192)
     reason = "the longest queue of the paper" if queue == 8192 else "about a tenth of the images, as on CIFAR-100-LT"
     reason = reason if queue <= n / 8 else "the shortest useful queue"
-    queue = choices.choose("method.queue", queue, f"past keys to contrast with: {reason}")
+    queue = choices.choose("method.queue", queue, f"number of past keys in the queue: {reason}")
     if "alpha" in settings:
         alpha = choices.given.get("method.alpha", "auto")
-        reason = (
-            f"from the theory of the paper: the mean optimal probability of the centers is {OPTIMUM} (longtail theory)"
-        )
+        reason = f"mean optimal probability of the centers: {OPTIMUM} (from the paper's theory, see longtail theory)"
         template = f"auto = {auto_alpha(facts.counts, queue, batch):g}" if alpha == "auto" else "{}"
         choices.choose("method.alpha", alpha, reason, template)
     if "momentum" in settings:
         is_short = max(n // batch, 1) * choices.values["train.epochs"] < FEW_STEPS
-        reason = "few steps, so the key network has to follow faster" if is_short else "as in MoCo and the paper"
+        reason = "short training, so the key network is updated faster" if is_short else "as in MoCo and the paper"
         choices.choose("method.momentum", 0.99 if is_short else 0.999, reason)
 
 
@@ -397,10 +395,10 @@ def choose_validation(facts: Facts, base: Config, choices: ConfigChoices) -> Non
         choices: The choices so far.
     """
     share = 0.1
-    reason = "held out from each class (never its last two images), so that tuning does not use the test set"
+    reason = "held out from each class (at least two images remain), so that tuning does not use the test set"
     if facts.images < MIN_IMAGES_FOR_VALIDATION and base.data.val_fraction == 0:
         share = 0.0
-        reason = f"{facts.images:,} images are too few to hold some out: probabilities are not calibrated"
+        reason = f"too few images ({facts.images:,}) to hold some out, so probabilities are not calibrated"
     choices.choose("data.val_fraction", max(share, base.data.val_fraction), reason)
 
 

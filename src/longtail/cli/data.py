@@ -113,7 +113,7 @@ def print_inspection(found: "Inspection", screen: Console) -> None:
         for item in items[:ITEMS_SHOWN]:
             print(f"  {escape_nonprintable(item)}")
         if len(items) > ITEMS_SHOWN:
-            print(f"  … and {len(items) - ITEMS_SHOWN:,} more: --json FILE lists all")
+            print(f"  … and {len(items) - ITEMS_SHOWN:,} more (use --json FILE to list all)")
     if found.read and not problems:
         print("all images can be read, and there are no duplicates")
 

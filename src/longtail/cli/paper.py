@@ -43,7 +43,7 @@ class Reproduce:
     imbalance: tuple[float, ...] | None = None
     """Train only these imbalance factors of the table."""
     epochs: int | None = None
-    """Number of epochs, if not that of the recipe. Runs of different lengths are in different rows."""
+    """Number of epochs (default: that of the recipe). Runs of different lengths are in different sections."""
     data_root: Annotated[Path | None, arg(aliases=["--data.root"])] = None
     """Folder of the data archives (default: $LONGTAIL_DATA, or ./data)."""
     minutes: float = 0
@@ -224,11 +224,11 @@ def run_theory(args: list[str]) -> None:
     check_output_files(json=json, figure=figure)
     check_path(given["recipe"] or "")
 
-    from longtail.paper.figures import check_out
+    from longtail.paper.figures import check_figure_path
     from longtail.theory import table
 
     if figure:
-        check_out("theory", figure, "--figure")
+        check_figure_path("theory", figure, "--figure")
     name = given["recipe"]
     if name and recipes.is_user_data(name) and given["setting"] is None:
         given |= {key: value for key, value in choose_queue_and_batch(name).items() if given[key] is None}
@@ -254,7 +254,7 @@ def parse_counts(words: tuple[str, ...]) -> tuple[int, ...] | Path | None:
     try:
         return tuple(map(int, words)) or None
     except ValueError as error:
-        raise UserError(f"--counts {' '.join(words)}: it must be integers, or one file") from error
+        raise UserError(f"--counts {' '.join(words)}: give integers, or one file") from error
 
 
 def print_theory(results: "theory.Table", screen: Console) -> None:

@@ -18,7 +18,7 @@ from longtail.progress import is_main_process
 from longtail.text import escape_nonprintable
 
 if TYPE_CHECKING:
-    from longtail.inference.predict import Predicted
+    from longtail.inference.predict import FilePrediction
 
 STANDARD_STREAM = "-"  # the name of standard input or output
 ERRORS_SHOWN = 20  # unreadable images that are listed; --csv and --json list all
@@ -98,7 +98,7 @@ def run_predict(args: list[str]) -> int:
     return 1 if len(failed) == len(predictions) else 0
 
 
-def describe_failures(failed: "Sequence[Predicted]", total: int) -> Iterator[str]:
+def describe_failures(failed: "Sequence[FilePrediction]", total: int) -> Iterator[str]:
     """Yield lines that list images that could not be read, if there are any.
 
     Args:
@@ -110,10 +110,10 @@ def describe_failures(failed: "Sequence[Predicted]", total: int) -> Iterator[str
     for row in failed[:ERRORS_SHOWN]:
         yield f"  {escape_nonprintable(row.path)} ({escape_nonprintable(row.error)})"
     if len(failed) > ERRORS_SHOWN:
-        yield f"  … and {len(failed) - ERRORS_SHOWN:,} more: --csv and --json list all"
+        yield f"  … and {len(failed) - ERRORS_SHOWN:,} more (use --csv or --json to list all)"
 
 
-def make_prediction_table(rows: "Sequence[Predicted]", width: int = 150) -> Table:
+def make_prediction_table(rows: "Sequence[FilePrediction]", width: int = 150) -> Table:
     """Return a table of predictions, with as many classes per image as fit; paths are relative to their common folder.
 
     Args:

@@ -50,7 +50,7 @@ class Watch:
     """Serve the report of running trainings to a browser on this machine, with live updates."""
 
     runs: Positional[tuple[Path, ...]]
-    """Run folders, or folders in which runs are or will be."""
+    """Run folders, or folders of runs; they may not exist yet."""
     port: int = 8700
     """Port on 127.0.0.1; 0: any free port."""
 

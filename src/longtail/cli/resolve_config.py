@@ -150,7 +150,7 @@ def scale_warmup(stored: Config, config: Config, given: Mapping[str, Any]) -> Co
         return config
     scaled = round(warmup * epochs / stored.train.epochs, 2)
     print_on_main_process(
-        [f"--optim.warmup_epochs {scaled:g}: the same share of the epochs as in the stored run (there {warmup:g})"]
+        [f"--optim.warmup_epochs {scaled:g}: scaled with the number of epochs (stored run: {warmup:g})"]
     )
     return replace(config, optim=replace(config.optim, warmup_epochs=scaled))
 

@@ -31,10 +31,12 @@ def take_version(tree: dict[str, Any], newest: int, what: str) -> int:
     """Remove and return the version of a stored tree; a UserError if it is newer than this package or not a version."""
     version = tree.pop("version", 1)
     if type(version) is not int or version < 1:
-        raise UserError(f"the version of {what} is {version!r}: it must be a whole number from 1", kind="damaged-file")
+        raise UserError(
+            f"the version of {what} is {version!r}: it must be an integer of at least 1", kind="damaged-file"
+        )
     if version > newest:
         raise UserError(
-            f"{what} has version {version}, and this longtail knows versions up to {newest}: update longtail",
+            f"{what} has version {version}, but only versions up to {newest} are supported: update longtail",
             kind="unsupported",
         )
     return version

@@ -76,7 +76,7 @@ class DataConfig(Section):
     """Fraction of each class's training images to hold out for validation. No class is reduced below two training
     images."""
     download: bool = True
-    """Download missing archives of CIFAR."""
+    """Download CIFAR archives that are missing."""
 
     @property
     def may_download(self) -> bool:

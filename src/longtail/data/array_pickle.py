@@ -87,7 +87,7 @@ def load(content: bytes) -> Any:
         RefusedName: The pickle names a function or class that is not allowed.
         ValueError: The pickle is damaged or has unsupported instructions. Damaged pickles may also raise other exceptions.
     """
-    value = Machine(content).run()
+    value = PickleMachine(content).run()
     if type(value) is dict:
         return {key: _get_array(item) if type(item) is PickledArray else item for key, item in value.items()}
     return value
@@ -99,7 +99,7 @@ def _get_array(placeholder: PickledArray) -> npt.NDArray[Any]:
     return placeholder.array
 
 
-class Machine:
+class PickleMachine:
     """The pickle machine: a stack, marks on the stack, and a memo of values that are used more than once."""
 
     def __init__(self, content: bytes) -> None:
@@ -291,7 +291,7 @@ def _pairs(items: list[Any]) -> dict[str, Any]:
     return dict(zip(items[::2], items[1::2], strict=True))
 
 
-def _check_protocol(m: Machine) -> None:
+def _check_protocol(m: PickleMachine) -> None:
     if (protocol := m.read_number(1)) > 5:
         raise ValueError(f"unknown protocol {protocol}")
 
@@ -304,7 +304,7 @@ def _utf_8(data: memoryview) -> str:
     return str(data, "utf-8")
 
 
-INSTRUCTIONS: dict[int, Callable[[Machine], object]] = {
+INSTRUCTIONS: dict[int, Callable[[PickleMachine], object]] = {
     ord(code): action
     for code, action in {
         b"\x80": _check_protocol,  # PROTO

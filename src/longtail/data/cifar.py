@@ -191,7 +191,7 @@ def _unpickle(path: Path, content: bytes) -> dict[str, Any]:
     try:
         entry = array_pickle.load(content)
     except array_pickle.RefusedName as error:
-        reason = f"its pickle asks for {error}, but only NumPy arrays are allowed"
+        reason = f"its pickle imports {error}, but only NumPy arrays are allowed"
         raise UserError(f"refused {path}: {reason}; download the official archive again", kind="unsafe-file") from error
     except Exception as error:  # a damaged pickle can raise anything
         raise UserError(

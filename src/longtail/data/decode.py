@@ -202,12 +202,12 @@ def shrink_to_fit(image: "Image.Image", side: int) -> ImageArray:
 
 def decode_streamed(images: StreamedImages, index: int, side: int) -> ImageArray:
     """Decode an image of a streamed split; see `decode_to_fit`."""
-    with name_bad_image(images, index):
+    with bad_image_as_error(images, index):
         return decode_to_fit(images.read_encoded(index), side)
 
 
 @contextmanager
-def name_bad_image(images: StreamedImages, index: int) -> Iterator[None]:
+def bad_image_as_error(images: StreamedImages, index: int) -> Iterator[None]:
     """Context manager that turns a BadImage into an error that names the image, for one process of several."""
     try:
         yield

@@ -69,7 +69,7 @@ def _level_hints(root: Path, train_root: Path, names: tuple[str, ...]) -> list[s
     partner = next((name for name in partners if _is_split(above / name)), None)
     if partner:
         return [
-            f"there is a folder {partner}/ next to this one: to train on train/ and evaluate on the other, use {above}"
+            f"{above} also contains {partner}/: use {above} to train on one of the two folders and evaluate on the other"
         ]
     inner = {name: _subfolders(train_root / name) for name in names}
     without_images = [name for name in names if not any(_is_image(f.name) for f in _entries(train_root / name))]

@@ -1,6 +1,6 @@
-"""The data structures of data sets: `LazyImages` knows its labels and reads images on demand; `Split` is what a run uses.
+"""The data structures of data sets: `LazyImages` has labels and reads images on demand; `Split` has the images of a run.
 
-Also here: checks of labels and names, notes about small classes, and memory limits, which all sources share.
+The module also contains what all sources share: checks of labels and names, notes about small classes, and memory limits.
 """
 
 import io
@@ -192,7 +192,7 @@ def check_text(text: str, place: object, kind: str) -> str:
         kind: The meaning of the text, for the message.
     """
     if found := UNUSABLE_TEXT.search(text):
-        what = "a NUL character" if found[0] == "\0" else "half of a surrogate pair"
+        what = "a NUL character" if found[0] == "\0" else "an unpaired surrogate"
         raise UserError(f"{place}: the {kind} {text[:80]!a} contains {what}: remove it", kind="bad-list")
     return text
 

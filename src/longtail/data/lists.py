@@ -118,7 +118,7 @@ def read_list(path: Path, columns: Sequence[str] = ()) -> ImageList:
         )
     if columns and extension in (".txt", ".json"):
         raise UserError(
-            f"--data.columns {' '.join(columns)}: {path} has no columns, only .csv, .tsv and shards have",
+            f"--data.columns {' '.join(columns)}: only .csv and .tsv lists and shards have columns, not {path}",
             kind="conflict",
         )
     try:
@@ -286,7 +286,7 @@ def _check_same_categories(path: Path, other: ImageList, train_path: Path, train
     for label, name in (other.categories or {}).items():
         if (train.categories or {}).get(label) != name:
             raise UserError(
-                f"{path} has category {label} ({name!r}), but {train_path} has not: use lists of the same data set",
+                f"{path} has category {label} ({name!r}), but {train_path} does not: use lists of the same data set",
                 kind="bad-labels",
             )
 

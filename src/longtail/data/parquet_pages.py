@@ -15,7 +15,7 @@ TYPE, UNCOMPRESSED, COMPRESSED = 1, 2, 3  # fields of a header
 VALUES = {DATA: 5, DATA_2: 8}  # field of a header whose first field is the number of values, by type
 
 
-def expanded_size(file: BinaryIO, chunk: Any) -> int:
+def decompressed_size(file: BinaryIO, chunk: Any) -> int:
     """Return the bytes of all pages of a column of a row group after decompression.
 
     Args:

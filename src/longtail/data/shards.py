@@ -30,7 +30,7 @@ from longtail.data.lazy_images import (
     empty_class_notes,
     to_name_array,
 )
-from longtail.data.parquet_pages import expanded_size
+from longtail.data.parquet_pages import decompressed_size
 from longtail.errors import UserError
 from longtail.text import pluralize, preview
 
@@ -205,7 +205,7 @@ class Shard:
                             if column == self.bytes_column:
                                 self.image_chunk = number  # its pages are checked when they are read
                             else:
-                                largest[column] = max(largest[column], expanded_size(pages, chunk))
+                                largest[column] = max(largest[column], decompressed_size(pages, chunk))
         if max(largest.values()) > MAX_COLUMN_BYTES:
             raise UserError(
                 f"{self.path} has a row group with {max(largest.values()):,} bytes in a column, more than the "
@@ -305,7 +305,7 @@ class RowReader:
 
         file, size, rows = self._open(shard), 0, []
         with files.open_regular(shard.path) as pages:
-            expanded = expanded_size(pages, shard.metadata.row_group(group).column(shard.image_chunk))
+            expanded = decompressed_size(pages, shard.metadata.row_group(group).column(shard.image_chunk))
         if expanded > MAX_COLUMN_BYTES:
             raise RowGroupTooLarge
         batch_rows = min(shard.image_batch, _batch_rows(expanded))

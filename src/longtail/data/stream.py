@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.data.decode import available_cores, available_memory, decode_to_fit, name_bad_image
+from longtail.data.decode import available_cores, available_memory, bad_image_as_error, decode_to_fit
 from longtail.data.jpeg import Decoder, is_plain
 from longtail.data.lazy_images import ImageArray, IntArray, StreamedImages
 from longtail.errors import UserError
@@ -145,11 +145,11 @@ class BatchReader:
         return copier.submit(self._copy_to_device, buffer, encoded, indices, tasks)
 
     def _read_file(self, index: int) -> bytes:
-        with name_bad_image(self.images, index):
+        with bad_image_as_error(self.images, index):
             return self.images.read_encoded(index)
 
     def _decode_on_cpu(self, file: bytes, index: int) -> ImageArray:
-        with name_bad_image(self.images, index):
+        with bad_image_as_error(self.images, index):
             return decode_to_fit(file, self.images.side)
 
     def _get_buffer(self, n: int) -> PinnedBatch:

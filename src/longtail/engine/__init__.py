@@ -1,1 +1,1 @@
-"""The loop, its schedule, its checkpoints, its log and its evaluation."""
+"""Training: the loop, optimizers and schedules, checkpoints, logging and evaluation."""

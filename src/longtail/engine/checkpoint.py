@@ -62,7 +62,7 @@ def save(path: Path, state: TrainerState) -> None:
     except (OSError, RuntimeError, RunError) as error:  # torch reports a full disk as a RuntimeError
         before = "the previous checkpoint is intact" if path.is_file() else "there is no previous one"
         raise RunError(
-            f"cannot save {path} ({error_text(error)}): {before}; free some space and --resume",
+            f"cannot save {path} ({error_text(error)}): {before}; free some space and continue with --resume",
             kind="disk-full" if disk_full_text(error) else "not-writable",
         ) from error
 
@@ -117,7 +117,7 @@ def check_size(path: Path, descriptor: int, expected: dict[str, Tensor] | None) 
 def check_shapes(layout: Any, expected: dict[str, Tensor]) -> None:
     """Raise ValueError unless the stored method has exactly the expected tensors."""
     largest = max((tensor.numel() for tensor in expected.values()), default=0)
-    for tensor in tensors_in(layout):
+    for tensor in find_tensors(layout):
         is_too_large = tensor.numel() > max(largest, 2**20)
         if is_too_large or tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
             raise ValueError(f"it has a tensor of the shape {tuple(tensor.shape)}")
@@ -134,7 +134,7 @@ def check_shapes(layout: Any, expected: dict[str, Tensor]) -> None:
             raise ValueError(f"{name} is {shape} instead of {tuple(tensor.shape)}")
 
 
-def tensors_in(tree: Any, depth: int = 0) -> Iterator[Tensor]:
+def find_tensors(tree: Any, depth: int = 0) -> Iterator[Tensor]:
     """Yield all tensors of a nested structure; ValueError if it is nested too deeply."""
     if depth > 20:
         raise ValueError("it is nested too deeply")
@@ -142,7 +142,7 @@ def tensors_in(tree: Any, depth: int = 0) -> Iterator[Tensor]:
         yield tree
     elif isinstance(tree, dict | list | tuple):
         for value in tree.values() if isinstance(tree, dict) else tree:
-            yield from tensors_in(value, depth + 1)
+            yield from find_tensors(value, depth + 1)
 
 
 def load_weights(path: Path, expected: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:

@@ -108,7 +108,7 @@ def _make_stream(number: int, device: int) -> torch.cuda.Stream:
 
 
 @contextlib.contextmanager
-def own_stream(device: torch.device) -> Iterator[None]:
+def use_own_stream(device: torch.device) -> Iterator[None]:
     """Use a stream other than the default one of CUDA, which synchronizes with the streams of some libraries."""
     if device.type != "cuda":
         yield

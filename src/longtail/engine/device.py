@@ -39,7 +39,7 @@ def choose_device(name: str, flag: str = "--train.device") -> torch.device:
     Raises:
         UserError: CUDA is asked for, but is not available.
     """
-    with more_cuda_queues():
+    with request_cuda_queues():
         available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise UserError(f"{flag} cuda: torch finds no CUDA device; use {flag} cpu, or auto", kind="conflict")
@@ -62,7 +62,7 @@ def preserve_global_settings() -> Iterator[None]:
         for name in names
     ]
     try:
-        with more_cuda_queues():
+        with request_cuda_queues():
             yield
     finally:
         for settings, name, value in before:
@@ -71,7 +71,7 @@ def preserve_global_settings() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def more_cuda_queues() -> Iterator[None]:
+def request_cuda_queues() -> Iterator[None]:
     """Set `CUDA_QUEUES` in the environment, from which CUDA reads them when it starts, unless the user has set them."""
     added = [name for name in CUDA_QUEUES if name not in os.environ]
     os.environ.update({name: CUDA_QUEUES[name] for name in added})
@@ -147,7 +147,7 @@ def uses_kernels(train: TrainConfig, device: torch.device) -> bool:
     return train.execution in ("auto", "fused") and is_low and nvrtc.is_available(device)
 
 
-def kernels_support(net: nn.Module, config: Config) -> bool:
+def can_kernels_train(net: nn.Module, config: Config) -> bool:
     """Return whether our kernels can train a network."""
     is_known = has_kernels(net) and config.data.image_size == resnet.IMAGE_SIZE
     return is_known and config.train.channels_last and config.model.norm == "batch"
@@ -228,7 +228,7 @@ def to_device(method: Method, config: Config, device: torch.device) -> Method:
             part.precision = torch.bfloat16 if is_low else torch.float32
         if isinstance(part, Trunk | FeatureMaps):
             net = part.body if isinstance(part, Trunk) else part.net
-            part.fused = kernels_support(net, config) and uses_kernels(train, device)
+            part.fused = can_kernels_train(net, config) and uses_kernels(train, device)
     for key in (m for m in method.modules() if isinstance(m, MomentumNetwork)):
         key.pieces = PieceTables() if is_fused(method) else None
     return method

@@ -29,7 +29,7 @@ RESUMED_FIELDS = ("started", "commit", "versions", "device", "threads", "precisi
 
 
 def write_start_files(trainer: "Trainer") -> None:
-    """Write the files that describe a run. If the run is resumed, add that to what the first start wrote."""
+    """Write the files that describe a run. If the run is resumed, add an entry to the existing files."""
     path, now = trainer.folder / run_folder.ENVIRONMENT, describe_environment(trainer)
     try:
         trainer.folder.mkdir(parents=True, exist_ok=True)

@@ -322,13 +322,13 @@ def evaluate_one(record: run_folder.FinishedRun, data_root: Path | None, device_
             f"{record.folder} was trained on other images (checksum {stored}): give their folder as --data-root",
             kind="mismatch",
         )
-    method = stored_network(record.folder / run_folder.MODEL, config, data.train.counts, device)
+    method = load_stored_network(record.folder / run_folder.MODEL, config, data.train.counts, device)
     views = Views(config.views, config.data.image_size)
     cost = {key: record.metrics[key] for key in TRAINING_COSTS if key in record.metrics}
     return Evaluator(method, data, views, device, config.train.batch_size).repeat(record.folder, cost)
 
 
-def stored_network(path: Path, config: Config, counts: Any, device: torch.device) -> methods.Method:
+def load_stored_network(path: Path, config: Config, counts: Any, device: torch.device) -> methods.Method:
     """Return the method of a configuration with stored weights.
 
     Args:

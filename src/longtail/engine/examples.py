@@ -26,7 +26,7 @@ def write_examples(folder: Path, data: DataSet, predicted: np.ndarray) -> None:
         data: The images.
         predicted: The predicted class of each test image.
     """
-    chosen = {"confusions": worst_confusions(data, predicted), **rare_classes(data, predicted)}
+    chosen = {"confusions": find_worst_confusions(data, predicted), **find_rare_classes(data, predicted)}
     with files.replace_folder(folder) as fresh:
         for item in {i for entries in chosen.values() for entry in entries for i in entry["items"]}:
             image = Image.fromarray(load_picture(data.test, item))
@@ -42,7 +42,7 @@ def load_picture(source: Split, item: int) -> ImageArray:
     return source.images[item]
 
 
-def worst_confusions(data: DataSet, predicted: np.ndarray) -> list[dict[str, Any]]:
+def find_worst_confusions(data: DataSet, predicted: np.ndarray) -> list[dict[str, Any]]:
     """Return the most frequent pairs of true and predicted class, by their share of the true class's test images."""
     truth, classes = data.test.labels, len(data.train.class_names)
     wrong = truth != predicted
@@ -60,7 +60,7 @@ def worst_confusions(data: DataSet, predicted: np.ndarray) -> list[dict[str, Any
     ]
 
 
-def rare_classes(data: DataSet, predicted: np.ndarray) -> dict[str, list[dict[str, Any]]]:
+def find_rare_classes(data: DataSet, predicted: np.ndarray) -> dict[str, list[dict[str, Any]]]:
     """Return the classes with the best and the worst accuracy among the rarer half of the classes.
 
     No class is in both lists. A best class has at least one correct prediction, and a worst class at least one wrong one.

@@ -14,7 +14,7 @@ from longtail.engine.trainer import Trainer
 from longtail.errors import RankError, RunError, UnreadableImageError
 
 ALLOCATION_ERRORS = ("can't allocate memory", "not enough memory", "CUDA error: out of memory")
-"""Parts of the messages of failed allocations that are plain RuntimeErrors: on the CPU, and of page-locked memory."""
+"""Parts of the messages of out-of-memory errors that are plain RuntimeErrors: on the CPU, and of page-locked memory."""
 
 
 def describe_non_finite(trainer: Trainer, error: NonFiniteError) -> str:
@@ -33,7 +33,7 @@ def describe_non_finite(trainer: Trainer, error: NonFiniteError) -> str:
 
 
 def explain_input_error(error: UnreadableImageError | ValueError, folders: Iterable[Path]) -> RunError | None:
-    """Return a RunError that says how to go on after an error of the input; None if the error is clear enough.
+    """Return a RunError that says how to continue after an input error; None if the error itself is clear enough.
 
     There are two such errors: an image that became unreadable during training, because without it, or with another image in
     its place, the run would be a different one; and a batch of one image, for which batch norm has no statistics.
@@ -44,7 +44,7 @@ def explain_input_error(error: UnreadableImageError | ValueError, folders: Itera
     """
     if isinstance(error, UnreadableImageError) and any((folder / run_folder.CHECKPOINT).exists() for folder in folders):
         return RankError(
-            f"{error.found}: restore exactly this file and --resume, or start without it in another --out",
+            f"{error.found}: restore this file and continue with --resume, or train without it in another --out",
             kind="bad-image",
         )
     if "more than 1 value per channel" in str(error):

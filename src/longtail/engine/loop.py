@@ -27,7 +27,7 @@ def fit(trainers: Sequence[Trainer], logs: Sequence[Log], stop: StopSignals) -> 
     Args:
         trainers: One trainer for each seed.
         logs: Their logs.
-        stop: Tells whether a signal asks to save and stop.
+        stop: Records the signal that requests to save and stop.
     """
     first = trainers[0]
     for stage_index in range(first.stage_index, len(first.method.stages)):
@@ -36,7 +36,7 @@ def fit(trainers: Sequence[Trainer], logs: Sequence[Log], stop: StopSignals) -> 
                 trainer.set_stage(stage_index)
             if trainer.step == 0:
                 trainer.start_stage()  # skipped if the run is resumed within the stage
-        stop_if_asked(trainers, logs, stop)
+        stop_if_requested(trainers, logs, stop)
 
         run_step = make_step(trainers, train_step)
         for trainer in trainers:
@@ -52,8 +52,8 @@ def fit(trainers: Sequence[Trainer], logs: Sequence[Log], stop: StopSignals) -> 
                 if (step + 1) % steps_per_epoch == 0:
                     end_epoch(trainers, logs)  # log, validate, save a checkpoint
                 else:
-                    for_each(trainers, logs, show_progress)
-                stop_if_asked(trainers, logs, stop)
+                    for_each_trainer(trainers, logs, show_progress)
+                stop_if_requested(trainers, logs, stop)
 
 
 def train_step(trainer: Trainer) -> None:
@@ -86,7 +86,7 @@ def end_epoch(trainers: Sequence[Trainer], logs: Sequence[Log]) -> None:
     if trainers[0].device.type == "cuda":
         torch.cuda.synchronize()
     now = trainers[0].now()
-    for_each(trainers, logs, lambda trainer, log: trainer.end_epoch(log, now))
+    for_each_trainer(trainers, logs, lambda trainer, log: trainer.end_epoch(log, now))
     for trainer in trainers:
         trainer.start_clock()
 
@@ -98,7 +98,7 @@ def show_progress(trainer: Trainer, log: Log) -> None:
         log.show(trainer.steps_done(), row, trainer.seconds_left(row["seconds"]))
 
 
-def stop_if_asked(trainers: Sequence[Trainer], logs: Sequence[Log], stop: StopSignals) -> None:
+def stop_if_requested(trainers: Sequence[Trainer], logs: Sequence[Log], stop: StopSignals) -> None:
     """Save and raise Interrupted if a signal was received.
 
     At step 0 of a stage nothing is saved: a resumed run starts the stage again from the end of the previous one.
@@ -107,12 +107,12 @@ def stop_if_asked(trainers: Sequence[Trainer], logs: Sequence[Log], stop: StopSi
     if not signum:
         return
     if trainers[0].step:
-        for_each(trainers, logs, lambda trainer, _: trainer.save())
+        for_each_trainer(trainers, logs, lambda trainer, _: trainer.save())
     where = f"step {trainers[0].steps_done()} and saved in {', '.join(str(trainer.folder) for trainer in trainers)}"
     raise Interrupted(f"stopped at {where}; continue with --resume", signum)
 
 
-def for_each(trainers: Sequence[Trainer], logs: Sequence[Log], work: Callable[[Trainer, Log], None]) -> None:
+def for_each_trainer(trainers: Sequence[Trainer], logs: Sequence[Log], work: Callable[[Trainer, Log], None]) -> None:
     """Call a function for each trainer. If one has a non-finite loss, the others are saved before its error is raised.
 
     Args:

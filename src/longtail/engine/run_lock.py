@@ -50,7 +50,7 @@ def check_folder(folder: Path, config: Config, resume: bool, top: Path | None = 
         return
     if not resume:
         is_done = (folder / run_folder.METRICS).exists()
-        what = "a finished run: use it" if is_done else "a run: continue it with --resume"
+        what = "a finished run: use that run" if is_done else "a run: continue it with --resume"
         raise UserError(f"{folder} already holds {what}, or choose another --out", kind="exists")
     found = differences(run_folder.load_config(folder).identity(), config.identity())
     if found:
@@ -58,7 +58,7 @@ def check_folder(folder: Path, config: Config, resume: bool, top: Path | None = 
         before, now = found[field]
         raise UserError(
             f"{folder} was started with another configuration ({field} was {before}, now {now}): "
-            "use its flags, or another --out",
+            "use the same settings, or choose another --out",
             kind="mismatch",
         )
 
@@ -70,7 +70,9 @@ def check_links(folder: Path, top: Path) -> None:
         files.check_inside(folder, top)
     except files.RefusedFile as error:
         advice = f"remove the link, or name the folder above {os.path.realpath(folder)} as --out"
-        raise UserError(f"{folder} leads out of {top} by a symbolic link: {advice}", kind="unsafe-file") from error
+        raise UserError(
+            f"{folder} is outside of {top}, because of a symbolic link: {advice}", kind="unsafe-file"
+        ) from error
 
 
 def check_images(folder: Path, data: DataSet) -> None:
@@ -147,7 +149,8 @@ def open_locked(folder: Path) -> Iterator[None]:
             acquire_lock(file)
         except OSError as error:
             raise UserError(
-                f"another process trains in {folder}: wait for it, or choose another --out", kind="exists"
+                f"another process is training in {folder}: wait until it has finished, or choose another --out",
+                kind="exists",
             ) from error
         yield
 

@@ -24,7 +24,7 @@ from longtail.distributed import (
     local_main_first,
     run_on_main,
 )
-from longtail.engine.cuda_graph import own_stream
+from longtail.engine.cuda_graph import use_own_stream
 from longtail.engine.device import choose_device, preserve_global_settings
 from longtail.engine.distributed import check_same_settings, report_peer_failure, start_processes, with_world_size
 from longtail.engine.environment import describe_model, read_thread_count, write_start_files
@@ -163,7 +163,7 @@ class Session:
         except (OSError, SafetensorError, DiskFullError) as error:
             parent = self.unfinished[seeds[0]].parent
             raise RunError(
-                f"cannot write to {parent} ({error_text(error)}): free some space and --resume",
+                f"cannot write to {parent} ({error_text(error)}): free some space and continue with --resume",
                 kind="disk-full" if disk_full_text(error) else "not-writable",
             ) from error
         if is_exhausted:
@@ -206,7 +206,7 @@ class Session:
         check_same(
             trainer.steps_done(), f"another checkpoint in {folder}: --out must be a folder that all processes share"
         )
-        earlier = run_on_main(past_thread_counts, folder) if is_resumed else set()
+        earlier = run_on_main(read_thread_counts, folder) if is_resumed else set()
         run_on_main(write_start_files, trainer)
         if self.is_verbose and self.device.type == "cpu" and earlier - {torch.get_num_threads()}:
             counts = f"{torch.get_num_threads()} now, {' and '.join(map(str, sorted(earlier)))} before"
@@ -230,7 +230,7 @@ def check_seeds(folders: dict[int, Path]) -> None:
                 raise UserError(f"{folder} holds the run of seed {stored}, not of seed {seed}: {fix}", kind="mismatch")
 
 
-def past_thread_counts(folder: Path) -> set[int]:
+def read_thread_counts(folder: Path) -> set[int]:
     """Return the numbers of threads with which a run was started and resumed, as far as they are recorded."""
     if not (folder / run_folder.ENVIRONMENT).exists():
         return set()
@@ -252,7 +252,7 @@ def train_group(trainers: Sequence[Trainer]) -> None:
     config, title = first.config, run_folder.format_seeds([trainer.seed for trainer in trainers])
     with contextlib.ExitStack() as stack:
         loggers = [stack.enter_context(Loggers(t.folder, t.config, t.seed)) for t in trainers]
-        stack.enter_context(own_stream(first.device))
+        stack.enter_context(use_own_stream(first.device))
         with StopSignals() as stop, contextlib.ExitStack() as open_logs:
             logs = []
             for trainer, others in zip(trainers, loggers, strict=True):

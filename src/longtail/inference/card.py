@@ -23,7 +23,7 @@ PREPROCESSING_NOTE = (
     "one step instead of two, changes pixel values; 16-bit grayscale images are converted by taking their upper 8 bits"
 )
 LIMITS = """\
-- The network knows only the classes below. Other images are assigned to one of them, possibly with high confidence.
+- The network can predict only the classes below. Other images are assigned to one of them, possibly with high confidence.
 - The results apply to images like those of the test set. Other cameras, crops or locations change them.
 - Rare classes were learned from few images: see their own row instead of the mean.
 - A temperature calibrates confidence on average over classes, not for each class."""

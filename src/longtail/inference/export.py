@@ -20,7 +20,7 @@ from longtail.errors import (
     unknown_name,
 )
 from longtail.inference.card import make_card
-from longtail.inference.formats import FORMATS, Deployed, Runner, describe_model, eager
+from longtail.inference.formats import FORMATS, ExportModule, Runner, describe_model, eager
 from longtail.inference.loading import load
 from longtail.inference.model import Model
 
@@ -33,7 +33,7 @@ MAX_SECONDS, MAX_PASSES = 0.3, 30
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportResult:
     """An exported network."""
 
     path: Path
@@ -57,7 +57,7 @@ def export(
     to: str = "onnx",
     out: Path | str | None = None,
     prior: str | Path | Mapping[str, float] | None = None,
-) -> Exported:
+) -> ExportResult:
     """Export a network. This function is the equivalent of `longtail export`.
 
     Args:
@@ -70,7 +70,7 @@ def export(
         raise unknown_name("format", to, FORMATS)
     model = run if isinstance(run, Model) else load(run, "cpu")
     model = model if prior is None else model.expecting(prior)
-    path, network = output_path(model, to, out), Deployed(model)
+    path, network = output_path(model, to, out), ExportModule(model)
     card_path = path.with_name(f"{path.name}.md")
     try:
         with disk_full_as_user_error(path):
@@ -88,10 +88,10 @@ def export(
             f"cannot write {path} ({error_text(error)}): choose a file in a writable folder",
             kind=file_error_kind(error, writing=True),
         ) from error
-    return Exported(path, card_path, difference, latency)
+    return ExportResult(path, card_path, difference, latency)
 
 
-def write_and_load(model: Model, network: Deployed, to: str, path: Path) -> Runner:
+def write_and_load(model: Model, network: ExportModule, to: str, path: Path) -> Runner:
     """Write a network to a file, and return a function that runs the file.
 
     Args:

@@ -33,7 +33,7 @@ LOGITS_WORDS = "float32 (batch, {classes}), the output of the trained network"
 PROBABILITIES_WORDS = "float32 (batch, {classes}), with the temperature and the class frequencies below"
 
 
-class Deployed(nn.Module):
+class ExportModule(nn.Module):
     """Module that maps uint8 images (B, 3, size, size) to logits and probabilities (B, C), in float32 on the CPU."""
 
     shift_C: Tensor
@@ -91,11 +91,11 @@ class Format(NamedTuple):
     """An export format."""
 
     suffix: str
-    write: Callable[[Deployed, dict[str, Any], Path], None]
+    write: Callable[[ExportModule, dict[str, Any], Path], None]
     run: Callable[[Path], Runner]
 
 
-def eager(network: Deployed) -> Runner:
+def eager(network: ExportModule) -> Runner:
     """Return a function that runs a network in PyTorch."""
 
     def run(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -109,7 +109,7 @@ def eager(network: Deployed) -> Runner:
 # torch.export, and ONNX based on it
 
 
-def export_program(network: Deployed) -> torch.export.ExportedProgram:
+def export_program(network: ExportModule) -> torch.export.ExportedProgram:
     """Export a network with torch.export, for any batch size.
 
     It is traced with two images, because a batch size of one would become a constant.
@@ -124,7 +124,7 @@ def export_program(network: Deployed) -> torch.export.ExportedProgram:
     return program
 
 
-def write_torch(network: Deployed, facts: dict[str, Any], path: Path) -> None:
+def write_torch(network: ExportModule, facts: dict[str, Any], path: Path) -> None:
     """Write a .pt2 file. It is created in memory first, because torch's writer terminates the process if the disk is full."""
     content = io.BytesIO()
     with silence_exporters():
@@ -138,7 +138,7 @@ def run_torch(path: Path) -> Runner:
         return eager(torch.export.load(path).module())  # type: ignore[arg-type]
 
 
-def write_onnx(network: Deployed, facts: dict[str, Any], path: Path) -> None:
+def write_onnx(network: ExportModule, facts: dict[str, Any], path: Path) -> None:
     """Write an ONNX file. Its metadata contain the whole description as `longtail`, and the most important entries
     separately."""
     import_packages("onnx", "onnxscript")
@@ -180,7 +180,7 @@ def import_packages(*names: str) -> list[Any]:
 # safetensors
 
 
-def write_safetensors(network: Deployed, facts: dict[str, Any], path: Path) -> None:
+def write_safetensors(network: ExportModule, facts: dict[str, Any], path: Path) -> None:
     """Write the weights with the description as metadata."""
     weights = {k: v.contiguous() for k, v in network.network.net.state_dict().items()}
     path.write_bytes(save(weights, metadata={METADATA_KEY: json.dumps(facts)}))
@@ -188,7 +188,7 @@ def write_safetensors(network: Deployed, facts: dict[str, Any], path: Path) -> N
 
 def run_safetensors(path: Path) -> Runner:
     """Return a function that runs an exported safetensors file in PyTorch."""
-    return eager(Deployed(load_exported(path, torch.device("cpu"))))
+    return eager(ExportModule(load_exported(path, torch.device("cpu"))))
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from longtail.config import Config, from_dict
 from longtail.data.lazy_images import fits_in_memory
 from longtail.data.sources import MAX_RESIDENT_SIDE, max_stream_side
 from longtail.engine.device import choose_device
-from longtail.engine.evaluate import stored_network
+from longtail.engine.evaluate import load_stored_network
 from longtail.errors import UserError, error_text, file_error_kind
 from longtail.inference import released
 from longtail.inference.model import Model
@@ -87,7 +87,7 @@ def load_run(path: Path, device: torch.device) -> Model:
     side = guess_resolution(config, data.get("images") or sum(counts)) if side is None else side
     check_resolution(side, config, record.folder)
     return Model(
-        stored_network(record.folder / run_folder.MODEL, config, counts, device).drop_training_modules().eval(),
+        load_stored_network(record.folder / run_folder.MODEL, config, counts, device).drop_training_modules().eval(),
         config,
         Preprocessing(Views(config.views, config.data.image_size), side),
         tuple(map(str, names)),
@@ -171,7 +171,7 @@ def load_exported(path: Path, device: torch.device) -> Model:
     prior = Prior(shares["name"], np.asarray(shares["shares"], np.float64)) if shares else None
     side = facts["preprocessing"]["side"]
     check_resolution(side, config, path)
-    method = stored_network(path, config, counts, device).drop_training_modules().eval()
+    method = load_stored_network(path, config, counts, device).drop_training_modules().eval()
     preprocessing = Preprocessing(Views(config.views, config.data.image_size), side)
     temperature = facts.get("temperature")
     return Model(

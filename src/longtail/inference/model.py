@@ -26,7 +26,7 @@ MAX_BATCH_VALUES = 2**28
 """Largest number of values in a batch: very large images are processed in smaller batches."""
 
 
-class Guess(NamedTuple):
+class ClassProbability(NamedTuple):
     """A predicted class with its probability."""
 
     name: str
@@ -45,10 +45,10 @@ class Prediction:
     logits: FloatArray
     """Logits of the network, with shape (C,)."""
 
-    def top(self, k: int = 5) -> list[Guess]:
+    def top(self, k: int = 5) -> list[ClassProbability]:
         """Return the k most probable classes. Equal probabilities are in the order of the classes."""
         best = np.argsort(-self.probabilities, kind="stable")[:k]
-        return [Guess(self.class_names[c], float(self.probabilities[c]), int(c)) for c in best]
+        return [ClassProbability(self.class_names[c], float(self.probabilities[c]), int(c)) for c in best]
 
     @property
     def name(self) -> str:
@@ -183,5 +183,5 @@ class Model:
 
 HOLD_OUT_COMMAND = "`longtail train --from RUN --data.val_fraction 0.2`"
 UNCALIBRATED = (
-    f"probabilities are not calibrated, because no validation images were held out ({HOLD_OUT_COMMAND} does this)"
+    f"probabilities are not calibrated: no validation images were held out (to hold some out: {HOLD_OUT_COMMAND})"
 )

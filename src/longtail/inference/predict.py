@@ -20,21 +20,21 @@ from longtail.data.folder import EXTENSIONS, walk_images
 from longtail.data.lazy_images import ImageArray
 from longtail.errors import UserError, error_text, file_error_kind
 from longtail.inference.loading import load
-from longtail.inference.model import Guess, Model
+from longtail.inference.model import ClassProbability, Model
 from longtail.progress import log_warning, track
 from longtail.text import FORMULA_STARTS, csv_safe, escape_nonprintable
 
 STANDARD = "-"
-"""Stands for standard input or output."""
+"""File name that means standard input or output."""
 MAX_LIST_BYTES = 2**28
 """Largest size in bytes of a list of paths on standard input."""
 
 
-class Predicted(NamedTuple):
+class FilePrediction(NamedTuple):
     """The prediction for an image file."""
 
     path: str
-    guesses: tuple[Guess, ...]
+    guesses: tuple[ClassProbability, ...]
     """The most probable classes; empty if the image could not be read."""
     error: str = ""
     """The reason why the image could not be read."""
@@ -49,7 +49,7 @@ def predict(
     csv: Path | str | None = None,
     json: Path | str | None = None,
     device: str = "auto",
-) -> list[Predicted]:
+) -> list[FilePrediction]:
     """Predict the most probable classes of image files. This function is the equivalent of `longtail predict`.
 
     Args:
@@ -80,7 +80,7 @@ def predict(
     return found
 
 
-def predict_files(model: Model, paths: list[Path], top: int, on_error: str) -> Iterator[Predicted]:
+def predict_files(model: Model, paths: list[Path], top: int, on_error: str) -> Iterator[FilePrediction]:
     """Yield the predictions for image files in order, computed in batches.
 
     Args:
@@ -98,7 +98,7 @@ def predict_files(model: Model, paths: list[Path], top: int, on_error: str) -> I
 
 def _predict_batch(
     model: Model, names: list[str], batch: list[ImageArray | BadImage], top: int, on_error: str
-) -> Iterator[Predicted]:
+) -> Iterator[FilePrediction]:
     bad = {name: image for name, image in zip(names, batch, strict=True) if isinstance(image, BadImage)}
     if bad and on_error == "stop":
         name, reason = next(iter(bad.items()))
@@ -109,9 +109,11 @@ def _predict_batch(
     best = iter(zip(*(part.tolist() for part in p_NC.topk(top)), strict=True)) if p_NC is not None else iter(())
     for name, image in zip(names, batch, strict=True):
         if isinstance(image, BadImage):
-            yield Predicted(name, (), str(image))
+            yield FilePrediction(name, (), str(image))
         else:
-            yield Predicted(name, tuple(Guess(model.class_names[c], p, c) for p, c in zip(*next(best), strict=True)))
+            yield FilePrediction(
+                name, tuple(ClassProbability(model.class_names[c], p, c) for p, c in zip(*next(best), strict=True))
+            )
 
 
 # Finding images
@@ -183,8 +185,8 @@ def _file_or_folder(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def open_output(
-    path: Path | str | None, writer: Callable[[IO[str]], Callable[[Predicted], None]]
-) -> Iterator[Callable[[Predicted], None]]:
+    path: Path | str | None, writer: Callable[[IO[str]], Callable[[FilePrediction], None]]
+) -> Iterator[Callable[[FilePrediction], None]]:
     """Yield a function that writes a row. The file appears when all rows are written.
 
     Args:
@@ -217,13 +219,13 @@ def check_not_an_image(path: Path) -> None:
         )
 
 
-def csv_writer(file: IO[str], top: int) -> Callable[[Predicted], None]:
+def csv_writer(file: IO[str], top: int) -> Callable[[FilePrediction], None]:
     """Return a function that writes rows as CSV with the columns path, class_1, probability_1, …, error."""
     lines = csv_format.writer(file)
     ranks = [f"{what}_{rank}" for rank in range(1, top + 1) for what in ("class", "probability")]
     lines.writerow(["path", *ranks, "error"])
 
-    def write(row: Predicted) -> None:
+    def write(row: FilePrediction) -> None:
         cells = [
             cell
             for guess in row.guesses
@@ -236,10 +238,10 @@ def csv_writer(file: IO[str], top: int) -> Callable[[Predicted], None]:
     return write
 
 
-def json_writer(file: IO[str]) -> Callable[[Predicted], None]:
+def json_writer(file: IO[str]) -> Callable[[FilePrediction], None]:
     """Return a function that writes rows as JSON, one per line."""
 
-    def write(row: Predicted) -> None:
+    def write(row: FilePrediction) -> None:
         said = [{"class": guess.name, "probability": float(f"{guess.probability:.6g}")} for guess in row.guesses]
         tree: dict[str, Any] = {"path": row.path} | ({"error": row.error} if row.error else {"predictions": said})
         file.write(json_format.dumps(tree) + "\n")

@@ -37,7 +37,9 @@ def make_prior(asked: str | Path | Mapping[str, float], class_names: tuple[str, 
 
     Args:
         asked: "uniform", "train" (as in the training data), a mapping of class names to weights, or a CSV or JSON file with
-        one. class_names: Names of the classes. counts: Number of training images of each class, or None if unknown.
+            class names and weights.
+        class_names: Names of the classes.
+        counts: Number of training images of each class, or None if unknown.
     """
     if asked == "uniform":
         return Prior("uniform", np.full(len(class_names), 1 / len(class_names)))

@@ -26,7 +26,7 @@ from longtail.losses.numerics import (
     PAIRS_AT_ONCE,
     at_least_float32,
     check_labels,
-    gather_class,
+    gather_class_values,
     mask_out_,
     replace_log_zero,
     smoothing_weights,
@@ -114,7 +114,7 @@ def own_center_log_psi(
     instead of the difference of two large ones.
     """
     raw_B = torch.linalg.vecdot(x_BF.to(log_q_C.dtype), c_CF[y_B].to(log_q_C.dtype))
-    return (raw_B if bias_C is None else raw_B + bias_C[y_B]) / center_tau + gather_class(log_q_C, y_B)
+    return (raw_B if bias_C is None else raw_B + bias_C[y_B]) / center_tau + gather_class_values(log_q_C, y_B)
 
 
 class PartialSums(NamedTuple):
@@ -146,7 +146,7 @@ class Partners(NamedTuple):
     y_B: Tensor
     y_K: Tensor
     itself_B: Tensor | None
-    """The partner that each anchor is itself, which is left out; None if no partner is left out."""
+    """The index of each anchor among the partners, which is excluded; None if no partner is excluded."""
     tau: float
     weight: float
     """The w of a partner of the anchor's class, before it is normalized."""

@@ -12,7 +12,7 @@ from longtail.losses.numerics import percent_correct, row_max_abs
 
 
 class ContrastSet(NamedTuple):
-    """The projected anchors, the samples that they are compared with, and which of these samples each anchor is itself.
+    """The projected anchors, the samples that they are compared with, and the position of each anchor among the samples.
 
     The set A(i) of anchor i contains all samples but the anchor itself and empty queue slots.
     """
@@ -24,7 +24,7 @@ class ContrastSet(NamedTuple):
     y_M: Tensor
     """The labels of the samples. A label below 0 marks an empty queue slot, which belongs to no A(i)."""
     itself_B: Tensor
-    """The index of the sample that each anchor is itself."""
+    """The index of each anchor among the samples."""
 
     def products(self) -> Tensor:
         """Return the products z·G(x) of all anchors and samples, (B, M)."""

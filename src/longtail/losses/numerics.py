@@ -26,7 +26,7 @@ def check_labels(y_B: Tensor, classes: int) -> None:
         raise IndexError(f"Target {label} is out of bounds: labels are from 0 to {classes - 1}.") from error
 
 
-def gather_class(values_C: Tensor, y_B: Tensor) -> Tensor:
+def gather_class_values(values_C: Tensor, y_B: Tensor) -> Tensor:
     """Return values_C[y_B], where a label below 0 is an error instead of counting from the end."""
     return values_C.gather(0, y_B)
 

@@ -46,7 +46,7 @@ from longtail.losses.numerics import (
 
 
 class LossParams(NamedTuple):
-    """The parameters of the loss; `longtail.config.PaCo` describes them."""
+    """The parameters of the loss; `longtail.config.PaCoSettings` describes them."""
 
     alpha: float = 0.05
     tau: float = 0.2

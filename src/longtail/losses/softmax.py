@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtail.losses.chunked import chunk_for, chunked_terms
-from longtail.losses.numerics import NO_LABEL, at_least_float32, check_labels, gather_class, percent_correct
+from longtail.losses.numerics import NO_LABEL, at_least_float32, check_labels, gather_class_values, percent_correct
 
 
 def softmax_objective(
@@ -76,7 +76,7 @@ def class_balanced_focal_loss(logits_BC: Tensor, y_B: Tensor, weight_C: Tensor, 
     truth_BC = _is_true_class(y_B, logits_BC)
     log_q_BC = F.logsigmoid(torch.where(truth_BC, 1.0, -1.0) * at_least_float32(logits_BC))
     loss_B = -(_one_minus_exp(log_q_BC) ** gamma * log_q_BC).sum(1)
-    return (gather_class(weight_C, y_B) * loss_B).mean()
+    return (gather_class_values(weight_C, y_B) * loss_B).mean()
 
 
 def _is_true_class(y_B: Tensor, like_BC: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from longtail.data.samplers import class_shares
 from longtail.losses.numerics import percent_correct, row_max_abs
-from longtail.models.heads import Classifier, linear_head
+from longtail.models.heads import Classifier, make_linear_head
 
 if TYPE_CHECKING:
     from longtail.config import Config, MethodConfig, OptimConfig, Sampler
@@ -30,7 +30,7 @@ class Mixed(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The views of B images that a stage asked for, and their labels."""
+    """The views of B images that a stage requires, and their labels."""
 
     query: Tensor
     key: Tensor | None
@@ -105,7 +105,7 @@ class Method(nn.Module):
         self.net, self.config, self.counts_C = net, config.method, counts_C
         self.stages = self.make_stages(config)
         self.stage = self.stages[0]
-        self.register_buffer("log_prior_C", log_frequencies(counts_C), persistent=False)  # derived: in no checkpoint
+        self.register_buffer("log_prior_C", log_frequencies(counts_C), persistent=False)  # not in checkpoints
 
     # The network
 
@@ -117,7 +117,7 @@ class Method(nn.Module):
 
     @classmethod
     def build_trunk(cls, config: Config, pretrained: bool) -> Trunk:
-        """Return the backbone, with the parts frozen that the configuration says."""
+        """Return the backbone. Freeze the parts that the configuration selects."""
         from longtail.models.backbones import image_size_options, make_backbone, wrap_backbone
         from longtail.models.split_resnets import weights_before_last_block
 
@@ -138,7 +138,7 @@ class Method(nn.Module):
     @classmethod
     def head(cls, width: int, classes: int, config: Config) -> nn.Module:
         """Return the classifier for features of this width."""
-        return linear_head(width, classes, config.model.bias)
+        return make_linear_head(width, classes, config.model.bias)
 
     # Stages
 
@@ -206,7 +206,7 @@ class Method(nn.Module):
     def compile(self, *_: Any, **__: Any) -> None:
         """Compile what follows the backbone; tensors have fixed sizes in training."""
         for name in self.compiled_functions:
-            setattr(self, name, compiled(getattr(self, name)))
+            setattr(self, name, compile_function(getattr(self, name)))
         for module in self.compiled_modules():
             module.compile(**compile_options())
 
@@ -260,7 +260,7 @@ class Method(nn.Module):
 
     def prior_after(self, log_shift_C: Tensor) -> Tensor:
         """Return the `prior` of a loss that adds log_shift_C to the logits in training, and not in deployment."""
-        return reweighted(Method.prior(self), (-log_shift_C.double()).exp())
+        return reweight_frequencies(Method.prior(self), (-log_shift_C.double()).exp())
 
     def drop_training_modules(self) -> Method:
         """Remove what only training needs (key networks, projections, queues), and return the method."""
@@ -269,8 +269,8 @@ class Method(nn.Module):
         return self
 
 
-def compiled(work: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a compiled function; `compile_options` says how."""
+def compile_function(work: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function compiled with `compile_options`."""
     return torch.compile(work, **compile_options())
 
 
@@ -294,7 +294,7 @@ def accuracy(logits_BC: Tensor, y_B: Tensor) -> Tensor:
     return percent_correct(logits_BC.detach().argmax(1), y_B)
 
 
-def reweighted(shares_C: Tensor, weight_C: Tensor) -> Tensor:
+def reweight_frequencies(shares_C: Tensor, weight_C: Tensor) -> Tensor:
     """Return class frequencies multiplied by weights, normalized to sum to 1; a frequency of 0 remains 0."""
     product_C = torch.where(shares_C > 0, shares_C * weight_C.double().cpu(), 0.0)
     return product_C / product_C.sum()
@@ -302,4 +302,4 @@ def reweighted(shares_C: Tensor, weight_C: Tensor) -> Tensor:
 
 def uniform_prior(shares_C: Tensor) -> Tensor:
     """Return equal frequencies for all classes whose frequency is not 0."""
-    return reweighted(shares_C, 1 / shares_C)
+    return reweight_frequencies(shares_C, 1 / shares_C)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from longtail import config as cfg
 from longtail.losses import cross_entropy_loss
 from longtail.methods.base import Batch, Method, Stage, accuracy, uniform_prior
-from longtail.models.heads import Classifier, linear_head
+from longtail.models.heads import Classifier, make_linear_head
 from longtail.models.split_resnets import LightBranches, TwinBlock
 
 BRANCHES = 3
@@ -66,7 +66,7 @@ class SharedHead(nn.Module):
 
     def __init__(self, width: int, classes: int, bias: bool) -> None:
         super().__init__()
-        self.linear = linear_head(width // BRANCHES, classes, bias)
+        self.linear = make_linear_head(width // BRANCHES, classes, bias)
 
     def each(self, x_BF: Tensor) -> Tensor:
         """Return the logits of each branch, (branches, B, C)."""

@@ -45,6 +45,8 @@ def split_heads(x: Tensor, number: int) -> Tensor:
 
 
 class CausalNorm(CrossEntropy, settings="causal-norm"):
+    """Cross-entropy with a `CausalHead`, whose drift is updated after each step."""
+
     """Cross-entropy with a `CausalHead`."""
 
     config: cfg.CausalNorm

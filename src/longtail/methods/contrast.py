@@ -51,7 +51,7 @@ def make_loss_params(config: Config, counts_C: Tensor) -> LossParams:
     if alpha == "auto":
         from longtail import theory
 
-        shares_C = class_shares(train.sampler, counts_C, done=0.5)  # of a sampler that changes, the shares halfway
+        shares_C = class_shares(train.sampler, counts_C, done=0.5)  # if they change: those halfway through
         batch = train.batch_size * (train.processes if c.contrast == "global" else 1)
         alpha = theory.auto_alpha(shares_C, c.queue, batch)
     return LossParams(alpha, c.tau, c.center_tau, c.smoothing)

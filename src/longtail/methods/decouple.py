@@ -13,11 +13,11 @@ from longtail.errors import UserError
 from longtail.losses import cross_entropy_loss, label_aware_smoothing, label_aware_smoothing_loss
 from longtail.methods.base import Stage, StageData, uniform_prior
 from longtail.methods.softmax import CrossEntropy, Softmax
-from longtail.models.heads import Classifier, ScaledHead, linear_head
+from longtail.models.heads import Classifier, ScaledHead, make_linear_head
 
 __getattr__ = find_renamed(__name__, {"redraw": "reset_head"})
 
-POWERS = [p / 10 for p in range(21)]
+TAU_CANDIDATES = [p / 10 for p in range(21)]
 """The powers among which tau-normalization chooses."""
 
 
@@ -80,8 +80,8 @@ class TauNorm(CrossEntropy, settings="tau-norm"):
         """Return the power with the best mean accuracy of the classes; the smallest of several."""
         assert start.val is not None  # `check` has made sure of it
         x_NF, y_N = start.val()
-        scores = [mean_class_accuracy(x_NF @ tau_normalize(self.linear.weight, p).T, y_N) for p in POWERS]
-        return POWERS[int(torch.stack(scores).argmax())]
+        scores = [mean_class_accuracy(x_NF @ tau_normalize(self.linear.weight, p).T, y_N) for p in TAU_CANDIDATES]
+        return TAU_CANDIDATES[int(torch.stack(scores).argmax())]
 
 
 class NCM(CrossEntropy, settings="ncm"):
@@ -94,7 +94,7 @@ class NCM(CrossEntropy, settings="ncm"):
 
     @classmethod
     def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
-        return linear_head(width, classes)
+        return make_linear_head(width, classes)
 
     @torch.no_grad()
     def on_stage_start(self, start: StageData) -> None:

@@ -10,7 +10,7 @@ from longtail import config as cfg
 from longtail.losses import cross_entropy_loss
 from longtail.methods.base import Method, Stage, StageData, accuracy
 from longtail.methods.decouple import class_means, second_stage
-from longtail.models.heads import linear_head
+from longtail.models.heads import make_linear_head
 from longtail.models.split_resnets import AttentionResNet
 
 REACHABILITY = 10.0
@@ -29,7 +29,9 @@ class MemoryHead(nn.Module):
     def __init__(self, width: int, classes: int, scale: float) -> None:
         super().__init__()
         self.scale, self.uses_memory = scale, False
-        self.linear = linear_head(width, classes)  # the classifier of the first stage, which later weights the memory
+        self.linear = make_linear_head(
+            width, classes
+        )  # the classifier of the first stage, which later weights the memory
         self.select = nn.Linear(width, width)
         self.weight = nn.Parameter(nn.init.kaiming_normal_(torch.empty(classes, width)))
         self.centroid_CF = nn.Parameter(torch.zeros(classes, width))

@@ -69,7 +69,7 @@ class ExpertHead(nn.Module):
 
     def routed(self, x_BEF: Tensor, logits_BEC: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mean logits (B, C) of the experts that the router uses, and their number for each image (B,)."""
-        means_BEC = running_means(logits_BEC)
+        means_BEC = mean_logits_so_far(logits_BEC)
         asked_B = torch.ones(x_BEF.shape[0], dtype=torch.int64, device=x_BEF.device)
         for e in range(self.experts - 1):
             more_B = (asked_B == e + 1) & (self.wants_more(x_BEF[:, e], means_BEC[:, e], e) > 0)
@@ -78,7 +78,7 @@ class ExpertHead(nn.Module):
         return means_BEC[rows_B, asked_B - 1], asked_B
 
 
-def running_means(logits_BEC: Tensor) -> Tensor:
+def mean_logits_so_far(logits_BEC: Tensor) -> Tensor:
     """Return the mean logits of the first expert, of the first two, and so on."""
     return logits_BEC.cumsum(1) / torch.arange(1, logits_BEC.shape[1] + 1, device=logits_BEC.device)[:, None]
 
@@ -157,7 +157,7 @@ class RIDE(DeferredReweighting, settings="ride"):
 
     def router_terms(self, x_BEF: Tensor, logits_BEC: Tensor, y_B: Tensor) -> dict[str, Tensor]:
         """Return the loss of the router. Another expert is needed if the mean is wrong and a later expert is right."""
-        means_BEC, right_BE = running_means(logits_BEC), logits_BEC.argmax(2) == y_B[:, None]
+        means_BEC, right_BE = mean_logits_so_far(logits_BEC), logits_BEC.argmax(2) == y_B[:, None]
         loss, positive = logits_BEC.new_zeros(()), logits_BEC.new_full((), POSITIVE_WEIGHT)
         for e in range(self.heads.experts - 1):
             needed_B = (means_BEC[:, e].argmax(1) != y_B) & right_BE[:, e + 1 :].any(1)

@@ -17,8 +17,8 @@ from longtail.losses import (
     ldam_margins,
     softmax_objective,
 )
-from longtail.methods.base import Method, Stage, StageData, accuracy, reweighted
-from longtail.models.heads import Classifier, CosineHead, linear_head
+from longtail.methods.base import Method, Stage, StageData, accuracy, reweight_frequencies
+from longtail.models.heads import Classifier, CosineHead, make_linear_head
 
 
 class Softmax(Method):
@@ -65,6 +65,8 @@ class CrossEntropy(ShiftedSoftmax, settings="ce"):
 
 
 class BalancedSoftmax(ShiftedSoftmax, settings="balanced-softmax"):
+    """Cross-entropy of logits that are shifted by the log class frequencies."""
+
     """Balanced Softmax (Ren et al., 2020): the shift is log q(y)."""
 
     def shift(self) -> Tensor | None:
@@ -83,7 +85,7 @@ class LogitAdjustment(ShiftedSoftmax, settings="logit-adjustment"):
     @classmethod
     def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
         assert isinstance(config.method, cfg.LogitAdjustment)
-        return linear_head(width, classes, config.model.bias or config.method.post_hoc)
+        return make_linear_head(width, classes, config.model.bias or config.method.post_hoc)
 
     def shift(self) -> Tensor | None:
         return None if self.config.post_hoc else self.adjustment()
@@ -121,7 +123,9 @@ class DeferredReweighting(Softmax):
 
     def prior(self) -> Tensor:
         """Return the frequencies times the weights: a weight has the effect of so many more images."""
-        return reweighted(super().prior(), self.late_weight_C) if self.config.drw_from < 1 else super().prior()
+        return (
+            reweight_frequencies(super().prior(), self.late_weight_C) if self.config.drw_from < 1 else super().prior()
+        )
 
     def is_late(self, epoch: int, epochs: int) -> bool:
         """Return whether classes are weighted in an epoch."""
@@ -129,6 +133,8 @@ class DeferredReweighting(Softmax):
 
 
 class Focal(DeferredReweighting, settings="focal"):
+    """Focal loss on softmax probabilities, optionally with deferred re-weighting."""
+
     """Focal loss (Lin et al., 2017)."""
 
     config: cfg.Focal
@@ -138,6 +144,8 @@ class Focal(DeferredReweighting, settings="focal"):
 
 
 class LDAM(DeferredReweighting, settings="ldam"):
+    """Cosine classifier with class-dependent margins, optionally with deferred re-weighting."""
+
     """LDAM (Cao et al., 2019): a cosine classifier with larger margins for rare classes."""
 
     config: cfg.LDAM
@@ -169,7 +177,7 @@ class ClassBalancedFocal(Softmax, settings="cb-focal"):
 
     @classmethod
     def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
-        head = linear_head(width, classes)
+        head = make_linear_head(width, classes)
         nn.init.constant_(head.bias, -math.log(max(classes - 1, 1)))
         return head
 
@@ -179,7 +187,7 @@ class ClassBalancedFocal(Softmax, settings="cb-focal"):
         return [{"params": rest}, {"params": [bias], "weight_decay": 0.0}]
 
     def prior(self) -> Tensor:
-        return reweighted(super().prior(), self.weight_C)
+        return reweight_frequencies(super().prior(), self.weight_C)
 
     def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
         return class_balanced_focal_loss(logits_BC, y_B, self.weight_C, self.config.gamma)

@@ -21,7 +21,7 @@ class Classifier(nn.Module):
         return self.head(self.trunk(x))
 
 
-def linear_head(width: int, classes: int, bias: bool = True) -> nn.Linear:
+def make_linear_head(width: int, classes: int, bias: bool = True) -> nn.Linear:
     """Return a linear classifier with Kaiming initialization.
 
     Args:

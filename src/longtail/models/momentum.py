@@ -17,7 +17,7 @@ from longtail.models.side_stream import SideStream
 if TYPE_CHECKING:
     from longtail.kernels.sgd import PieceTables
 
-EMPTY = -1
+EMPTY_LABEL = -1
 """The label of a queue slot that holds no key yet."""
 
 
@@ -46,7 +46,7 @@ class KeyEncoder(nn.Module):
         return self
 
     def make_shuffle(self) -> Optional["Shuffle"]:
-        """Return the `Shuffle` that `norm` asks for, which has state of its own."""
+        """Return the `Shuffle` that `norm` asks for, which has its own state; None for other values."""
         return Shuffle() if self.norm == "shuffled" else None
 
     @torch.no_grad()
@@ -90,7 +90,7 @@ class LabeledQueue(nn.Module):
         self.length = length
         self.waiting: list[tuple[Tensor, Tensor]] = []  # keys of the current step, with their labels
         self.register_buffer("keys_KD", torch.zeros(length, width))
-        self.register_buffer("labels_K", torch.full((length,), EMPTY))
+        self.register_buffer("labels_K", torch.full((length,), EMPTY_LABEL))
         self.register_buffer("position", torch.zeros((), dtype=torch.int64))  # on the device: no host synchronization
 
     def push_waiting(self, side: SideStream) -> None:

@@ -31,7 +31,7 @@ def figure(name: str, sources: Iterable[Path | str] | Path | str = (), out: Path
         raise unknown_name("figure", name, FIGURES)
     paths = [Path(path) for path in ([sources] if isinstance(sources, str | Path) else sources)]
     out = Path(out or f"{name}.svg")
-    check_out(name, out)
+    check_figure_path(name, out)
     draw, from_runs = FIGURES[name]
     if from_runs and not paths:
         raise UserError(f"the figure {name} needs runs, for example `longtail figure {name} runs -o {out}`")
@@ -56,7 +56,7 @@ def write_as_user_error(out: Path) -> Iterator[None]:
         raise UserError(f"cannot write {out} ({error.strerror}): choose another -o", kind="not-writable") from error
 
 
-def check_out(name: str, out: Path, flag: str = "-o") -> None:
+def check_figure_path(name: str, out: Path, flag: str = "-o") -> None:
     """Raise a UserError if a figure cannot be written to this path; called before the figure is computed.
 
     Args:
@@ -95,7 +95,7 @@ def draw_latency(paths: Paths, out: Path) -> None:
     if any(path.suffix == ".json" for path in paths):
         if len(paths) > 1:
             raise UserError(f"{paths[0]}: give one results file, or run folders", kind="conflict")
-        panels: Mapping[str, Sequence[MethodPoint]] = read_dots(paths[0])
+        panels: Mapping[str, Sequence[MethodPoint]] = read_points(paths[0])
     else:
         panels = points_by_dataset(make_rows(run_folder.read_finished(paths)))
     if not any(dot.values["latency_b64"] for dots in panels.values() for dot in dots):
@@ -107,7 +107,7 @@ def draw_latency(paths: Paths, out: Path) -> None:
         plots.accuracy_by_latency(panels, out)
 
 
-def read_dots(path: Path) -> dict[str, list[MethodPoint]]:
+def read_points(path: Path) -> dict[str, list[MethodPoint]]:
     """Return the points of a results file, of the runs with the most epochs."""
     try:
         table = run_folder.read_json(path)["table"]

@@ -60,8 +60,8 @@ def reproduce(
             kind="unsupported",
         )
     chosen = choose_cells(table, methods, imbalance)
-    command = command_line(name, table, wanted, methods, imbalance, epochs)
-    results_file = ResultsFile(open_folder(Path(results)) / file_name(name), name, table, command)
+    command = format_command(name, table, wanted, methods, imbalance, epochs)
+    results_file = ResultsFile(make_output_folder(Path(results)) / file_name(name), name, table, command)
     cells = [make_cell(table, m, f, epochs, Path(out or f"runs/reproduce-{name}"), data_root) for m, f in chosen]
     for cell in cells:
         for seed in wanted:
@@ -128,7 +128,7 @@ def check_epochs(epochs: int | None) -> None:
         raise UserError(f"--epochs {epochs}: it must be a positive integer")
 
 
-def command_line(
+def format_command(
     name: str,
     table: PaperTable,
     seeds: tuple[int, ...],
@@ -156,7 +156,7 @@ def command_line(
     return " ".join(["longtail reproduce", name, *given])
 
 
-def open_folder(results: Path) -> Path:
+def make_output_folder(results: Path) -> Path:
     """Create the folder of the results file; raise a UserError if it is not writable."""
     try:
         with disk_full_as_user_error(results):
@@ -177,7 +177,7 @@ def train_cell(cell: Cell, seeds: Sequence[int], data: DataSet) -> list[Path]:
     try:
         return train(cell.with_seeds(seeds), cell.folder, resume=True, data=data)
     except Interrupted as stop:
-        raise stop.in_a_verb_that_resumes(f"{cell}, and saved in {cell.folder}") from stop
+        raise stop.with_resume_hint(f"{cell}, and saved in {cell.folder}") from stop
 
 
 def rename_recorded_runs(cell: Cell, recorded: dict[int, dict[str, Any]]) -> None:

@@ -28,7 +28,7 @@ from longtail.run_folder import format_seeds
 from longtail.text import escape_markdown, quote_markdown
 
 HEADLINE = "Top-1 accuracy in percent, last epoch, mean ± standard deviation over seeds; –: no run."
-BRACKETS = "In brackets the paper's figure."
+BRACKETS = "Results of the paper are in parentheses."
 DETAIL = (
     "Percent, last epoch, test set: accuracy of all images and of classes with many (>100), medium (20-100) and few (<20) "
     "training images; expected calibration error (lower is better); k-NN accuracy of the features; seconds of training; "
@@ -39,7 +39,7 @@ DETAIL = (
 def to_markdown(tree: Tree) -> str:
     """Return the page of a results file."""
     name = tree["name"].replace("-", "_")
-    made = f"Made by `longtail reproduce {tree['name']}` from [{name}.json]({name}.json), which holds every run. "
+    made = f"Created by `longtail reproduce {tree['name']}` from [{name}.json]({name}.json), which contains all runs. "
     parts = [f"# {tree['title']}", made + f"Last updated {escape_markdown(tree['updated'])}."]
     for epochs in training_lengths(tree):
         parts += length_section(tree, epochs)
@@ -70,7 +70,7 @@ def caption(table: Tree) -> str:
 
 def length_name(epochs: int) -> str:
     """Return the title of the section for a number of epochs."""
-    return "each in its own setting" if epochs == MIXED_LENGTHS else _count(epochs, "epoch")
+    return "each method with its own settings" if epochs == MIXED_LENGTHS else _count(epochs, "epoch")
 
 
 def headline_table(table: Tree, rows: Sequence[Tree]) -> tuple[list[str], list[list[str]]]:
@@ -104,7 +104,7 @@ def list_missing(table: Tree, rows: Sequence[Tree]) -> str:
         wanted = table.get("factors", {}).get(method, table["imbalance"])
         cells = [words for factor in wanted if (words := _missing_seeds(table, factor, named))]
         lacks += [f"{escape_markdown(label)} at {', '.join(cells)}"] if cells else []
-    return f"Not run yet: {'; '.join(lacks)}." if lacks else "Nothing is missing."
+    return f"Not run yet: {'; '.join(lacks)}." if lacks else "All runs are complete."
 
 
 def _missing_seeds(table: Tree, factor: float, rows: Iterable[Tree]) -> str | None:
@@ -119,7 +119,7 @@ def describe_verdict(verdict: Tree) -> str:
     seeds = len(verdict["seeds"])
     where = f"{factor_name(verdict['imbalance']).capitalize()}:"
     if verdict["outcome"] is None:
-        return f"{where} no verdict, {_count(seeds, 'common seed')} where {MIN_SEEDS} are needed."
+        return f"{where} no conclusion; there are {_count(seeds, 'common seed')}, and at least {MIN_SEEDS} are needed."
     by = f"{verdict['difference']:+.1f} ± {verdict['half_width']:.1f} points, {seeds} seeds".replace("-", "−")
     first, second = escape_markdown(verdict["first"]), escape_markdown(verdict["second"])
     if verdict["outcome"] == "tied":
@@ -140,7 +140,7 @@ def comparison_section(tree: Tree, epochs: int, pair: list[str]) -> list[str]:
     mine = [v for v in select_length(tree["verdicts"], epochs) if v["pair"] == pair]
     said = []
     for factor in tree["table"]["imbalance"]:
-        nothing = f"{factor_name(factor).capitalize()}: no verdict, {first} and {second} did not both run."
+        nothing = f"{factor_name(factor).capitalize()}: no conclusion; {first} or {second} has not been run."
         said += [describe_verdict(v) for v in mine if v["imbalance"] == factor] or [nothing]
     how = "Seed-paired difference in top-1 accuracy, with its 95 % t interval."
     return [f"### {first} against {second}", how, "\n".join(f"- {words}" for words in said)]
@@ -191,7 +191,7 @@ def second_stage_notes(runs: Sequence[Tree], table: Tree) -> list[str]:
     """Return notes about the second stages of methods, which the number of epochs does not include."""
     stages = [(method_label(r, table), from_dict(Config, r["identity"]).method.second_epochs) for r in runs]
     return _distinct(
-        f"{escape_markdown(label)}: and {_count(n, 'epoch')} of its second stage" for label, n in stages if n
+        f"{escape_markdown(label)}: plus {_count(n, 'epoch')} for the second stage" for label, n in stages if n
     )
 
 
@@ -199,7 +199,7 @@ def parallel_note(tree: Tree, epochs: int) -> str:
     """Return a note about seeds that were trained in parallel, which share their training time."""
     together = {r["metrics"].get("together") or 1 for r in select_length(tree["runs"], epochs)}
     counts = ", ".join(str(n) for n in sorted(together) if n > 1)
-    return f" Seeds that trained side by side ({counts} at a time) share these seconds." if counts else ""
+    return f" Seeds that were trained in parallel ({counts} at a time) share these seconds." if counts else ""
 
 
 def to_rich(tree: Tree, width: int = 150) -> list[Table]:

@@ -100,7 +100,7 @@ def with_changes(section: str, **values: Any) -> Callable[[Config], Config]:
     return lambda config: replace(config, **{section: replace(getattr(config, section), **values)})
 
 
-def with_views(number: int, scale: float | None = None) -> Callable[[Config], Config]:
+def with_augmentation_strategy(number: int, scale: float | None = None) -> Callable[[Config], Config]:
     """Return a function that sets an augmentation strategy of the paper, and the smallest area of crops if `scale` is given."""
 
     def change(config: Config) -> Config:
@@ -113,13 +113,16 @@ def with_views(number: int, scale: float | None = None) -> Callable[[Config], Co
     return change
 
 
-# The paper's ablations were run on ImageNet-LT: strategies and crops with ResNet-50, alpha too, multi-task with ResNeXt-50.
+# The paper's ablations are on ImageNet-LT: strategies, crops and alpha with ResNet-50, multi-task with ResNeXt-50.
 ABLATIONS = {
     **{
-        f"strategy-{n}": MethodVariant("paco", f"strategy ({n}): {q}, {k}", with_views(n), figure)
+        f"strategy-{n}": MethodVariant("paco", f"strategy ({n}): {q}, {k}", with_augmentation_strategy(n), figure)
         for (n, (q, k)), figure in zip(recipes.STRATEGIES.items(), (55.0, 56.5, 57.0), strict=True)
     },
-    **{f"crop-{s:g}": MethodVariant("paco", f"strategy (3), crops from {s:g}", with_views(3, s)) for s in (0.08, 0.2)},
+    **{
+        f"crop-{s:g}": MethodVariant("paco", f"strategy (3), crops from {s:g}", with_augmentation_strategy(3, s))
+        for s in (0.08, 0.2)
+    },
     **{
         f"alpha-{a:g}": MethodVariant("paco", f"alpha {a:g}", with_changes("method", alpha=a))
         for a in (0.005, 0.02, 0.05, 0.1, 0.2)
@@ -143,7 +146,7 @@ DEEPER_NETWORKS = {
 }
 
 
-def with_main_pair(*names: str) -> tuple[str, ...]:
+def with_main_methods(*names: str) -> tuple[str, ...]:
     """Return PaCo, Balanced Softmax and other methods, each once."""
     return tuple(dict.fromkeys(("paco", "balanced-softmax", *names)))
 
@@ -157,22 +160,22 @@ TABLES = {
         imbalance=(100, 50, 10),
     ),
     "published": PaperTable(
-        title="CIFAR-100-LT, every method as its authors ran it",
+        title="CIFAR-100-LT, every method with the settings of its authors",
         recipe="cifar100-lt",
         setting="released",
-        methods=with_main_pair(*(m for m, e in METHODS.items() if e.published), "ce"),
+        methods=with_main_methods(*(m for m, e in METHODS.items() if e.published), "ce"),
         imbalance=(100, 50, 10),
-        note="In brackets what was published: by the PaCo paper; for CB-Focal by a leaderboard (the best of several "
-        "class-balanced losses), for cRT, LWS and tau-norm by the Bag of Tricks code, for RIDE by its README.",
+        note="Published results are in parentheses. They are from the PaCo paper, except for CB-Focal (a leaderboard; the best "
+        "of several class-balanced losses), cRT, LWS and tau-norm (the Bag of Tricks code) and RIDE (its README).",
         shares=("cifar100-lt",),
     ),
     "methods": PaperTable(
-        title="CIFAR-100-LT at imbalance 100: every method under one budget",
+        title="CIFAR-100-LT at imbalance 100: all methods with the same budget",
         recipe="cifar100-lt",
         setting="equal",
-        methods=with_main_pair(*METHODS),
+        methods=with_main_methods(*METHODS),
         imbalance=(100,),
-        note="In brackets what was published, each with its own length, schedule and augmentation.",
+        note="Published results, each with its own training length, schedule and augmentation, are in parentheses.",
         shares=("latency", "cifar100-lt"),
     ),
     "latency": PaperTable(
@@ -182,11 +185,11 @@ TABLES = {
         methods=("paco-resnet56", "ride-2", "paco-resnet74", "ride-3", "paco", "ride-1", "ride-4"),
         imbalance=(100,),
         variants=DEEPER_NETWORKS,
-        # An image passes 51 convolutions in a row with two experts and 71 with three, each on a ResNet-32 whose first 11 they
-        # share; 55 and 73 in these networks. So small a network takes about the time of launching them: the table's ms tell.
+        # RIDE on ResNet-32 runs 51 convolutions one after another with two experts and 71 with three (11 of them are shared);
+        # these networks have 55 and 73. Launching the kernels takes most of the time of such small networks.
         pairs=(("paco-resnet56", "ride-2"), ("paco-resnet74", "ride-3")),
-        note="PaCo on networks about as deep in all as RIDE's experts one after the other; RIDE and PaCo without a word on "
-        "a ResNet-32. In brackets what was published.",
+        note="The networks of PaCo are about as deep as all experts of RIDE in sequence; RIDE, and PaCo without a network "
+        "name, use a ResNet-32. Published results are in parentheses.",
     ),
     "ablations": PaperTable(
         title="The PaCo paper's ablations, on CIFAR-100-LT at imbalance 100",
@@ -195,13 +198,13 @@ TABLES = {
         methods=("paco", "paco-no-rebalance", *ABLATIONS),
         imbalance=(100,),
         variants=ABLATIONS,
-        note="In brackets the paper's figure: PaCo's own is for CIFAR-100-LT, the others are for ImageNet-LT (ResNet-50; "
-        "multi-task: ResNeXt-50, where PaCo has 58.2), so compare differences. Alpha is 0.01 where nothing else is said. "
-        "Strategies keep the recipe's crops: from 0.08 for the query, from 0.2 for the key.",
+        note="Results of the paper are in parentheses. That of PaCo is for CIFAR-100-LT; the others are for ImageNet-LT "
+        "(ResNet-50; multi-task: ResNeXt-50, where PaCo has 58.2), so compare differences only. Alpha is 0.01 unless stated "
+        "otherwise. The strategies use the crops of the recipe: at least 0.08 of the area for the query, 0.2 for the key.",
         shares=("cifar100-lt", "methods"),
     ),
     "tiny-imagenet-lt": PaperTable(
-        title="Tiny-ImageNet-LT with ResNet-18, as any folder of images is trained",
+        title="Tiny-ImageNet-LT with ResNet-18, with the settings for image folders",
         recipe="tiny-imagenet-lt",
         setting="equal",
         methods=("paco", "balanced-softmax", "ce"),

@@ -11,7 +11,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from longtail.reporting.plots import COLORS, save_figure
 from longtail.theory import closed_forms
 
-EXAMPLE = 0.41
+PAPER_ALPHA_K = 0.41
 """alpha·K* of ImageNet, which is the example of the paper."""
 
 
@@ -26,7 +26,7 @@ def draw_theory(counts: Sequence[int], K: Sequence[float], alphas: Sequence[floa
     """
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    plot_extra(left, EXAMPLE)
+    plot_extra(left, PAPER_ALPHA_K)
     plot_pairs(right, np.array(counts), np.array(K), alphas)
     save_figure(figure, path)
 
@@ -35,7 +35,7 @@ def draw_extra(path: Path) -> None:
     """Plot Fig. 4 of the paper, for the example of ImageNet."""
     figure = Figure(figsize=(5.2, 4.0), layout="constrained")
     axis = figure.subplots()
-    plot_extra(axis, EXAMPLE)
+    plot_extra(axis, PAPER_ALPHA_K)
     save_figure(figure, path)
 
 
@@ -48,7 +48,7 @@ def plot_extra(axis: Axes, alpha_K: float) -> None:
     axis.plot(*minimum, "o", color=COLORS[3])
     axis.annotate(f"minimum at {best:.2f}", minimum, (0, 8), textcoords="offset points", ha="center")
     axis.set_title(f"$L_{{extra}}$ at $\\alpha K^* = {alpha_K:g}$", loc="left", fontsize=10)
-    axis.set_xlabel("$P_{sup}$, the share of the centers")
+    axis.set_xlabel("$P_{sup}$, the probability of the centers")
     axis.grid(alpha=0.3)
 
 
@@ -76,6 +76,6 @@ def plot_pairs(axis: Axes, counts_C: closed_forms.Floats, K_C: closed_forms.Floa
         scale.set_minor_locator(NullLocator())
     axis.invert_xaxis()
     axis.set_title("optimal probability of a positive pair, %", loc="left", fontsize=10)
-    axis.set_xlabel("training images of the class, rare ones to the right")
+    axis.set_xlabel("training images of the class (rare classes on the right)")
     axis.grid(alpha=0.3)
     axis.legend(frameon=False, fontsize=8)

@@ -18,7 +18,7 @@ Tree = dict[str, Any]
 """A results file, or a part of it, as parsed JSON."""
 
 MAX_CURVES = 7  # that a reader can tell apart
-MIXED_LENGTHS = 0  # stands for the length in tables whose methods have different lengths of training
+MIXED_LENGTHS = 0  # replaces the length in tables whose methods have different lengths of training
 
 # Selecting runs
 

@@ -20,7 +20,7 @@ from longtail.reporting.components import (
 from longtail.reporting.dataset_results import ClassList, DatasetResults
 from longtail.reporting.html import Element, el
 from longtail.reporting.result_rows import ResultRow
-from longtail.reporting.svg import PERCENT, Plot, Point, Scale, SeriesStyle, scale_around
+from longtail.reporting.svg import PERCENT, Plot, Point, Scale, SeriesStyle, make_scale
 
 CLASS_BINS = 10  # of the classes, from frequent to rare
 MAX_NAMED_CLASSES = 100  # with more classes, bars have no tooltips of their own
@@ -57,7 +57,7 @@ def frequency_section(dataset: DatasetResults) -> Element:
         note = missing_note("plot of accuracy by class frequency", NO_COUNTS)
         return section("Accuracy by class frequency", note)
     counts = np.maximum(classes.counts[classes.order], 1)
-    x = scale_around(counts.tolist(), log=True, is_descending=True)
+    x = make_scale(counts.tolist(), log=True, is_descending=True)
     description = "Accuracy of the classes against their number of training images, frequent classes on the left."
     labels = ("training images of the class", "test accuracy, %")
     plot = Plot("Accuracy by class frequency", description, x, PERCENT, *labels)

@@ -11,7 +11,7 @@ from longtail.reporting.components import figure, section
 from longtail.reporting.dataset_results import MAX_CLASSES_SHOWN, DatasetResults
 from longtail.reporting.html import Element
 from longtail.reporting.result_rows import ResultRow
-from longtail.reporting.svg import Plot, Scale, scale_around
+from longtail.reporting.svg import Plot, Scale, make_scale
 
 CAPTION = (
     "Mean gradient norm of each class's classifier weights, over the last stage that trains the classifier "
@@ -75,7 +75,7 @@ def gradient_section(dataset: DatasetResults) -> Element | None:
     description = "Gradient norms of the classes, frequent classes on the left; a flat line is balanced."
     num_classes = max(norms.num_classes for _, norms in found)
     x = Scale(1, 1.02 * num_classes)
-    y = scale_around(np.concatenate([norms.seed_range().ravel() for _, norms in found]).tolist(), log=True)
+    y = make_scale(np.concatenate([norms.seed_range().ravel() for _, norms in found]).tolist(), log=True)
     labels = ("classes, from frequent to rare", "mean gradient norm")
     plot = Plot("Gradients of the classifier", description, x, y, *labels)
     columns: dict[str, Sequence[Any]] = {"rank": range(1, num_classes + 1)}

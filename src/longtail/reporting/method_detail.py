@@ -24,7 +24,7 @@ from longtail.reporting.dataset_results import DatasetResults
 from longtail.reporting.embedding import WORKER
 from longtail.reporting.html import Element, el
 from longtail.reporting.result_rows import ResultRow
-from longtail.reporting.svg import Plot, Scale, SeriesStyle, scale_around
+from longtail.reporting.svg import Plot, Scale, SeriesStyle, make_scale
 from longtail.reporting.training_curves import curve_figures
 from longtail.run_folder import FinishedRun
 from longtail.theory.closed_forms import center, positives
@@ -148,7 +148,7 @@ def feature_map(run: FinishedRun) -> Element:
     position_N2 = WORKER.embed(x_NF) if len(y_N) >= MIN_MAPPED_IMAGES else None
     if position_N2 is None:
         return missing_note("feature map", f"fewer than {MIN_MAPPED_IMAGES} test images, or the features do not vary")
-    x, y = (scale_around(position_N2[:, i].tolist()) for i in (0, 1))
+    x, y = (make_scale(position_N2[:, i].tolist()) for i in (0, 1))
     description = "Test images placed so that similar features are close together, marked by the size of their class."
     plot = Plot(f"{run.config.method.label}: feature map", description, x, y, x_ticks=False, y_ticks=False)
     group_N = np.array([""] * len(y_N), dtype=object)

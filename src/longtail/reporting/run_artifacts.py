@@ -187,21 +187,21 @@ def test_counts(run: run_folder.FinishedRun) -> IntArray | None:
         return None
 
 
-class Predictions(NamedTuple):
+class StoredPredictions(NamedTuple):
     """Labels of the test images (N,), and whether the run classifies them correctly."""
 
     labels_N: IntArray
     correct_N: BoolArray
 
 
-def read_predictions(run: run_folder.FinishedRun) -> Predictions | None:
+def read_predictions(run: run_folder.FinishedRun) -> StoredPredictions | None:
     """Return the predictions of a run on the test images."""
     path = run.folder / PREDICTIONS
     return _read_predictions(path, _modified(path))
 
 
 @functools.lru_cache(maxsize=256)  # a page needs the same runs several times, and logits of many classes are large
-def _read_predictions(path: Path, _: float) -> Predictions | None:
+def _read_predictions(path: Path, _: float) -> StoredPredictions | None:
     """Read a file; the time of its last modification is part of the cache key."""
     try:
         stored = files.read_arrays(path, path.parent, MAX_PREDICTIONS_BYTES)
@@ -210,7 +210,7 @@ def _read_predictions(path: Path, _: float) -> Predictions | None:
             return None
         predicted_N = stored["logits"].argmax(1) if "logits" in stored else stored["top_classes"][:, 0]
         is_valid = y_N.ndim == 1 and y_N.shape == predicted_N.shape and len(y_N) > 0 and y_N.dtype.kind in "iu"
-        return Predictions(y_N.astype(np.int64), predicted_N == y_N) if is_valid and y_N.min() >= 0 else None
+        return StoredPredictions(y_N.astype(np.int64), predicted_N == y_N) if is_valid and y_N.min() >= 0 else None
     except READ_ERRORS:
         return None
 

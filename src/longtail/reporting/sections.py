@@ -23,7 +23,7 @@ from longtail.reporting.dataset_results import ClassList, DatasetResults
 from longtail.reporting.html import Element, el
 from longtail.reporting.result_rows import ResultRow, format_mean_std
 from longtail.reporting.significance import explain_labels, rank_rows
-from longtail.reporting.svg import Plot, Scale, SeriesStyle, scale_around, swatch
+from longtail.reporting.svg import Plot, Scale, SeriesStyle, make_scale, swatch
 from longtail.reporting.table import table_caption
 from longtail.run_folder import FinishedRun
 
@@ -95,7 +95,7 @@ def _cost_figure(dataset: DatasetResults, metric: str) -> Element | None:
         return None
     label = METRICS[metric].description
     points = [(mean_std(_cost_values(row, metric))[0], *mean_std(row.values("top1"))) for row in rows]
-    y = scale_around([edge for _, m, std in points for edge in (m - (std or 0), m + (std or 0))])
+    y = make_scale([edge for _, m, std in points for edge in (m - (std or 0), m + (std or 0))])
     x = Scale(0, 1.08 * max(x for x, _, _ in points))
     description = f"Test accuracy of {format_count(len(rows), 'method')} against {label}; up and to the left is better."
     plot = Plot(f"Accuracy against {label}", description, x, y, label, "test accuracy, %")

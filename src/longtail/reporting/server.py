@@ -1,6 +1,6 @@
 """`longtail watch`: a local server for the page of runs that are still being trained.
 
-The server knows two paths, serves no files and listens on the loopback interface only. It answers only requests that name this
+The server has two paths, serves no files and listens on the loopback interface only. It answers only requests that name this
 machine in their Host header; otherwise another site could point its own name to the loopback address and read the page.
 """
 

@@ -155,7 +155,7 @@ class Support(NamedTuple):
 
     @property
     def is_too_small(self) -> bool:
-        """Whether there are too few test images for a verdict."""
+        """True if there are too few test images for a verdict."""
         return self.num_images is not None and self.num_images < MIN_TEST_IMAGES
 
     @property

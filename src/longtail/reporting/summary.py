@@ -62,7 +62,7 @@ def describe_ranking(rows: Sequence[ResultRow], metric: str) -> list[Inline]:
     best, others = ranking = rank_methods(rows, metric)
     accuracy = f"{best.mean(metric):.1f}{NBSP}%"
     if not others:
-        return [el("strong", best.label), f" has {accuracy}; no other method has a result there."]
+        return [el("strong", best.label), f" has {accuracy}; there is no other method to compare with."]
     if not ranking.with_outcome("ahead", "tied", "behind"):
         return describe_unproven(ranking, metric)
     tied, behind = ranking.with_outcome("tied"), ranking.with_outcome("ahead")
@@ -80,7 +80,7 @@ def describe_ranking(rows: Sequence[ResultRow], metric: str) -> list[Inline]:
         text += [". It is" if tied else ",", " ahead of ", *join_items(leads)]
     if without_verdict:
         labels = join_items([[user_text(row.label)] for row, _ in without_verdict])
-        text += [". No verdict on ", *labels, ": too few seeds, or different ones"]
+        text += [". Not compared with ", *labels, ", because there are too few common seeds"]
     return [*text, "."]
 
 
@@ -204,7 +204,7 @@ def caveats(dataset: DatasetResults) -> Iterator[Caveat]:
     rows = dataset.comparable
     fewest = min(len(row.runs) for row in rows)
     if fewest < MIN_SEEDS:
-        text = f"Only {format_count(fewest, 'seed')}; {MIN_SEEDS} are needed to separate a method's effect from chance."
+        text = f"Only {format_count(fewest, 'seed')}; {MIN_SEEDS} are needed to rule out random variation."
         yield Caveat("seeds", False, text)
     else:
         seeds = format_count(fewest, "seed")
@@ -251,7 +251,7 @@ def budget_caveat(rows: Sequence[ResultRow]) -> Caveat:
     trees = [{k: v for k, v in row.runs[0].config.identity().items() if k != "method"} for row in rows]
     fields = sorted({f for tree in trees for f in differences(trees[0], tree)} - {"views.key"})  # some have one view
     if fields:
-        return Caveat("training", False, f"The methods differ in more than the method: {', '.join(fields)}.")
+        return Caveat("training", False, f"The methods were trained with different settings: {', '.join(fields)}.")
     epochs = format_count(rows[0].runs[0].config.train.epochs, "epoch")
     text = f"All methods were trained for {epochs} with the same images, augmentation, network and optimizer."
     return Caveat("training", True, text + _two_view_note(rows))
@@ -278,7 +278,7 @@ def validation_caveat(rows: Sequence[ResultRow]) -> Caveat:
     fractions = {row.held_out for row in rows}
     if 0 in fractions:
         subject = "No validation images were held out" + ("" if len(fractions) == 1 else " for some methods")
-        text = f"{subject}: choosing a method or a setting by these results means choosing it on the test set."
+        text = f"{subject}: selecting a method or a setting by these results means selecting it on the test set."
         return Caveat("validation", False, text)
     return Caveat("validation", True, "Validation images were held out: settings could be chosen without the test set.")
 
@@ -326,7 +326,7 @@ def summary_lines(rows: Sequence[ResultRow]) -> list[str]:
         support, overall = dataset.support, overall_support(dataset.comparable[0].runs[0])
         lines += is_paco_worth_it(dataset.comparable, support)
         if support.is_too_small and not overall.is_too_small:
-            lines += is_paco_worth_it(dataset.comparable, overall, question="And over all test images?")
+            lines += is_paco_worth_it(dataset.comparable, overall, question="Is PaCo worth it over all test images?")
     return lines
 
 

@@ -83,7 +83,7 @@ def _round_step(step: float) -> float:
     return power * next(m for m in (1, 2, 5, 10) if m * power >= step * (1 - 1e-9))
 
 
-def scale_around(values: Iterable[float], log: bool = False, is_descending: bool = False) -> Scale:
+def make_scale(values: Iterable[float], log: bool = False, is_descending: bool = False) -> Scale:
     """Return a scale that contains the values, with a margin on both sides.
 
     Args:

@@ -14,7 +14,7 @@ from longtail.reporting import run_artifacts
 from longtail.reporting.components import TableCell, figure, grid, missing_note, table, user_text
 from longtail.reporting.html import Element, el
 from longtail.reporting.result_rows import dataset_name
-from longtail.reporting.svg import Plot, Point, Scale, SeriesStyle, scale_around, swatch
+from longtail.reporting.svg import Plot, Point, Scale, SeriesStyle, make_scale, swatch
 
 Log = Sequence[dict[str, Any]]
 """One row per epoch."""
@@ -50,7 +50,7 @@ def _curve_figure(title: str, key: str, logs: Mapping[str, Log], optimum: float 
     series = {label: _finite_points(log, key) for label, log in logs.items()}
     values = [y for points in series.values() for _, y in points]
     x = Scale(0, max((e for points in series.values() for e, _ in points), default=1), is_integer=True)
-    y = scale_around([*values, 0.0] if optimum is None else [*values, 0.0, optimum])
+    y = make_scale([*values, 0.0] if optimum is None else [*values, 0.0, optimum])
     plot = Plot(f"{title}: {CURVES[key]}", f"{CURVES[key]} by epoch, one line per run.", x, y, "epoch", CURVES[key])
     for i, (label, points) in enumerate(series.items()):
         if len(points) == 1:
