@@ -37,7 +37,7 @@ TIMEOUT = timedelta(hours=4)
 
 LOCAL_SETTINGS = {
     "data": ("root", "train_list", "test_list", "workers", "decode"),
-    "log": ("progress", "to", "project"),
+    "log": ("progress", "loggers", "project"),
 }
 """Settings that may differ between machines."""
 
