@@ -6,8 +6,6 @@ Public names are imported when they are first used, so that `import longtail` is
 import importlib
 from typing import Any
 
-from longtail.deprecated import find_renamed
-
 __version__ = "0.2.0"
 
 _HOME = {
@@ -52,6 +50,8 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"longtail.{name}")
     if name == "choices":
+        from longtail.deprecated import find_renamed
+
         return find_renamed("longtail", {"choices": "longtail.autoconfig"})(name)
     if name in _HOME:
         return getattr(importlib.import_module(f"longtail.{_HOME[name]}"), name)
