@@ -187,6 +187,15 @@ def test_class_names_that_cannot_be_stored(tmp_path, bad):
         inspect(DataConfig(root=root), quick=True)
 
 
+def test_long_class_name_that_is_used_for_every_class(tmp_path):
+    """A pickle stores the string once, but each copy of it in a message or in an output file takes memory."""
+    entries = cifar100_entries()
+    entries["meta"]["fine_label_names"] = ["a" * 1001] * 100
+    root = write(tmp_path, "cifar-100-python", entries)
+    with raises("damaged-file", "1,000"):
+        inspect(DataConfig(root=root), quick=True)
+
+
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_arrays_of_every_protocol(protocol, order):
@@ -270,6 +279,14 @@ def test_many_members(tmp_path):
 
 def test_chain_of_long_names(tmp_path):
     outcome_of(compressed(tmp_path, (header("x", tarfile.GNUTYPE_LONGNAME, 1) + b"a".ljust(512, b"\0")) * 5000))
+
+
+def test_global_headers_that_are_copied_to_every_member(tmp_path):
+    """`tarfile` applies all records of a global header to each member that follows."""
+    records = b"".join(b"8 %s=\n" % f"{n:04x}".encode() for n in range(50_000))
+    entries = header("global", tarfile.XGLTYPE, len(records)), records.ljust(-(-len(records) // 512) * 512, b"\0")
+    said = outcome_of(compressed(tmp_path, *entries, header("empty", tarfile.REGTYPE, 0) * 1200))
+    assert f"{archive.MAX_HEADER_BYTES:,}" in said
 
 
 def test_sparse_maps(tmp_path):

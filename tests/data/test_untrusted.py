@@ -114,6 +114,22 @@ def test_frames_of_an_animation_are_not_counted(monkeypatch):
         assert probe_image(file.getvalue()).animated == (frames > 1) and len(seeks) < 10
 
 
+@pytest.mark.parametrize("kind", ["EXIF", "comments"])
+def test_repeated_metadata_takes_no_quadratic_time(kind):
+    """Pillow copies everything before a JPEG's EXIF segment, and everything after a comment in a PPM file."""
+    if kind == "EXIF":
+        file = io.BytesIO()
+        Image.new("RGB", (16, 16)).save(file, "JPEG")
+        jpeg = file.getvalue()
+        segment = b"\xff\xe1\0\x09Exif\0\0x"
+        few, many = (jpeg[:2] + segment * n + jpeg[2:] for n in (9, 1_000_000))
+    else:
+        few, many = (b"P3 4 4 255\n" + b"#\n" * n + b"0 " * 48 for n in (9, 1_000_000))
+    assert probe_image(few).width in (4, 16)
+    outcome = run_guarded(lambda: probe_image(many), seconds=1)
+    assert outcome.kind == "traceback" and "BadImage: it has more than" in outcome.text
+
+
 def test_few_images_are_held_in_memory(monkeypatch):
     """What is read ahead is bounded, and nothing more is begun where nobody goes on."""
     monkeypatch.setattr(decode, "available_cores", lambda: 2)

@@ -16,7 +16,8 @@ from typing import Any, BinaryIO
 from longtail import files
 
 MAX_TOTAL_BYTES = 2**30  # of a decompressed archive
-MAX_HEADER_BYTES = 2**20  # of all headers of an archive; a member without a long name has 512
+# Of all headers of an archive. A member without a long name has 512 bytes, and tarfile copies global headers to every member.
+MAX_HEADER_BYTES = 2**18
 BLOCK_BYTES = 2**20  # read at a time
 
 

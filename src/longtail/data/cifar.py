@@ -30,6 +30,7 @@ from longtail.data.lazy_images import (
 from longtail.errors import UserError, disk_full_as_user_error, error_text
 
 SIDE = 32  # pixels
+MAX_NAME_LENGTH = 1000  # of a class name; the 100 names of a pickle can all be the same very long string
 MAX_FILE_BYTES = 2**29  # of an unpacked file or archive member; the largest published one has a third of that
 
 
@@ -221,6 +222,11 @@ def _class_names(published: _CifarFiles, location: Path, content: bytes) -> tupl
     if not isinstance(names, list) or len(names) != published.classes or not all(isinstance(n, str) for n in names):
         raise UserError(
             f"{path} does not name {published.classes} classes: download {published.url} again", kind="damaged-file"
+        )
+    if any(len(name) > MAX_NAME_LENGTH for name in names):
+        raise UserError(
+            f"{path} has a class name of more than {MAX_NAME_LENGTH:,} characters: download {published.url} again",
+            kind="damaged-file",
         )
     return tuple(check_text(name, path, "class name") for name in names)
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longtail import files
+from longtail.data.jpeg import START as JPEG_START
 from longtail.data.jpeg import is_plain
 from longtail.data.lazy_images import DecodedImages, ImageArray, IntArray, LazyImages, StreamedImages
 from longtail.errors import UnreadableImageError, UserError
@@ -31,6 +32,8 @@ ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
 QUEUED_PER_THREAD = 4  # images; each may have MAX_IMAGE_BYTES
 MAX_IMAGE_BYTES = 2**29  # of a file; an uncompressed 8-bit image with the most pixels that Pillow accepts is smaller
 SKIP_HINT = "replace or remove it, or leave such images out with --data.on_error skip"
+MAX_EXIF_SEGMENTS = 256  # of a JPEG; one is usual, and each image of an MPO file has its own
+MAX_COMMENTS = 256  # of a PPM file with pixels in digits
 ANIMATED_FORMATS = ("GIF", "WEBP", "PNG", "AVIF")  # frames of other formats are pages or views
 LAST_ROWS = 8  # decoders fill the end of a truncated JPEG with gray, without an error
 
@@ -306,6 +309,7 @@ def open_image(encoded: bytes) -> "Iterator[Image.Image]":
     try:
         if not encoded:
             raise BadImage("the file is empty")
+        _check_repetitions(encoded)
         with ignore_pillow_warnings(), Image.open(io.BytesIO(encoded), formats=supported_formats()) as image:
             _check_pixels(image)
             yield image
@@ -322,6 +326,14 @@ def to_upright_rgb(image: "Image.Image") -> "Image.Image":
     from PIL import ImageOps
 
     return _to_eight_bits(ImageOps.exif_transpose(image), image.format).convert("RGB")
+
+
+def _check_repetitions(encoded: bytes) -> None:
+    """Raise BadImage for parts of a file that Pillow copies again for each further part, in quadratic time."""
+    if encoded.startswith(JPEG_START) and encoded.count(b"Exif\0\0") > MAX_EXIF_SEGMENTS:
+        raise BadImage(f"it has more than {MAX_EXIF_SEGMENTS} EXIF segments")
+    if encoded.startswith((b"P1", b"P2", b"P3")) and encoded.count(b"#") > MAX_COMMENTS:
+        raise BadImage(f"it has more than {MAX_COMMENTS} comments")
 
 
 def _check_pixels(image: "Image.Image") -> None:
