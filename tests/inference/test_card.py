@@ -1,5 +1,6 @@
 """A model card: its code, taken from it and run, says of a photograph what `longtail predict` says."""
 
+import ast
 import json
 import re
 from dataclasses import replace
@@ -13,7 +14,7 @@ import longtail
 from longtail import run_folder
 from longtail.cli import main
 from longtail.files import write_json
-from longtail.inference.card import preparation_code
+from longtail.inference.card import preparation_code, usage_code
 from longtail.inference.formats import FORMATS
 from longtail.inference.preprocessing import Preprocessing
 from longtail.views import Views
@@ -49,6 +50,16 @@ def files(tmp_path_factory) -> list[Path]:
         for mode in ("RGBA", "L", "P"):
             scene(*shape).convert(mode).save(place / f"{i}-{mode}.png")
     return sorted(place.iterdir())
+
+
+@pytest.mark.parametrize("name", ["model.onnx", 'x"); exit()\n```\n<b>\x85\u202e\udcff\U0001f600\\.pt2'])
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_file_name_is_only_a_string_in_the_code(to, name):
+    preprocessing = Preprocessing(Views(tiny("ce").views, 32), 0)
+    code = usage_code(to, name, preprocessing)
+    values = [node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)]
+    assert values.count(name) == 1
+    assert len(code.splitlines()) == len(usage_code(to, "x", preprocessing).splitlines())
 
 
 @pytest.mark.parametrize("crop", [1.0, 0.875])

@@ -16,6 +16,7 @@ from longtail.cli.predict import make_prediction_table
 from longtail.inference.model import UNCALIBRATED, ClassProbability
 from longtail.inference.predict import FilePrediction, find_images, predict_files
 from longtail.text import escape_nonprintable
+from tests.data.guard import run_guarded
 from tests.inference.made import finished_run, folder_config, photographs
 from tests.raises import raises
 
@@ -74,6 +75,25 @@ def test_which_images_are_meant(tmp_path, monkeypatch):
         find_images([])
     with raises("missing-file", root / "*.bmp"):
         find_images([str(root / "*.bmp")])
+
+
+@pytest.mark.parametrize("depth", [1, 40])
+def test_a_pattern_enters_each_folder_once(tmp_path, monkeypatch, depth):
+    """Folders with two links each to the next folder, or to themselves, have an exponential number of paths."""
+    for number in range(depth):
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        for name in "ab":
+            (folder / name).symlink_to(f"../{(number + 1) % depth}")
+    (folder / "x.jpg").touch()
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / ".hidden/x.jpg").touch()
+    monkeypatch.chdir(tmp_path)
+    for pattern in ("**/x.jpg", "**/*.jpg", f"{tmp_path}/**/x.jpg", f"{tmp_path}/**"):
+        outcome = run_guarded(lambda pattern=pattern: find_images([pattern]), seconds=1)
+        assert outcome.kind == "done", outcome
+        (found,) = find_images([pattern])
+        assert os.path.samefile(found, folder / "x.jpg")
 
 
 def test_csv_and_json_say_the_same_and_names_are_text(made, tmp_path, monkeypatch, capsys):

@@ -7,7 +7,7 @@ import timm
 import torch
 from torch import nn
 
-from longtail.models import backbones
+from longtail.models import backbones, weights
 from longtail.models.backbones import CifarBlock, image_size_options, make_trunk, wrap_backbone
 from longtail.models.heads import Classifier, make_linear_head, projection
 from tests.raises import raises
@@ -74,6 +74,12 @@ def test_low_precision_stays_inside_the_trunk():
     low = trunk(x)
     assert low.dtype == torch.float32 and not torch.equal(low, full)
     torch.testing.assert_close(low, full, rtol=0.1, atol=0.1)
+
+
+def test_unknown_tags_of_pretrained_weights_are_user_errors():
+    for use in (weights.find_weights, weights.find_timm_config, lambda name: image_size_options(name, 32)):
+        with raises("unknown-name", "resnet18.nothing"):
+            use("resnet18.nothing")
 
 
 def test_errors_about_models_name_a_fix():

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import timm
-
 from longtail import recipes
 from longtail.autoconfig.config_choices import SET_BY_USER, Choice, ConfigChoices, with_values
 from longtail.autoconfig.facts import Facts
 from longtail.config import Config
-from longtail.models.weights import pretrained_normalization
+from longtail.models.weights import find_timm_config, pretrained_normalization
 from longtail.theory import OPTIMUM, auto_alpha
 
 HEADER = "Settings selected for this data and machine (override with the flags shown):"
@@ -226,7 +224,7 @@ def choose_image_size(facts: Facts, name: str, pretrained: bool) -> tuple[int, s
 
 def find_fixed_size(name: str) -> int | None:
     """Return the input size of a network that supports one size only, or None for other networks."""
-    known = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
+    known = find_timm_config(name)
     return known.input_size[-1] if known and known.fixed_input_size else None
 
 

@@ -1,5 +1,6 @@
 """Model cards in Markdown: what users should know about a network."""
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,7 +14,7 @@ from longtail.inference.preprocessing import Preprocessing
 from longtail.metrics import SHOT_GROUPS
 from longtail.reporting import run_artifacts
 from longtail.reporting.significance import group_support
-from longtail.text import escape_markdown
+from longtail.text import escape_markdown, escape_nonprintable
 
 MAX_CLASSES = 50
 """Largest number of classes in the table; of more classes, the most frequent and the rarest are listed."""
@@ -238,7 +239,8 @@ def usage_code(to: str, file: str, preprocessing: Preprocessing) -> str:
         file: Name of the file.
         preprocessing: The preprocessing of the network.
     """
-    return CODE[to].format(file=file, input=INPUT, prepared=preparation_code(preprocessing))
+    literal = escape_nonprintable(json.dumps(file, ensure_ascii=False)[1:-1])  # between quotes, in Python
+    return CODE[to].format(file=literal, input=INPUT, prepared=preparation_code(preprocessing))
 
 
 def preparation_code(preprocessing: Preprocessing) -> str:

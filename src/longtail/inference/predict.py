@@ -135,13 +135,43 @@ def _expand(word: str) -> Iterator[Path]:
     elif os.path.lexists(word):
         yield from _file_or_folder(Path(word))
     else:
-        matches = sorted(glob.glob(word, recursive=True)) if glob.has_magic(word) else []
+        matches = sorted(set(match_pattern(word))) if glob.has_magic(word) else []
         if not matches:
             raise UserError(
                 f"{word} does not exist: give image files, folders, or patterns such as 'x/*.jpg'", kind="missing-file"
             )
         for match in matches:
             yield from _file_or_folder(Path(match))
+
+
+def match_pattern(pattern: str) -> Iterator[str]:
+    """Yield the matches of a pattern, in which "**" stands for folders at any depth.
+
+    Unlike `glob.glob(pattern, recursive=True)`, this function enters each folder once: a few folders that contain links to each
+    other have an exponential number of paths. "**" at the end matches files.
+    """
+    parts = pattern.split(os.sep)
+    if "**" not in parts:
+        yield from glob.glob(pattern)
+        return
+    first = parts.index("**")
+    rest, seen = parts[first + 1 :], set[str]()
+    for top in glob.glob(os.sep.join([*parts[:first], ""])) if first else [os.curdir]:
+        try:
+            for folder, inner, names in files.walk(top, follow_links=True):
+                if os.path.realpath(folder) in seen:
+                    inner.clear()
+                    continue
+                seen.add(os.path.realpath(folder))
+                inner[:] = sorted(name for name in inner if not name.startswith("."))
+                if rest:
+                    yield from match_pattern(os.path.join(glob.escape(folder), *rest))
+                else:
+                    yield from (os.path.join(folder, name) for name in names if not name.startswith("."))
+        except files.RefusedFile as error:
+            raise UserError(
+                f"cannot search {top} ({error.strerror}): name a folder closer to the images", kind="unsafe-file"
+            ) from error
 
 
 def read_paths() -> list[str]:

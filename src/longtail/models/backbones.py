@@ -266,7 +266,7 @@ def image_size_options(name: str, image_size: int) -> dict[str, int]:
 
     timm resamples pretrained position embeddings to this size.
     """
-    known = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
+    known = weights.find_timm_config(name)
     return {"img_size": image_size} if known and known.fixed_input_size else {}
 
 

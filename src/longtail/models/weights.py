@@ -16,7 +16,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from longtail.errors import UserError
+from longtail.errors import UserError, error_text
 
 WeightSource = Literal["package", "cache", "hub"]
 HUB_TIMEOUT = 5  # seconds
@@ -34,9 +34,19 @@ WEIGHT_PACKAGES: dict[str, tuple[str, Callable[[], dict[str, Tensor]]]] = {
 }
 
 
+def find_timm_config(name: str) -> Any:
+    """Return timm's description of the weights of a model, or None; a name with an unknown tag raises UserError."""
+    try:
+        return timm.get_pretrained_cfg(name) if timm.is_model(name) else None
+    except RuntimeError as error:
+        raise UserError(
+            f"unknown model {name!r} ({error_text(error)}): leave out the tag after the dot", kind="unknown-name"
+        ) from error
+
+
 def find_weights(name: str) -> WeightSource | None:
     """Return where the pretrained weights of a timm model are available, or None if they are not."""
-    known = timm.get_pretrained_cfg(name)
+    known = find_timm_config(name)
     if known is None or not (known.hf_hub_id or known.url):
         return None
     if _architecture(name) in WEIGHT_PACKAGES and importlib.util.find_spec(WEIGHT_PACKAGES[_architecture(name)][0]):
@@ -71,7 +81,7 @@ def load_pretrained(name: str, **options: Any) -> nn.Module:
 
 def pretrained_normalization(name: str) -> Literal["half", "imagenet"]:
     """Return the pixel normalization with which the weights of a timm model were trained."""
-    known = timm.get_pretrained_cfg(name)
+    known = find_timm_config(name)
     return "half" if known and tuple(known.mean) == (0.5, 0.5, 0.5) else "imagenet"
 
 
@@ -102,7 +112,7 @@ def _find_cached_file(name: str) -> Path | None:
     """Return the file with the weights of a timm model in the local cache of the hub, or None."""
     from huggingface_hub import try_to_load_from_cache
 
-    known = timm.get_pretrained_cfg(name)
+    known = find_timm_config(name)
     if known is None or not known.hf_hub_id:
         return None
     paths = (try_to_load_from_cache(known.hf_hub_id, file) for file in ("model.safetensors", "pytorch_model.bin"))
