@@ -452,7 +452,7 @@ def test_the_folder_above_or_those_below_may_be_meant(tmp_path):
     fill(tmp_path / "a/val", cat=6, dog=6)
     for name, other in (("train", "val"), ("val", "train")):
         *_, note = load(DataConfig(name="folder", root=tmp_path / "a" / name, image_size=8)).notes
-        assert f" {other}/ " in note and note.endswith(str(tmp_path / "a"))
+        assert f" {other}/" in note and str(tmp_path / "a") in note
     with raises("too-few-data", f"{tmp_path}/outer/photos"):
         fill(tmp_path / "outer/photos", cat=6, dog=6)
         load(DataConfig(name="folder", root=tmp_path / "outer", image_size=8))

@@ -123,11 +123,11 @@ def test_probabilities_have_the_temperature_and_the_frequencies_asked_for(digits
     assert never.probabilities[0] == 0 and never.probabilities.sum() == pytest.approx(1)
 
 
-def test_which_run_is_meant(digits, tmp_path, capsys):
+def test_which_run_is_meant(digits, tmp_path, caplog):
     shutil.copytree(digits, tmp_path / "x/seed0")
     shutil.copytree(digits, tmp_path / "x/seed1")
     assert longtail.load(tmp_path / "x").origin == tmp_path / "x/seed0"
-    assert "2 seeds" in capsys.readouterr().err
+    assert "2 seeds" in caplog.text
     assert longtail.load(tmp_path / "x/seed1").origin == tmp_path / "x/seed1"
     assert longtail.load(tmp_path / "x/seed1/model.safetensors").origin == tmp_path / "x/seed1"
     tree = json.loads((tmp_path / "x/seed1/config.json").read_text())

@@ -73,7 +73,7 @@ def added(monkeypatch, tmp_path) -> type[Method]:
     names = dict(vars(recipes.method_presets))
     exec(imports, names)
     monkeypatch.setitem(recipes.METHODS, NAME, eval(f"{{{line.strip()}}}", names)[NAME])
-    assert find_method(recipes.METHODS[NAME].kind) is kind
+    assert find_method(recipes.METHODS[NAME].settings_class) is kind
     return kind
 
 
