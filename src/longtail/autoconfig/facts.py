@@ -28,9 +28,9 @@ class Facts:
     shorter_side: int
     """Median length of the shorter side of the images, in pixels."""
     is_grayscale: bool
-    """Whether none of the images whose headers were read has colors."""
+    """True if none of the images whose headers were read has colors."""
     has_gpu: bool
-    """Whether the training runs on a GPU."""
+    """True if the training runs on a GPU."""
     memory: int
     """Memory of the GPU in bytes, or that of the machine if there is no GPU."""
     find_weights: Callable[[str], WeightSource | None]

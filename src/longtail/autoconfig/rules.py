@@ -127,7 +127,7 @@ class Network:
     image_size: int
     """Side of the input, in pixels."""
     is_modern: bool
-    """Whether it is a transformer or a similar network, which are trained with AdamW."""
+    """True for transformers and similar networks, which are trained with AdamW."""
     normalize: Literal["half", "imagenet"]
     bytes_per_pixel: int
 

@@ -50,7 +50,7 @@ class DataConfig(Section):
     columns: Annotated[tuple[str, ...], TWO_COLUMNS] = ()
     """Names of the two columns to read: path and label of a .csv or .tsv list, or image and label of shards."""
     on_error: Literal["stop", "skip"] = "stop"
-    """What to do with an unreadable image. `stop`: stop with an error that names it; `skip`: train without it and list
+    """Action for an unreadable image. `stop`: stop with an error that names it; `skip`: train without it and list
     it in the run folder."""
     imbalance: Annotated[float, ge(1, "100")] = 1.0
     """Imbalance factor of the long-tailed subset: size of the largest class over size of the smallest; 1: use all

@@ -80,7 +80,7 @@ class RunProgress(NamedTuple):
     last_update: float
     """Time of the last write, in seconds since 1970."""
     is_training: bool | None
-    """Whether a process on this machine trains the run; None if unknown."""
+    """True if a process on this machine trains the run; None if unknown."""
 
     @property
     def epochs(self) -> int:
