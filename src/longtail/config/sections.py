@@ -72,6 +72,9 @@ class DataConfig(Section):
     decode: Decoding = "auto"
     """`stream`: device that decodes the JPEG files of the training set; `auto`: the GPU if it supports this. Evaluation
     images are always decoded on the CPU."""
+    cached_views: Annotated[int, interval(0, 64)] = 0
+    """For a frozen backbone: number of augmented views of each training image whose features are computed once and
+    stored; the head is then trained on these features in seconds. 0: compute views and features in every epoch."""
     val_fraction: Annotated[float, interval(0, 0.2, example="0.1")] = 0.0
     """Fraction of each class's training images to hold out for validation. No class is reduced below two training
     images."""
