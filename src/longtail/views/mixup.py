@@ -10,7 +10,7 @@ def mixup(
     """Mix every image with a random one of its batch.
 
     Args:
-        images_N: Images of one or more batches.
+        images_N: Images, or features, of one or more batches.
         y_N: Their labels.
         batch: Number of images per batch.
         alpha: Parameter of the Beta(alpha, alpha) distribution, from which each batch draws the weight of the first images.
@@ -24,5 +24,6 @@ def mixup(
     weight = gamma[0] / gamma.sum(0).clamp(min=1e-30)
     partner = torch.rand(batches, batch, device=device, generator=rng).argsort(1)
     partner_N = (partner + batch * torch.arange(batches, device=device)[:, None]).flatten()
-    weight_N = weight.repeat_interleave(batch, output_size=len(y_N))[:, None, None, None].to(images_N.dtype)
+    weight_N = weight.repeat_interleave(batch, output_size=len(y_N)).to(images_N.dtype)
+    weight_N = weight_N.view(-1, *[1] * (images_N.ndim - 1))
     return torch.lerp(images_N[partner_N], images_N, weight_N), y_N[partner_N], weight
