@@ -26,6 +26,8 @@ class ChosenConfig(NamedTuple):
     """The main settings with the reasons for them."""
     warnings: list[str]
     """Limitations that no choice of settings removes."""
+    candidates: tuple[Config, ...] = ()
+    """The configurations from which cross-validation selects one, `config` first; empty without cross-validation."""
 
     def describe(self, exclude: str = "", width: int | None = None) -> list[str]:
         """Return lines that list the choices with their reasons, and the warnings.
@@ -54,14 +56,31 @@ def choose(
     Args:
         images: A folder of images, a folder of shards, or a list of files.
         facts: Facts about the images and the machine; see `inspect_data`.
-        method: Name of the method; None: PaCo.
+        method: Name of the method; None or "auto": selected by cross-validation if the features of a frozen backbone are
+            cached, otherwise PaCo.
         given: Values of settings that are not changed, by flag, such as {"optim.lr": 0.1}.
         imbalance: Imbalance factor to which the classes are subsampled; None: all images.
     """
-    choices = ConfigChoices(given or {})
-    name = choose_method(facts, method, choices)
-    base = recipes.make(images, method=name, imbalance=imbalance)
+    given, method = dict(given or {}), None if method == AUTO else method
+    chosen = choose_for_method(images, facts, method, given, imbalance)
+    if not chosen.config.data.folds:
+        return chosen
+    names = AUTO_METHODS if method is None else (method,)
+    rates = (given["optim.lr"],) if "optim.lr" in given else [rate * chosen.config.optim.lr for rate in RATE_FACTORS]
+    configs = [choose_for_method(images, facts, name, given, imbalance).config for name in names]
+    candidates = tuple(with_values(config, {"optim.lr": float(f"{rate:.3g}")}) for config in configs for rate in rates)
+    return chosen._replace(config=candidates[0], candidates=candidates)
+
+
+def choose_for_method(
+    images: str | Path, facts: Facts, method: str | None, given: Mapping[str, Any], imbalance: float | None
+) -> ChosenConfig:
+    """Choose a configuration of one method, without cross-validation; `choose` describes the arguments."""
+    choices = ConfigChoices(given)
     network = choose_network(facts, choices)
+    is_cached = choose_cached_views(facts, network, choices)
+    name = choose_method(facts, method, is_cached, choices)
+    base = recipes.make(images, method=name, imbalance=imbalance)
     choose_views(facts, network, choices)
     choose_length(facts, network, choices)
     choose_contrast(facts, set(type(base.method).__dataclass_fields__), choices)

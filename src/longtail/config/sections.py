@@ -75,6 +75,9 @@ class DataConfig(Section):
     cached_views: Annotated[int, interval(0, 64)] = 0
     """For a frozen backbone: number of augmented views of each training image whose features are computed once and
     stored; the head is then trained on these features in seconds. 0: compute views and features in every epoch."""
+    folds: Annotated[int, interval(0, 20)] = 0
+    """With `cached_views`: number of folds of the cross-validation on the training images, which selects settings and
+    calibrates probabilities; 0: no cross-validation."""
     val_fraction: Annotated[float, interval(0, 0.2, example="0.1")] = 0.0
     """Fraction of each class's training images to hold out for validation. No class is reduced below two training
     images."""

@@ -5,7 +5,7 @@ import os
 import resource
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,7 +56,15 @@ class EvaluationFeatures(NamedTuple):
 class Evaluator:
     """Evaluates a method on a data set, with the views and batch size of its run."""
 
-    def __init__(self, method: methods.Method, data: DataSet, views: Views, device: torch.device, batch: int) -> None:
+    def __init__(
+        self,
+        method: methods.Method,
+        data: DataSet,
+        views: Views,
+        device: torch.device,
+        batch: int,
+        stored: Mapping[int, Tensor] | None = None,
+    ) -> None:
         """Create an evaluator.
 
         Args:
@@ -65,8 +73,10 @@ class Evaluator:
             views: Makes views without augmentation.
             device: The device of the method.
             batch: The number of images that are processed at a time.
+            stored: Features that are known already, by the `id` of their split.
         """
         self.method, self.data, self.views, self.device, self.batch = method, data, views, device, batch
+        self.stored = stored or {}
 
     def features(self, source: Split, indices: np.ndarray | None = None) -> Tensor:
         """Return the features of images without augmentation. With several processes, each computes a part.
@@ -76,6 +86,8 @@ class Evaluator:
             indices: The numbers of the images; None for all.
         """
         every = np.arange(len(source.labels)) if indices is None else indices
+        if id(source) in self.stored:
+            return self.stored[id(source)][torch.from_numpy(every)]
         mine = every[rank_slice(len(every), rank(), world_size())]
         with in_test_mode(self.method):
             frames = iterate_frames(source, mine, self.batch, self.device)

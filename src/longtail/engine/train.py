@@ -37,6 +37,7 @@ from longtail.engine.failures import (
     suggest_smaller_batch,
     suggest_smaller_model,
 )
+from longtail.engine.head_runs import HeadTrainer, find_stored_candidate
 from longtail.engine.loggers import Log, Loggers, check_loggers
 from longtail.engine.loop import fit, train_step
 from longtail.engine.meter import NonFiniteError
@@ -56,7 +57,13 @@ from longtail.files import RefusedFile
 from longtail.progress import log_info
 
 
-def train(config: Config, out: Path | str, resume: bool = False, data: DataSet | None = None) -> list[Path]:
+def train(
+    config: Config,
+    out: Path | str,
+    resume: bool = False,
+    data: DataSet | None = None,
+    candidates: Sequence[Config] = (),
+) -> list[Path]:
     """Train one run for each seed in OUT/seedN and evaluate it, as `longtail train` does; return the run folders.
 
     Under torchrun every process calls this function. All processes train each run together, one seed after the other. Steps are
@@ -67,6 +74,8 @@ def train(config: Config, out: Path | str, resume: bool = False, data: DataSet |
         out: The folder above the run folders.
         resume: Whether existing runs are continued; otherwise they are an error.
         data: The images that `config.data` describes, if they are loaded already.
+        candidates: With `data.cached_views`: configurations from which cross-validation selects one, in place of `config`.
+            They differ from it in the settings of the head only.
     """
     if not isinstance(config, Config):
         raise UserError(f"train takes a Config, such as recipes.digits_lt(), got {type(config).__name__}")
@@ -74,7 +83,8 @@ def train(config: Config, out: Path | str, resume: bool = False, data: DataSet |
     with preserve_global_settings(), report_peer_failure():
         device = start_processes(choose_device(config.train.device))
         check_same_settings(config, out, resume)
-        with Session(with_world_size(config), Path(out), resume, device, data) as session:
+        candidates = [with_world_size(candidate) for candidate in candidates]
+        with Session(with_world_size(config), Path(out), resume, device, data, candidates) as session:
             for seeds in session.seed_groups():
                 session.train_seeds(seeds)
         return list(session.folders.values())
@@ -84,7 +94,13 @@ class Session:
     """One call of `train`: what its seeds share. It locks the run folders until it ends."""
 
     def __init__(
-        self, config: Config, out: Path, resume: bool, device: torch.device, data: DataSet | None = None
+        self,
+        config: Config,
+        out: Path,
+        resume: bool,
+        device: torch.device,
+        data: DataSet | None = None,
+        candidates: Sequence[Config] = (),
     ) -> None:
         """Check the run folders and load the images. All processes must do this.
 
@@ -94,11 +110,16 @@ class Session:
             resume: Whether existing runs are continued.
             device: The device of this process.
             data: The images, if they are loaded already.
+            candidates: Configurations from which cross-validation selects one.
         """
-        self.config, self.resume, self.device = config, resume, device
+        self.resume, self.device, self.candidates = resume, device, list(candidates)
+        self.heads: HeadTrainer | None = None
         self.is_verbose = config.log.progress != "none" and is_main_process()
         self.locks = contextlib.ExitStack()
         self.folders = {seed: out / f"seed{seed}" for seed in config.train.seeds}
+        if resume and (stored := find_stored_candidate(self.candidates, list(self.folders.values()))):
+            config, self.candidates = stored, []
+        self.config = config
         run_on_main(check_folders, self.folders.values(), config, resume)
         run_on_main(check_seeds, self.folders)
         self.data = self.load_data() if data is None else data
@@ -186,10 +207,23 @@ class Session:
 
     def _train_seeds(self, seeds: Sequence[int], trainers: list[Trainer]) -> None:
         """Create the trainers, append them to a list, and train those in parallel that are at the same step."""
+        if self.config.data.cached_views:
+            return self._train_heads(seeds)
         for seed in seeds:
             trainers.append(self.make_trainer(seed, trainers[0] if trainers else None))
         for group in group_by_step(trainers):
             train_group(group)
+
+    def _train_heads(self, seeds: Sequence[int]) -> None:
+        """Train heads on cached features. The first call computes the features and selects the configuration."""
+        if self.heads is None:
+            self.heads = HeadTrainer(self.config, self.data, self.device, self.is_verbose)
+            self.heads.select(self.candidates or [self.config])
+            self.config = self.heads.config
+        for seed in seeds:
+            folder = self.unfinished[seed]
+            lock_folder(self.locks, self.config, self.data, self.resume, folder)
+            self.heads.train(seed, folder)
 
     def make_trainer(self, seed: int, sibling: Trainer | None) -> Trainer:
         """Return the trainer of a seed, resumed from its checkpoint if there is one, and lock its folder.

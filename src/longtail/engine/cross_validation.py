@@ -1,0 +1,229 @@
+"""Stratified cross-validation of heads on stored features: selection of a configuration, and calibration.
+
+Each image is predicted once, by a head that was not trained on it. The predictions of all folds are pooled, and the accuracy is
+the mean over the classes, so that frequent and rare classes count alike. The test set is never used.
+
+Shapes: V views, N images, F features, C classes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longtail.config import Config
+from longtail.data.samplers import derive_seed
+from longtail.engine.fit_head import fit_head
+from longtail.engine.predictions import calibrate, compute_logits
+from longtail.metrics import shot_groups
+
+ALWAYS_TRAINED = -1
+"""The fold of images that are never held out, because their class has no other image."""
+
+
+class OutOfFold(NamedTuple):
+    """The predictions for training images by heads that were not trained on them."""
+
+    logits_NC: Tensor
+    prior_C: Tensor
+    """The class frequencies that the logits assume."""
+    y_N: Tensor
+    rows_N: Tensor
+    """The index of each image among the training images. Images of classes with a single image are missing."""
+
+    def hits(self) -> np.ndarray:
+        """Return for each image whether its class has the largest logit."""
+        return (self.logits_NC.argmax(1) == self.y_N).cpu().numpy()
+
+
+class CandidateResult(NamedTuple):
+    """The result of one candidate: accuracies in percent, with the standard error of the first."""
+
+    label: str
+    settings: dict[str, Any]
+    """The settings in which the candidates differ, by flag."""
+    accuracy: float
+    standard_error: float
+    many: float | None
+    medium: float | None
+    few: float | None
+
+
+class Selection(NamedTuple):
+    """The results of all candidates, and the selected one."""
+
+    results: list[CandidateResult]
+    selected: int
+    folds: int
+    single_image_classes: int
+    """Classes with one image, which cannot be evaluated."""
+    out_of_fold: OutOfFold
+    """The predictions of the selected candidate."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of cross_validation.json."""
+        return {
+            "folds": self.folds,
+            "selected": self.selected,
+            "single_image_classes": self.single_image_classes,
+            "candidates": [result._asdict() for result in self.results],
+        }
+
+
+def assign_folds(y_N: Tensor, folds: int, seed: int) -> Tensor:
+    """Return the fold of each image, with the images of each class spread as evenly as possible.
+
+    A class with fewer images than folds is held out in as many folds as it has images. The image of a class with one image is
+    in every training set, and its fold is `ALWAYS_TRAINED`.
+
+    Args:
+        y_N: The labels.
+        folds: The number of folds.
+        seed: The seed of the draw.
+    """
+    rng = torch.Generator().manual_seed(derive_seed("folds", seed))
+    fold_N = torch.full((len(y_N),), ALWAYS_TRAINED)
+    first = 0
+    for label in y_N.unique().tolist():
+        rows = (y_N == label).nonzero()[:, 0]
+        if len(rows) == 1:
+            continue
+        shuffled = rows[torch.randperm(len(rows), generator=rng)]
+        fold_N[shuffled] = (first + torch.arange(len(rows))) % folds
+        first += len(rows)  # the next class continues with the next fold, so that folds have similar sizes
+    return fold_N
+
+
+def predict_out_of_fold(
+    views_VNF: Tensor,
+    y_N: Tensor,
+    config: Config,
+    classes: int,
+    fold_N: Tensor,
+    seed: int,
+    on_fit: Callable[[], None] = lambda: None,
+) -> OutOfFold:
+    """Return the predictions for the plain image of each fold, by a head that is trained on the other folds.
+
+    Args:
+        views_VNF: The features of the training images; view 0 is the plain image.
+        y_N: The labels.
+        config: The configuration of the head.
+        classes: The number of classes.
+        fold_N: The fold of each image.
+        seed: The seed of the fits.
+        on_fit: Called after each fit, for a progress display.
+    """
+    logits, rows, prior_C = [], [], torch.empty(0)
+    for fold in sorted(set(fold_N.tolist()) - {ALWAYS_TRAINED}):
+        held = (fold_N == fold).to(y_N.device)
+        train, test = (~held).nonzero()[:, 0], held.nonzero()[:, 0]
+        val = (views_VNF[0, train], y_N[train])  # for methods that select a setting: the images outside of the fold
+        method = fit_head(views_VNF[:, train], y_N[train], config, classes, seed, val)
+        with torch.no_grad():
+            logits.append(torch.cat(list(compute_logits(method.classify, views_VNF[0, test], classes))))
+        rows.append(test)
+        prior_C = method.prior()
+        on_fit()
+    rows_N = torch.cat(rows)
+    return OutOfFold(torch.cat(logits), prior_C, y_N[rows_N], rows_N)
+
+
+def balanced_accuracy(hits_N: np.ndarray, y_N: np.ndarray, chosen_C: np.ndarray | None = None) -> tuple[float, float]:
+    """Return the mean accuracy of the classes in percent, and its standard error.
+
+    The error is that of independent images. The variance of a class is estimated with one success and one failure added,
+    because a class with two images would often have a variance of zero.
+
+    Args:
+        hits_N: For each image, whether it is predicted correctly.
+        y_N: The labels.
+        chosen_C: The classes to average over, as a mask; None for all. Classes without images are left out.
+    """
+    n_C = np.bincount(y_N) if chosen_C is None else np.bincount(y_N, minlength=len(chosen_C))
+    used_C = n_C > 0 if chosen_C is None else (n_C > 0) & chosen_C
+    if not used_C.any():
+        return float("nan"), float("nan")
+    right_C = np.bincount(y_N, hits_N.astype(float), minlength=len(n_C))[used_C]
+    n_C = n_C[used_C]
+    p_C = (right_C + 1) / (n_C + 2)
+    error = np.sqrt((p_C * (1 - p_C) / n_C).sum()) / len(n_C)
+    return float(100 * (right_C / n_C).mean()), float(100 * error)
+
+
+def select_config(
+    views_VNF: Tensor,
+    y_N: Tensor,
+    candidates: Sequence[Config],
+    counts_C: np.ndarray,
+    folds: int,
+    seed: int = 0,
+    on_fit: Callable[[], None] = lambda: None,
+) -> Selection:
+    """Compare configurations by cross-validation, and select the one with the highest balanced accuracy.
+
+    All candidates have the same folds. Of several with the same accuracy the first is selected.
+
+    Args:
+        views_VNF: The features of the training images.
+        y_N: The labels.
+        candidates: The configurations, in the order of preference.
+        counts_C: The number of training images of each class.
+        folds: The number of folds.
+        seed: The seed of folds and fits.
+        on_fit: Called after each fit.
+    """
+    fold_N = assign_folds(y_N.cpu(), folds, seed)
+    varied = find_varied_settings(candidates)
+    results: list[CandidateResult] = []
+    best: tuple[float, OutOfFold] | None = None
+    selected = 0
+    for number, config in enumerate(candidates):
+        found = predict_out_of_fold(views_VNF, y_N, config, len(counts_C), fold_N, seed, on_fit)
+        result = evaluate_candidate(config, found, counts_C, varied[number])
+        results.append(result)
+        if best is None or result.accuracy > best[0]:
+            selected, best = number, (result.accuracy, found)
+    assert best is not None
+    return Selection(results, selected, folds, int((counts_C == 1).sum()), best[1])
+
+
+def evaluate_candidate(
+    config: Config, found: OutOfFold, counts_C: np.ndarray, settings: dict[str, Any]
+) -> CandidateResult:
+    """Return the result of a candidate.
+
+    Args:
+        config: The configuration.
+        found: Its predictions.
+        counts_C: The number of training images of each class.
+        settings: The settings that distinguish the candidate.
+    """
+    hits_N, y_N = found.hits(), found.y_N.cpu().numpy()
+    accuracy, error = balanced_accuracy(hits_N, y_N)
+    groups = {name: balanced_accuracy(hits_N, y_N, mask)[0] for name, mask in shot_groups(counts_C).items()}
+    shown = {name: None if np.isnan(value) else value for name, value in groups.items()}
+    return CandidateResult(config.method.label, settings, accuracy, error, **shown)
+
+
+def find_varied_settings(candidates: Sequence[Config]) -> list[dict[str, Any]]:
+    """Return for each candidate the settings in which the candidates differ: method, rate, length and weight decay."""
+    settings = [
+        {
+            "method": config.method.name,
+            "optim.lr": config.optim.lr,
+            "optim.weight_decay": config.optim.weight_decay,
+            "train.epochs": config.train.epochs,
+        }
+        for config in candidates
+    ]
+    varied = [key for key in settings[0] if len({row[key] for row in settings}) > 1]
+    return [{key: row[key] for key in varied} for row in settings]
+
+
+def calibrate_out_of_fold(found: OutOfFold) -> dict[str, Any]:
+    """Return the content of calibration.json: the temperature that calibrates the predictions of a cross-validation."""
+    logits_NC = found.logits_NC
+    return calibrate(lambda: iter([logits_NC]), found.y_N, found.prior_C)._asdict()

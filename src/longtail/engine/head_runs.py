@@ -1,0 +1,284 @@
+"""Runs whose backbone is frozen and whose features are stored (`--data.cached_views`): select settings, train heads, evaluate.
+
+The features of all images are computed once. Cross-validation on the training images selects one of several configurations and
+calibrates the probabilities. Then a head is trained for each seed on all training images, and evaluated on the test images like
+any other network. A head takes seconds, so these runs have no checkpoints: an interrupted run is trained again from its start,
+with the same result.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longtail import files, methods, run_folder
+from longtail.config import Config, differences
+from longtail.data.sources import DataSet
+from longtail.distributed import is_distributed
+from longtail.engine.cross_validation import OutOfFold, Selection, calibrate_out_of_fold, select_config
+from longtail.engine.device import to_device
+from longtail.engine.environment import describe_model, write_start_files
+from longtail.engine.evaluate import Evaluator, peak_memory
+from longtail.engine.features import FrozenFeatures, cached_features
+from longtail.engine.fit_head import check_supports_features, fit_head, make_feature_method
+from longtail.engine.loggers import Log, Loggers, truncate_log
+from longtail.engine.run_lock import contains_run
+from longtail.engine.signals import StopSignals
+from longtail.errors import Interrupted, UserError
+from longtail.models.backbones import Trunk
+from longtail.progress import log_info
+from longtail.views import Views
+
+
+@dataclass
+class HeadRun:
+    """The run of one seed. It has the attributes of a `Trainer` that describe a run."""
+
+    config: Config
+    seed: int
+    data: DataSet
+    folder: Path
+    device: torch.device
+    method: methods.Method
+    step_mode: str = "cached"
+
+
+class HeadTrainer:
+    """Trains the heads of all seeds of a configuration on features that are computed once."""
+
+    def __init__(self, config: Config, data: DataSet, device: torch.device, is_verbose: bool = False) -> None:
+        """Compute the features, or read them from the cache.
+
+        Args:
+            config: The configuration.
+            data: The images.
+            device: The device for the features and the heads.
+            is_verbose: Whether messages are printed.
+        """
+        check_config(config)
+        self.config, self.data, self.device, self.is_verbose = config, data, device, is_verbose
+        self.selection: Selection | None = None
+        start = time.perf_counter()
+        self.trunk = make_frozen_trunk(config, data, device)
+        found: FrozenFeatures = cached_features(config, data, self.trunk, device, is_verbose)
+        self.features = FrozenFeatures(*(None if x is None else x.to(device) for x in found))
+        self.y_N = torch.from_numpy(data.train.labels).to(device)
+        self.seconds = {"features": time.perf_counter() - start, "selection": 0.0}
+
+    def select(self, candidates: Sequence[Config]) -> None:
+        """Select a configuration by cross-validation, and show the results.
+
+        Args:
+            candidates: The configurations, in the order of preference. They differ in the settings of the head only.
+        """
+        folds = self.config.data.folds
+        if not folds or int(self.data.train.counts.max()) < 2:
+            return
+        start = time.perf_counter()
+        if self.is_verbose:
+            log_info(f"cross-validation: {len(candidates)} candidates, {folds} folds")
+        self.selection = select_config(
+            self.features.train_VNF, self.y_N, candidates, self.data.train.counts, folds, self.config.train.seeds[0]
+        )
+        self.config = candidates[self.selection.selected]
+        self.seconds["selection"] = time.perf_counter() - start
+        if self.is_verbose:
+            for line in describe_selection(self.selection):
+                log_info(line)
+
+    def train(self, seed: int, folder: Path) -> None:
+        """Train and evaluate the head of one seed in a locked folder.
+
+        Args:
+            seed: The seed.
+            folder: The run folder.
+        """
+        config, counts_C = self.config, torch.from_numpy(self.data.train.counts)
+        run = HeadRun(
+            config, seed, self.data, folder, self.device, make_feature_method(config, counts_C, self.trunk.width)
+        )
+        run.method.net.trunk = self.trunk
+        if contains_run(folder):  # an interrupted run starts again
+            truncate_log(folder / run_folder.LOG, 0)
+        write_start_files(run)
+        if self.is_verbose:
+            log_info(f"{folder}: {describe_model(run)}")
+        with Loggers(folder, config, seed) as loggers, StopSignals() as stop:
+            start = time.perf_counter()
+            epochs = sum(stage.epochs for stage in run.method.stages)
+            with Log(
+                folder / run_folder.LOG,
+                epochs,
+                config.log.progress,
+                f"{config.method.label}, seed {seed}",
+                loggers.send_rows,
+            ) as log:
+                rows = EpochRows(log, len(self.y_N), epochs, stop, folder)
+                run.method = self.fit(seed, rows)
+            cost = {
+                "seconds": time.perf_counter() - start,
+                "setup_seconds": sum(self.seconds.values()),
+                "together": 1,
+                "peak_memory": peak_memory(self.device),
+            }
+            loggers.finished(self.evaluate(run, cost))
+
+    def fit(self, seed: int, rows: "EpochRows") -> methods.Method:
+        """Return the trained method, with the real backbone.
+
+        Args:
+            seed: The seed.
+            rows: Writes the log.
+        """
+        val = None
+        if self.data.val is not None and self.features.val_NF is not None:
+            val = self.features.val_NF, torch.from_numpy(self.data.val.labels).to(self.device)
+        method = fit_head(
+            self.features.train_VNF, self.y_N, self.config, len(self.data.train.counts), seed, val, rows.write
+        )
+        method.net.trunk = self.trunk
+        return method
+
+    def evaluate(self, run: HeadRun, cost: dict[str, Any]) -> dict[str, Any]:
+        """Write the files of a finished run, and return its metrics.
+
+        Args:
+            run: The run.
+            cost: The cost of training; see `Evaluator.finish`.
+        """
+        stored = {id(self.data.train): self.features.train_VNF[0], id(self.data.test): self.features.test_NF}
+        if self.data.val is not None and self.features.val_NF is not None:
+            stored[id(self.data.val)] = self.features.val_NF
+        views = Views(self.config.views, self.config.data.image_size)
+        batch = self.config.train.batch_size
+        evaluator = Evaluator(run.method, self.data, views, self.device, batch, stored)
+        if self.selection is not None:
+            files.write_json(run.folder / run_folder.CROSS_VALIDATION, self.selection.to_dict())
+            write_training_features(run.folder, self.data, self.features.train_VNF[0], self.selection.out_of_fold)
+            if self.data.val is None:
+                files.write_json(run.folder / run_folder.CALIBRATION, calibrate_out_of_fold(self.selection.out_of_fold))
+        return evaluator.finish(run.folder, cost)
+
+
+class EpochRows:
+    """Completes the rows of `fit_head` by times, writes them, and stops the training at a signal."""
+
+    def __init__(self, log: Log, images: int, epochs: int, stop: StopSignals, folder: Path) -> None:
+        """Create a writer.
+
+        Args:
+            log: The log.
+            images: The number of training images.
+            epochs: The number of epochs of all stages.
+            stop: Records the signal that requests to stop.
+            folder: The run folder, for messages.
+        """
+        self.log, self.images, self.epochs, self.stop, self.folder = log, images, epochs, stop, folder
+        self.done = 0
+        self.start = self.since = time.perf_counter()
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Write the row of an epoch."""
+        now = time.perf_counter()
+        seconds, self.since = now - self.since, now
+        self.done += 1
+        row |= {"seconds": seconds, "images_per_second": self.images / max(seconds, 1e-9)}
+        left = (now - self.start) / self.done * (self.epochs - self.done)
+        self.log.epoch(self.done, row, left)
+        if self.stop.signum:
+            raise Interrupted(f"stopped in {self.folder}; continue with --resume", self.stop.signum)
+
+
+def check_config(config: Config) -> None:
+    """Raise a UserError if a configuration cannot be trained on stored features."""
+    if config.model.trainable != "head":
+        raise UserError(
+            f"--data.cached_views {config.data.cached_views} needs --model.trainable head, or set it to 0",
+            kind="conflict",
+        )
+    if is_distributed():
+        raise UserError(
+            "--data.cached_views needs a single process: start without torchrun, or set it to 0", kind="conflict"
+        )
+    if config.log.gradients:
+        raise UserError(
+            "--log.gradients is not available with --data.cached_views: set one of them to 0", kind="conflict"
+        )
+    check_supports_features(methods.find_method(config.method))
+
+
+def make_frozen_trunk(config: Config, data: DataSet, device: torch.device) -> Trunk:
+    """Return the backbone of a configuration on its device, in evaluation mode.
+
+    Args:
+        config: The configuration.
+        data: The images.
+        device: The device.
+    """
+    torch.manual_seed(config.train.seeds[0])  # for a backbone with random weights
+    method = to_device(methods.make(config, data.train.counts), config, device)
+    return method.net.trunk.eval()
+
+
+def find_stored_candidate(candidates: Sequence[Config], folders: Sequence[Path]) -> Config | None:
+    """Return the candidate with which existing runs were started; None if there are no runs or none matches.
+
+    Args:
+        candidates: The configurations.
+        folders: The run folders of all seeds.
+    """
+    stored = [run_folder.load_config(folder).identity() for folder in folders if contains_run(folder)]
+    matches = (c for c in candidates if all(not differences(one, c.identity()) for one in stored))
+    return next(matches, None) if stored else None
+
+
+def describe_selection(selection: Selection) -> list[str]:
+    """Return the lines of the cross-validation table."""
+    lines = []
+    for number, result in enumerate(selection.results):
+        groups = "  ".join(
+            f"{name} {'–' if value is None else f'{value:.1f}'}"
+            for name, value in (("many", result.many), ("medium", result.medium), ("few", result.few))
+        )
+        settings = ", ".join(
+            f"{key.split('.')[-1]} {value}" for key, value in result.settings.items() if key != "method"
+        )
+        mark = "  selected" if number == selection.selected else ""
+        title = f"{result.label}{f' ({settings})' if settings else ''}"
+        lines.append(f"  {title:45} {result.accuracy:5.1f} ± {result.standard_error:.1f}  {groups}{mark}")
+    if selection.single_image_classes:
+        lines.append(
+            f"  classes with one image: {selection.single_image_classes}; they are trained, but not part of these accuracies"
+        )
+    return [
+        f"balanced accuracy in {selection.folds}-fold cross-validation of the training images (± standard error):",
+        *lines,
+    ]
+
+
+def write_training_features(folder: Path, data: DataSet, x_NF: Tensor, found: OutOfFold) -> None:
+    """Write the features of the training images and their out-of-fold predictions, from which suspected label errors are found.
+
+    Args:
+        folder: The run folder.
+        data: The images.
+        x_NF: The features of the plain images.
+        found: The predictions.
+    """
+    p_NC = found.logits_NC.double().softmax(1)
+    rows = found.rows_N.cpu().numpy()
+    files.write_arrays(
+        folder / run_folder.TRAINING_FEATURES,
+        {
+            "features": x_NF[found.rows_N].cpu().numpy().astype(np.float16),
+            "labels": data.train.labels[rows],
+            "ids": np.asarray(data.train.ids)[rows],
+            "probabilities_label": p_NC.gather(1, found.y_N[:, None])[:, 0].cpu().numpy().astype(np.float16),
+            "suggested": found.logits_NC.argmax(1).cpu().numpy(),
+        },
+    )
