@@ -12,6 +12,8 @@ from longtail import recipes
 from longtail.autoconfig.config_choices import SET_BY_USER, Choice, ConfigChoices, with_values
 from longtail.autoconfig.facts import Facts
 from longtail.config import Config
+from longtail.engine.fit_head import supports_features
+from longtail.methods import find_method
 from longtail.models.weights import find_timm_config, pretrained_normalization
 from longtail.theory import OPTIMUM, auto_alpha
 
@@ -62,30 +64,31 @@ def choose(
         imbalance: Imbalance factor to which the classes are subsampled; None: all images.
     """
     given, method = dict(given or {}), None if method == AUTO else method
-    chosen = choose_for_method(images, facts, method, given, imbalance)
-    if not chosen.config.data.folds:
-        return chosen
-    names = AUTO_METHODS if method is None else (method,)
-    rates = (given["optim.lr"],) if "optim.lr" in given else [rate * chosen.config.optim.lr for rate in RATE_FACTORS]
-    configs = [choose_for_method(images, facts, name, given, imbalance).config for name in names]
-    candidates = tuple(with_values(config, {"optim.lr": float(f"{rate:.3g}")}) for config in configs for rate in rates)
-    return chosen._replace(config=candidates[0], candidates=candidates)
+    first = choose_for_method(images, facts, method, given, imbalance)
+    if not first.config.data.folds:
+        return first
+    candidates = []
+    for name in AUTO_METHODS if method is None else (method,):
+        for lr, weight_decay in find_head_settings(name):
+            tried = {"optim.lr": lr, "optim.weight_decay": weight_decay} | given
+            candidates.append(choose_for_method(images, facts, name, tried, imbalance).config)
+    candidates = list(dict.fromkeys(candidates))  # given values may make some of them equal
+    return first._replace(config=candidates[0], candidates=tuple(candidates))
 
 
 def choose_for_method(
     images: str | Path, facts: Facts, method: str | None, given: Mapping[str, Any], imbalance: float | None
 ) -> ChosenConfig:
-    """Choose a configuration of one method, without cross-validation; `choose` describes the arguments."""
+    """Choose a configuration of one method, without cross-validation. `choose` describes the arguments."""
     choices = ConfigChoices(given)
-    network = choose_network(facts, choices)
-    is_cached = choose_cached_views(facts, network, choices)
-    name = choose_method(facts, method, is_cached, choices)
+    network = choose_network(facts, method, choices)
+    name = choose_method(facts, method, network.is_cached, choices)
     base = recipes.make(images, method=name, imbalance=imbalance)
     choose_views(facts, network, choices)
     choose_length(facts, network, choices)
-    choose_contrast(facts, set(type(base.method).__dataclass_fields__), choices)
-    choose_optimizer(facts, network, choices)
-    choose_validation(facts, base, choices)
+    choose_contrast(facts, network, set(type(base.method).__dataclass_fields__), choices)
+    choose_optimizer(facts, network, name, choices)
+    choose_validation(facts, network, base, choices)
     config = with_values(base, {"recipe": "folder/chosen"} | choices.values)
     config = with_values(recipes.with_epochs(config, config.train.epochs, base.train.epochs), choices.given)
     return ChosenConfig(config, choices.choices, list_warnings(facts, config))
@@ -96,14 +99,25 @@ def choose_for_method(
 BALANCED = 1.5  # size of the largest class divided by that of the smallest, up to which data count as balanced
 
 
-def choose_method(facts: Facts, given: str | None, choices: ConfigChoices) -> str:
-    """Choose PaCo, without rebalance for balanced data, and return its name.
+AUTO = "auto"
+AUTO_METHODS = ("ldam-drw", "balanced-softmax", "paco")
+"""The methods among which cross-validation selects, in the order of preference."""
+
+
+def choose_method(facts: Facts, given: str | None, is_cached: bool, choices: ConfigChoices) -> str:
+    """Choose PaCo, without rebalance for balanced data, or leave the choice to cross-validation. Return the name.
 
     Args:
         facts: Facts about images and machine.
         given: The method that the user has given, which is returned unchanged.
+        is_cached: Whether heads are trained on cached features.
         choices: The choices so far.
     """
+    if given is None and is_cached:
+        choices.choices.append(
+            Choice("--method", AUTO, f"selected by cross-validation among {', '.join(AUTO_METHODS)}")
+        )
+        return AUTO_METHODS[0]
     name = "paco"
     reason = f"the largest class has {facts.imbalance:.3g} times as many images as the smallest, so the centers are rebalanced"
     if facts.imbalance <= BALANCED:
@@ -147,20 +161,30 @@ class Network:
     """Side of the input, in pixels."""
     is_modern: bool
     """True for transformers and similar networks, which are trained with AdamW."""
-    normalize: Literal["half", "imagenet"]
+    normalize: Literal["half", "clip", "imagenet"]
     bytes_per_pixel: int
+    is_cached: bool
+    """True if heads are trained on cached features of the frozen backbone."""
 
 
-def choose_network(facts: Facts, choices: ConfigChoices) -> Network:
-    """Choose the backbone, its weights, the size of its input, and which of its parts are trained."""
+def choose_network(facts: Facts, method: str | None, choices: ConfigChoices) -> Network:
+    """Choose the backbone, its weights, which of its parts are trained, and the size of its input.
+
+    Args:
+        facts: Facts about images and machine.
+        method: The method that the user has given; None if it is chosen later.
+        choices: The choices so far.
+    """
     name, pretrained = choose_backbone(facts, choices)
-    size, reason = choose_image_size(facts, name, pretrained)
-    size = choices.choose("data.image_size", size, reason, "{} px")
+    is_cached = False
     if pretrained:
         choose_trainable(facts, choices)
+        is_cached = choose_cached_views(facts, method, choices)
+    size, reason = choose_image_size(facts, name, pretrained, is_cached)
+    size = choices.choose("data.image_size", size, reason, "{} px")
     normalize = pretrained_normalization(name) if pretrained else "imagenet"
     bytes_per_pixel = BYTES_PER_PIXEL.get(name.split(".")[0], DEFAULT_BYTES_PER_PIXEL)
-    return Network(name, pretrained, size, name.startswith(MODERN_NETWORKS), normalize, bytes_per_pixel)
+    return Network(name, pretrained, size, name.startswith(MODERN_NETWORKS), normalize, bytes_per_pixel, is_cached)
 
 
 def choose_backbone(facts: Facts, choices: ConfigChoices) -> tuple[str, bool]:
@@ -207,26 +231,27 @@ def choose_untrained_backbone(facts: Facts) -> str:
     return "resnet50" if facts.images >= LARGE_DATASET else "resnet18"
 
 
-def choose_image_size(facts: Facts, name: str, pretrained: bool) -> tuple[int, str]:
+def choose_image_size(facts: Facts, name: str, pretrained: bool, is_cached: bool) -> tuple[int, str]:
     """Return the size of the input in pixels, and the reason for it.
 
     Args:
         facts: Facts about images and machine.
         name: Name of the backbone.
         pretrained: Whether it is pretrained.
+        is_cached: Whether its features are computed only once.
     """
     original = facts.shorter_side
     close = f"close to the original size ({original:,} px)"
     if fixed_size := find_fixed_size(name):
         return fixed_size, f"required by {name} (original: {original:,} px)"
     if pretrained:
-        largest = 224 if facts.has_gpu else 128
+        largest = 224 if facts.has_gpu or is_cached else 128
         size = min(max(32 * round(original / 16), 96), largest)  # up to twice the original size
         if size > original:
             return size, f"upscaled from {original:,} px, because pretrained networks expect larger objects"
         if size == original:
             return size, "the original size"
-        if facts.has_gpu:
+        if facts.has_gpu or is_cached:
             return size, f"reduced from {original:,} px to the size of ImageNet training"
         hint = "; 224 is more accurate and about 3x slower" if original >= 224 else ""
         return size, f"reduced from {original:,} px to save CPU time{hint}"
@@ -255,6 +280,28 @@ def choose_trainable(facts: Facts, choices: ConfigChoices) -> None:
     choices.choose("model.trainable", value, reason)
 
 
+MAX_CACHED_VIEWS = 4
+CACHED_IMAGES = 25_000
+"""The number of views in total, plain ones included, up to which more views are cached on a CPU: about ten minutes."""
+FOLDS = 5
+
+
+def choose_cached_views(facts: Facts, method: str | None, choices: ConfigChoices) -> bool:
+    """Choose how many views are cached if the backbone is frozen. Return whether heads are trained on cached features.
+
+    Args:
+        facts: Facts about images and machine.
+        method: The method that the user has given; None if it is chosen later.
+        choices: The choices so far.
+    """
+    is_supported = method is None or supports_features(find_method(recipes.find_preset(method).make_settings(1)))
+    if choices.values["model.trainable"] != "head" or not is_supported:
+        return False
+    views = min(max(CACHED_IMAGES // facts.images - 1, 1), MAX_CACHED_VIEWS)
+    reason = "augmented views per image whose features are computed once and stored"
+    return choices.choose("data.cached_views", views, reason) > 0
+
+
 # Views
 
 
@@ -269,10 +316,12 @@ def choose_views(facts: Facts, network: Network, choices: ConfigChoices) -> None
     is_small = network.image_size < 24
     for view in ("query", "key"):
         choices.set(f"views.{view}.crop", "resized")
-        choices.set(f"views.{view}.crop_scale", (0.6, 1.0) if is_small else (0.2, 1.0))
-    choices.set("views.key.policy", "none" if is_small else "sim")
+        choices.set(f"views.{view}.crop_scale", (0.6, 1.0) if is_small else (0.25 if network.is_cached else 0.2, 1.0))
+    choices.set("views.key.policy", "none" if is_small or network.is_cached else "sim")
     choices.set("views.normalize", network.normalize)
-    if is_small:
+    if network.is_cached:
+        choices.choose("views.query.policy", "none", "random crops of at least a quarter of the image")
+    elif is_small:
         choices.choose("views.query.policy", "none", "small images: weak crops only")
     else:
         reason = "RandAugment for the query view and SimAugment for the key view, as in the paper"
@@ -297,6 +346,8 @@ LENGTHS = {
     (False, True): (20_000, 90, 400),
     (False, False): (2_000, 10, 100),
 }
+HEAD_LENGTH = (3_000, 20, 60)
+"""The same for heads on cached features."""
 
 
 def choose_length(facts: Facts, network: Network, choices: ConfigChoices) -> None:
@@ -307,8 +358,10 @@ def choose_length(facts: Facts, network: Network, choices: ConfigChoices) -> Non
         network: The chosen network.
         choices: The choices so far.
     """
-    n, batch = facts.images, 128 if facts.has_gpu else 32
+    n, batch = facts.images, 64 if network.is_cached else 128 if facts.has_gpu else 32
     reason = "as in the recipes of the paper" if facts.has_gpu else "small batches for a CPU"
+    if network.is_cached:
+        reason = "small batches for the training of a head"
     if n < 8 * batch:
         batch, reason = max(power_of_two_below(n / 8), min(power_of_two_below(n), 16)), f"only {n:,} training images"
     largest = power_of_two_below(facts.memory / MEMORY_FACTOR / (network.bytes_per_pixel * network.image_size**2))
@@ -316,10 +369,12 @@ def choose_length(facts: Facts, network: Network, choices: ConfigChoices) -> Non
         batch, reason = max(largest, 2), f"limited by {facts.memory / 2**30:.0f} GiB of memory (conservative estimate)"
     choices.choose("train.batch_size", batch, reason)
     batch = images_per_step(facts, choices)
-    steps, fewest, most = LENGTHS[network.pretrained, facts.has_gpu]
+    steps, fewest, most = HEAD_LENGTH if network.is_cached else LENGTHS[network.pretrained, facts.has_gpu]
     epochs = min(max(round(steps * batch / n), fewest), most)
     task = "fine-tuning" if network.pretrained else "training from scratch"
     reason = f"about {max(n // batch, 1) * epochs:,} steps, for {task} on a {'GPU' if facts.has_gpu else 'CPU'}"
+    if network.is_cached:
+        reason = f"about {max(n // batch, 1) * epochs:,} steps, for a head on cached features"
     is_short = choices.given.get("train.epochs", epochs) < epochs / 2
     given = f"{SET_BY_USER} (default {epochs}; PaCo may not have converged)" if is_short else SET_BY_USER
     epochs = choices.choose("train.epochs", epochs, reason, reason_if_given=given)
@@ -341,12 +396,15 @@ def power_of_two_below(number: float) -> int:
 
 FEW_STEPS = 10_000  # steps of training below which a key network with momentum 0.999 would lag behind
 
+HEAD_PROJECTION = 256  # hidden width of the projection for heads on cached features: a wider one takes longer
 
-def choose_contrast(facts: Facts, settings: set[str], choices: ConfigChoices) -> None:
+
+def choose_contrast(facts: Facts, network: Network, settings: set[str], choices: ConfigChoices) -> None:
     """Choose queue, alpha and momentum, for methods that have these settings.
 
     Args:
         facts: Facts about images and machine.
+        network: The chosen network.
         settings: Names of the settings of the method.
         choices: The choices so far.
     """
@@ -357,6 +415,8 @@ def choose_contrast(facts: Facts, settings: set[str], choices: ConfigChoices) ->
     reason = "the longest queue of the paper" if queue == 8192 else "about a tenth of the images, as on CIFAR-100-LT"
     reason = reason if queue <= n / 8 else "the shortest useful queue"
     queue = choices.choose("method.queue", queue, f"number of past keys in the queue: {reason}")
+    if network.is_cached and "projection_hidden" in settings:
+        choices.set("method.projection_hidden", HEAD_PROJECTION)
     if "alpha" in settings:
         alpha = choices.given.get("method.alpha", "auto")
         reason = f"mean optimal probability of the centers: {OPTIMUM} (from the paper's theory, see longtail theory)"
@@ -371,14 +431,35 @@ def choose_contrast(facts: Facts, settings: set[str], choices: ConfigChoices) ->
 # Optimizer
 
 
-def choose_optimizer(facts: Facts, network: Network, choices: ConfigChoices) -> None:
+HEAD_SETTINGS = {
+    "ldam-drw": ((0.1, 0.05),),
+    "balanced-softmax": ((0.05, 0.1),),
+    "paco": ((0.02, 0.1),),
+}
+"""Learning rates and weight decays among which cross-validation selects for heads on cached features (docs/log.md)."""
+DEFAULT_HEAD_SETTINGS = ((0.05, 0.02), (0.02, 0.1))
+
+
+def find_head_settings(method: str) -> tuple[tuple[float, float], ...]:
+    """Return learning rates and weight decays to try for the head of a method on cached features."""
+    return HEAD_SETTINGS.get(method, DEFAULT_HEAD_SETTINGS)
+
+
+def choose_optimizer(facts: Facts, network: Network, method: str, choices: ConfigChoices) -> None:
     """Choose SGD as in the paper, or AdamW with layer-wise learning rates for transformers and similar networks.
 
     Args:
         facts: Facts about images and machine.
         network: The chosen network.
+        method: Name of the method.
         choices: The choices so far.
     """
+    if network.is_cached:
+        lr, weight_decay = find_head_settings(method)[0]
+        choices.set("optim.name", "sgd")
+        choices.choose("optim.lr", lr, "for a head on scaled features; cross-validation compares several settings")
+        choices.choose("optim.weight_decay", weight_decay, "strong, because few images have many features")
+        return
     is_modern = network.is_modern
     reason = "usual for transformers and ConvNeXt" if is_modern else "usual for ResNets, and used in the paper"
     name = choices.choose("optim.name", "adamw" if is_modern else "sgd", reason)
@@ -403,14 +484,20 @@ def choose_optimizer(facts: Facts, network: Network, choices: ConfigChoices) -> 
 MIN_IMAGES_FOR_VALIDATION = 1_000
 
 
-def choose_validation(facts: Facts, base: Config, choices: ConfigChoices) -> None:
+def choose_validation(facts: Facts, network: Network, base: Config, choices: ConfigChoices) -> None:
     """Choose the share of the training images that is held out for validation.
 
     Args:
         facts: Facts about images and machine.
+        network: The chosen network.
         base: The recipe of the method. Some methods need a validation split.
         choices: The choices so far.
     """
+    if network.is_cached:
+        folds = choices.choose("data.folds", FOLDS, "cross-validation selects the method and calibrates probabilities")
+        if folds:
+            choices.set("data.val_fraction", base.data.val_fraction)
+            return
     share = 0.1
     reason = "held out from each class (at least two images remain), so that tuning does not use the test set"
     if facts.images < MIN_IMAGES_FOR_VALIDATION and base.data.val_fraction == 0:

@@ -22,13 +22,14 @@ from longtail.errors import UserError
 from longtail.metrics import shot_groups
 
 if TYPE_CHECKING:
+    from longtail.engine.head_runs import HeadRun
     from longtail.engine.trainer import Trainer
 
 RESUMED_FIELDS = ("started", "commit", "versions", "device", "threads", "precision", "step")
 """The fields of environment.json that are recorded again when a run is resumed."""
 
 
-def write_start_files(trainer: "Trainer") -> None:
+def write_start_files(trainer: "Trainer | HeadRun") -> None:
     """Write the files that describe a run. If the run is resumed, add an entry to the existing files."""
     path, now = trainer.folder / run_folder.ENVIRONMENT, describe_environment(trainer)
     try:
@@ -58,7 +59,7 @@ def with_absolute_root(config: Config) -> Config:
     return config if root is None else replace(config, data=replace(config.data, root=Path(os.path.abspath(root))))
 
 
-def describe_environment(trainer: "Trainer") -> dict[str, Any]:
+def describe_environment(trainer: "Trainer | HeadRun") -> dict[str, Any]:
     """Return the content of environment.json."""
     cuda = trainer.device.type == "cuda"
     return {
@@ -103,12 +104,12 @@ def stored_resolution(source: Split) -> int:
     return source.images.side if isinstance(source.images, StreamedImages) else 0
 
 
-def count_parameters(trainer: "Trainer") -> int:
+def count_parameters(trainer: "Trainer | HeadRun") -> int:
     """Return the number of parameters of the deployed network: backbone and classifier."""
     return sum(p.numel() for p in trainer.method.net.parameters())
 
 
-def describe_model(trainer: "Trainer") -> str:
+def describe_model(trainer: "Trainer | HeadRun") -> str:
     """Return method, network, precision and device as one line of text."""
     resolved = "".join(f", {name} {value:g}" for name, value in trainer.method.resolved_settings().items())
     network = f"{trainer.config.model.name} with {count_parameters(trainer):,} parameters"

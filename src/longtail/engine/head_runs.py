@@ -65,8 +65,9 @@ class HeadTrainer:
         self.selection: Selection | None = None
         start = time.perf_counter()
         self.trunk = make_frozen_trunk(config, data, device)
-        found: FrozenFeatures = cached_features(config, data, self.trunk, device, is_verbose)
-        self.features = FrozenFeatures(*(None if x is None else x.to(device) for x in found))
+        train_VNF, val_NF, test_NF = cached_features(config, data, self.trunk, device, is_verbose)
+        val_NF = None if val_NF is None else val_NF.to(device)
+        self.features = FrozenFeatures(train_VNF.to(device), val_NF, test_NF.to(device))
         self.y_N = torch.from_numpy(data.train.labels).to(device)
         self.seconds = {"features": time.perf_counter() - start, "selection": 0.0}
 
