@@ -26,17 +26,14 @@ ALL_SECTIONS = ("method", *SHARED_SECTIONS)
 LOCATION = ("name", "root", "train_list", "test_list")  # settings in `data` that say where the images are
 SHORT_NAMES = {
     "epochs": "train.epochs",
-    "batch_size": "train.batch_size",
-    "seeds": "train.seeds",
-    "device": "train.device",
     "lr": "optim.lr",
-    "weight_decay": "optim.weight_decay",
+    "batch_size": "train.batch_size",
     "image_size": "data.image_size",
     "model": "model.name",
-    "pretrained": "model.pretrained",
-    "trainable": "model.trainable",
+    "seeds": "train.seeds",
+    "device": "train.device",
 }
-"""Short names of settings in Python."""
+"""Short names of the most used settings."""
 
 
 class RecipeChoice(NamedTuple):

@@ -17,12 +17,13 @@ from longtail.training import (
     ALL_SECTIONS,
     SHARED_SECTIONS,
     RecipeChoice,
+    check_not_a_run,
     find_resumed_config,
     log_choices,
     select_sections,
 )
 
-__all__ = ["ALL_SECTIONS", "SHARED_SECTIONS", "select_sections"]
+__all__ = ["ALL_SECTIONS", "SHARED_SECTIONS", "check_not_a_run", "select_sections"]
 
 
 def scan_recipe(args: list[str]) -> RecipeChoice:
