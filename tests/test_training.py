@@ -150,6 +150,8 @@ def test_unknown_and_conflicting_arguments_are_user_errors(folder, tmp_path):
     with raises("conflict"):
         longtail.train(folder, tmp_path, test=([], []))
     with raises("conflict"):
+        longtail.train(recipes.digits_lt(), tmp_path, test=(X, Y))
+    with raises("conflict"):
         longtail.train(folder, tmp_path, from_run=tmp_path)
     with raises("missing-file"):
         longtail.train(from_run=tmp_path / "nowhere")
@@ -293,6 +295,7 @@ UNUSABLE = {
     "negative label": ((X, [-1, 1] * 5), "bad-labels"),
     "large label": ((X, [0, 10**9] * 5), "bad-labels"),
     "no label": ((X, None), "bad-labels"),
+    "one number for all labels": ((X, torch.tensor(1)), "bad-labels"),
     "one text for all labels": ((X, "0101010101"), "bad-labels"),
     "no images": (([], []), "too-few-data"),
     "one class": ((X, [0] * 10), "too-few-data"),

@@ -136,6 +136,8 @@ def prepare(
     if network is not None:
         given["model.name"] = CUSTOM
     images = loaded if isinstance(data, Config) else data
+    if images is None and test is not None:
+        raise UserError("test needs training images in memory: give both, or neither", kind="conflict")
     with contextlib.ExitStack() as stack:
         stack.enter_context(use_network(network))
         name = "" if images is None else stack.enter_context(name_images(images, test))

@@ -246,9 +246,9 @@ def list_labels(labels: Any, argument: str) -> list[Any]:
         labels: A sequence, array or tensor.
         argument: The name of the argument, for messages.
     """
-    if isinstance(labels, str) or not hasattr(labels, "__len__"):
+    values = labels.tolist() if hasattr(labels, "tolist") else labels
+    if isinstance(values, str) or not hasattr(values, "__iter__"):
         raise UserError(f"{argument} has labels of the type {type(labels).__name__}: give a list", kind="bad-labels")
-    values = labels.tolist() if hasattr(labels, "tolist") else list(labels)
     return [to_label(value, argument) for value in values]
 
 

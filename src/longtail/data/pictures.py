@@ -4,6 +4,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from longtail.data.decode import BadImage, to_upright_rgb
@@ -47,6 +48,7 @@ def to_pil_image(picture: Any) -> "Image.Image":
     if isinstance(picture, Image.Image):
         return picture
     if isinstance(picture, Tensor):
+        picture = picture.float() if picture.dtype == torch.bfloat16 else picture  # which NumPy does not have
         picture = (picture.movedim(0, -1) if picture.dim() == 3 else picture).detach().cpu().numpy()
     if not isinstance(picture, np.ndarray):
         raise BadImage(f"{type(picture).__name__} is not an image: give a path, a PIL image, an array or a tensor")
