@@ -13,6 +13,7 @@ _HOME = {
     "PaCoLoss": "nn",
     "UserError": "errors",
     "balanced_softmax_loss": "losses",
+    "choose_config": "training",
     "compare": "comparison",
     "cross_entropy_loss": "losses",
     "demo": "demo_run",
@@ -29,7 +30,7 @@ _HOME = {
     "supcon_loss": "losses",
     "report": "reporting.page",
     "table": "reporting.table",
-    "train": "engine.train",
+    "train": "training",
     "watch": "reporting.server",
 }
 _MODULES = (
@@ -41,7 +42,8 @@ _MODULES = (
     "theory",
 )
 
-__all__ = ["Config", "PaCoLoss", "UserError", "compare", "demo", "evaluate", "export", "figure", "inspect", "load"]
+__all__ = ["Config", "PaCoLoss", "UserError", "choose_config", "compare", "demo", "evaluate", "export", "figure"]
+__all__ += ["inspect", "load"]
 __all__ += ["losses", "metrics", "nn", "paco_loss", "predict", "recipes", "report", "reproduce", "shard", "table"]
 __all__ += ["theory", "train", "watch"]
 

@@ -5,6 +5,7 @@ import io
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,11 +37,16 @@ ODD = [
 ODD += [(), [], {}, [None], [[]], {"cat": math.nan}, {1: 2}, object(), Path("a\0b"), print]
 THERE = [f"ZOO/{name}" for line in PLACES for name in line.split()] + [f"ZOO/{name}" for name in STRANGE] + FRESH
 
+IMAGES = [(np.zeros((10, 8, 8), np.uint8), [0, 1] * 5), ([], []), (["x.png"], "x"), ({}, {}), ([[]], [None])]
 CONFIGS = [recipes.digits_lt("ce"), recipes.digits_lt("paco")]
 
 # By name: the function, and of each argument some values that mean something.
 TWINS = {
     "train": (longtail.train, {"config": CONFIGS, "out": THERE, "resume": [True]}),
+    "choose_config": (
+        longtail.choose_config,
+        {"data": ["digits-lt", *THERE, *IMAGES], "test": IMAGES, "method": ["ce"], "lr": [0.1], "seeds": [0, (1, 2)]},
+    ),
     "evaluate": (longtail.evaluate, {"run": THERE, "data_root": THERE, "device": ["cpu", "cuda"]}),
     "table": (longtail.table, {"paths": THERE, "out": THERE}),
     "report": (longtail.report, {"paths": THERE, "out": THERE}),

@@ -6,47 +6,38 @@ the given values are applied on top of them.
 """
 
 import functools
-import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from longtail import recipes, run_folder
-from longtail.cli.console import print_on_main_process
+from longtail import recipes
 from longtail.cli.parse import check_path, scan_flags
 from longtail.config import Config, DataConfig, PaCo
-from longtail.errors import UserError
-from longtail.progress import terminal_width
+from longtail.training import (
+    ALL_SECTIONS,
+    SHARED_SECTIONS,
+    RecipeChoice,
+    check_not_a_run,
+    find_resumed_config,
+    log_choices,
+    select_sections,
+)
 
-SHARED_SECTIONS = ("data", "views", "model", "optim", "train", "log")  # sections that do not depend on the method
-ALL_SECTIONS = ("method", *SHARED_SECTIONS)
-LOCATION = ("name", "root", "train_list", "test_list")  # settings in `data` that say where the images are
+__all__ = ["ALL_SECTIONS", "SHARED_SECTIONS", "check_not_a_run", "select_sections"]
 
 
-def select_sections(config: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Return some sections of a configuration, or of parsed arguments, by name."""
-    return {name: getattr(config, name) for name in names}
-
-
-def scan_recipe(name: str, args: list[str]) -> tuple[Config, str | None]:
-    """Return the configuration that the flags of recipes select, and the value of --setting; other flags are ignored.
+def scan_recipe(args: list[str]) -> RecipeChoice:
+    """Return the flags that select a recipe; other flags are ignored.
 
     Args:
-        name: A recipe or a path to images.
-        args: The arguments after the name.
+        args: The arguments after the recipe or the path to images.
     """
-    selected = scan_flags(args, method=str, imbalance=float, setting=str, network=str, augment=str, strategy=int)
-    strategy = selected.pop("strategy")
-    config = recipes.make(name, **selected)
-    return config if strategy is None else recipes.with_strategy(config, strategy), selected["setting"]
+    flags = scan_flags(args, method=str, imbalance=float, setting=str, network=str, augment=str, strategy=int)
+    return RecipeChoice(**flags)
 
 
-def find_resumed_config(data: DataConfig, args: list[str]) -> Config | None:
+def find_resumed_run(data: DataConfig, args: list[str]) -> Config | None:
     """Return the configuration of the run that --resume continues, or None if there is none.
-
-    The settings are those of the stored run. The images are those that the command names, because they may have been moved;
-    different images are rejected by their checksum later.
 
     Args:
         data: Where the images are.
@@ -56,11 +47,7 @@ def find_resumed_config(data: DataConfig, args: list[str]) -> Config | None:
     if not flags["resume"] or flags["out"] is None:
         return None
     check_path(flags["out"])
-    folders = run_folder.find_runs(flags["out"]) if flags["out"].exists() else []
-    if not folders:
-        return None
-    stored = run_folder.load_config(folders[0])
-    return replace(stored, data=replace(stored.data, **select_sections(data, LOCATION)))
+    return find_resumed_config(data, flags["out"])
 
 
 def get_given_settings(args: list[str], parsed: Any) -> dict[str, Any]:
@@ -68,35 +55,6 @@ def get_given_settings(args: list[str], parsed: Any) -> dict[str, Any]:
     flags = [arg[2:].split("=")[0].replace("-", "_") for arg in args if arg.startswith("--")]
     settings = [flag.replace(".no_", ".") for flag in flags if "." in flag]
     return {name: functools.reduce(getattr, name.split("."), parsed) for name in settings}
-
-
-def choose_config(
-    name: str,
-    data: DataConfig,
-    device: str,
-    method: str | None,
-    given: Mapping[str, Any],
-    imbalance: float | None,
-    strategy: int | None,
-) -> Config:
-    """Choose the settings for the user's images, and print them with their reasons.
-
-    Args:
-        name: Path to the images.
-        data: The `data` section with the given flags.
-        device: The value of --train.device.
-        method: The value of --method.
-        given: Settings that are given on the command line. They are not changed.
-        imbalance: The value of --imbalance.
-        strategy: The value of --strategy.
-    """
-    from longtail.autoconfig import choose, inspect_data, with_values
-
-    chosen = choose(name, inspect_data(data, device), method, given, imbalance)
-    print_on_main_process(chosen.describe(width=terminal_width()))
-    if strategy is None:
-        return chosen.config
-    return with_values(recipes.with_strategy(chosen.config, strategy), given)
 
 
 def choose_budget(
@@ -116,8 +74,7 @@ def choose_budget(
     from longtail.autoconfig import choose, inspect_data
 
     facts = inspect_data(data, device)
-    chosen = choose(name, facts, "paco", given, imbalance)
-    print_on_main_process(chosen.describe(exclude="--method", width=terminal_width()))
+    log_choices(choose(name, facts, "paco", given, imbalance), exclude="--method")
     return lambda method: choose(name, facts, method, given, imbalance).config
 
 
@@ -128,31 +85,6 @@ def choose_queue_and_batch(name: str) -> dict[str, int]:
     config = choose(name, inspect_data(recipes.make(name).data), "paco").config
     assert isinstance(config.method, PaCo)
     return {"queue": config.method.queue, "batch": config.train.batch_size}
-
-
-def check_not_a_run(path: str) -> None:
-    """Raise a UserError if the path of the images is a run folder."""
-    if (Path(path) / run_folder.CONFIG).exists() or any(Path(path).glob(f"seed*/{run_folder.CONFIG}")):
-        command = f"longtail train --from {shlex.quote(path)}"
-        raise UserError(f"{path} is a run, not a folder of images: to train it again, use `{command}`", kind="conflict")
-
-
-def scale_warmup(stored: Config, config: Config, given: Mapping[str, Any]) -> Config:
-    """Scale the warm-up of a stored run to another number of epochs, unless it is given, and print the new value.
-
-    Args:
-        stored: The configuration of the stored run.
-        config: The configuration to train.
-        given: Settings that are given on the command line.
-    """
-    warmup, epochs = stored.optim.warmup_epochs, config.train.epochs
-    if epochs == stored.train.epochs or "optim.warmup_epochs" in given or not warmup:
-        return config
-    scaled = round(warmup * epochs / stored.train.epochs, 2)
-    print_on_main_process(
-        [f"--optim.warmup_epochs {scaled:g}: scaled with the number of epochs (stored run: {warmup:g})"]
-    )
-    return replace(config, optim=replace(config.optim, warmup_epochs=scaled))
 
 
 def format_setting(name: str, value: Any) -> list[str]:

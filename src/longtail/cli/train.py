@@ -1,6 +1,5 @@
 """The commands `train`, `eval` and `demo`."""
 
-import os
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,19 +7,9 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from longtail import recipes, run_folder
 from longtail.cli.console import make_screen, print_result_tables
 from longtail.cli.parse import check_path, parse_arguments, take_data_argument
-from longtail.cli.resolve_config import (
-    ALL_SECTIONS,
-    check_not_a_run,
-    choose_config,
-    find_resumed_config,
-    get_given_settings,
-    scale_warmup,
-    scan_recipe,
-    select_sections,
-)
+from longtail.cli.resolve_config import find_resumed_run, get_given_settings, scan_recipe
 from longtail.config import (
     Config,
     DataConfig,
@@ -32,6 +21,17 @@ from longtail.config import (
     ViewsConfig,
 )
 from longtail.errors import UserError
+from longtail.training import (
+    ALL_SECTIONS,
+    RecipeChoice,
+    default_out,
+    is_automatic,
+    load_stored_run,
+    make_base,
+    rerun_config,
+    resolve_config,
+    select_sections,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,22 +119,15 @@ def resolve_training(args: list[str]) -> tuple[str, Train, Config]:
     if args[:1] == ["--from"]:
         return resolve_stored_run(args)
     name = take_data_argument("train", args)
-    defaults, setting = scan_recipe(name, args[1:])
-    is_automatic = recipes.is_user_data(name) and setting is None
-    resumed = find_resumed_config(defaults.data, args[1:]) if is_automatic else None
-    defaults = resumed or defaults
-    given = parse_arguments(Train, "train", args, Train(recipe=name, **select_sections(defaults, ALL_SECTIONS)))
+    choice = scan_recipe(args[1:])
+    base = make_base(name, choice)
+    resumed = find_resumed_run(base.data, args[1:]) if is_automatic(name, choice) else None
+    base = resumed or base
+    given = parse_arguments(Train, "train", args, Train(recipe=name, **select_sections(base, ALL_SECTIONS)))
     if given.again:
         raise UserError(f"--from {given.again} must be the first argument, in place of {name}", kind="conflict")
-    if is_automatic:
-        check_not_a_run(name)
-    if resumed or not is_automatic:
-        return name, given, replace(defaults, **select_sections(given, ALL_SECTIONS))
-    settings = get_given_settings(args, given)
-    config = choose_config(
-        name, given.data, given.train.device, given.method_name, settings, given.imbalance, given.strategy
-    )
-    return name, given, config
+    sections, settings = select_sections(given, ALL_SECTIONS), get_given_settings(args, given)
+    return name, given, resolve_config(name, choice, base, sections, settings, resumed is not None)
 
 
 def resolve_stored_run(args: list[str]) -> tuple[str, Train, Config]:
@@ -143,16 +136,11 @@ def resolve_stored_run(args: list[str]) -> tuple[str, Train, Config]:
         raise UserError(
             "--from needs a run folder or a config.json, as in `longtail train --from runs/x --optim.lr 0.01`"
         )
-    path = Path(args[1])
     check_path(args[1])
-    if not os.path.exists(path):
-        raise UserError(
-            f"--from {path} does not exist: name a run folder or a {run_folder.CONFIG}", kind="missing-file"
-        )
-    stored, name = run_folder.load_common_config(path), f"{path.resolve().stem}-again"
+    stored, name = load_stored_run(args[1])
     defaults = Train(recipe=name, **select_sections(stored, ALL_SECTIONS))
     given = parse_arguments(Train, "train", [name, *args[2:]], defaults)
-    for field in ("method_name", "imbalance", "setting", "network", "augment", "strategy"):
+    for field in ("method_name", *RecipeChoice._fields[1:]):
         if getattr(given, field) is not None:
             raise UserError(
                 f"--{field.removesuffix('_name')} selects a recipe and cannot be combined with --from: "
@@ -160,23 +148,8 @@ def resolve_stored_run(args: list[str]) -> tuple[str, Train, Config]:
                 kind="conflict",
             )
     given = replace(given, out=given.out or Path("runs") / name)
-    config = replace(stored, **select_sections(given, ALL_SECTIONS))
-    return name, given, scale_warmup(stored, config, get_given_settings(args[2:], given))
-
-
-def default_out(name: str, method: str, config: Config, *options: str | None) -> Path:
-    """Return the default output folder of `longtail train`.
-
-    Args:
-        name: The recipe or the path to images.
-        method: Name of the method.
-        config: The configuration.
-        *options: Values of --setting, --network and --augment.
-    """
-    factor = config.data.imbalance
-    is_subsampled = factor > 1 or not recipes.is_user_data(name)
-    parts = [run_folder.short_name(name), method, f"{factor:g}" if is_subsampled else None, *options]
-    return Path("runs") / "-".join(filter(None, parts))
+    settings = get_given_settings(args[2:], given)
+    return name, given, rerun_config(stored, select_sections(given, ALL_SECTIONS), settings)
 
 
 # eval

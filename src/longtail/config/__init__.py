@@ -38,7 +38,7 @@ from longtail.config.method_settings import (
     TauNormSettings,
 )
 from longtail.config.migrate import CONFIG_VERSION, migrate_config
-from longtail.config.section import Section, differences, from_dict, to_dict
+from longtail.config.section import Section, differences, from_dict, list_settings, to_dict
 from longtail.config.sections import (
     DataConfig,
     Decoding,
@@ -122,6 +122,7 @@ __all__ = [
     "ViewsConfig",
     "differences",
     "from_dict",
+    "list_settings",
     "to_dict",
 ]
 

@@ -197,6 +197,21 @@ def coerce(hint: Any, value: Any, flag: str) -> Any:
     raise UserError(f"--{flag} {value!r}: it must be {expected}")
 
 
+def list_settings(section: Any, prefix: str = "") -> list[str]:
+    """Return the names of all settings in a section and in the sections inside it, such as "optim.lr".
+
+    Args:
+        section: The section, or a configuration.
+        prefix: Start of the names, such as "optim.".
+    """
+    names: list[str] = []
+    for f in dataclasses.fields(section):
+        value = getattr(section, f.name)
+        is_section = dataclasses.is_dataclass(value)
+        names += list_settings(value, f"{prefix}{f.name}.") if is_section else [f"{prefix}{f.name}"]
+    return names
+
+
 def differences(first: Any, second: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
     """Compare two configurations that were converted by `to_dict`.
 

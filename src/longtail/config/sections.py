@@ -34,11 +34,11 @@ class DataConfig(Section):
     section: ClassVar[str] = "data"
 
     name: Literal[
-        "cifar10", "cifar100", "digits", "imagenet-lt", "inat2018", "places-lt", "folder", "list", "shards"
+        "cifar10", "cifar100", "digits", "imagenet-lt", "inat2018", "places-lt", "folder", "list", "shards", "memory"
     ] = "cifar100"
     """Dataset. `imagenet-lt`, `inat2018` and `places-lt` read their published lists from --data.root; `folder` reads
     train/CLASS/*.jpg and val/CLASS/*.jpg (or CLASS/*.jpg, then split); `list` reads a list of files with labels;
-    `shards` reads a folder of parquet files."""
+    `shards` reads a folder of parquet files; `memory` stands for images that are passed from Python."""
     root: Path | None = None
     """Folder of the archives (default: $LONGTAIL_DATA, else ./data), of the images or of the shards; for a list, the
     folder that its paths are relative to (default: the folder of the list)."""

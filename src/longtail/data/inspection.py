@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from longtail.config import DataConfig
+from longtail.config import Config, DataConfig
 from longtail.data.decode import BadImage, ImageInfo, map_in_threads, probe_image
+from longtail.data.in_memory import name_images
 from longtail.data.lazy_images import LazyImages, RawDataset, SkippedImage
 from longtail.data.long_tail import shot_groups
 from longtail.data.sources import draw_long_tail, open_data
 from longtail.progress import track
+from longtail.recipes import make
 
 
 class InspectedImage(NamedTuple):
@@ -62,13 +64,22 @@ class Inspection:
         return tree | {"unreadable": [{"id": i, "why": why} for i, why in self.unreadable]}
 
 
-def inspect(data: DataConfig, quick: bool = False) -> Inspection:
+def inspect(data: Any, quick: bool = False) -> Inspection:
     """Inspect a data set, as `longtail data inspect` does.
 
     Args:
-        data: The data set.
+        data: A DataConfig, or anything that `longtail.train` accepts: a Config, a recipe, a path, or images in memory.
         quick: Only count labels and missing files, instead of reading every image.
     """
+    if isinstance(data, Config):
+        data = data.data
+    if isinstance(data, DataConfig):
+        return _inspect(data, quick)
+    with name_images(data) as name:
+        return _inspect(make(name).data, quick)
+
+
+def _inspect(data: DataConfig, quick: bool) -> Inspection:
     opened = open_data(replace(data, on_error="skip"))  # missing files are reported, not raised
     drawn, notes = draw_long_tail(opened, data)
     splits = {"train": opened.train.subset(drawn), "test": opened.test}

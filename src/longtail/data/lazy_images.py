@@ -90,6 +90,8 @@ class LazyImages:
     """(N,) the bytes of each file, or of a shard's row group, which detect changed data; None if there are no files."""
     describe: Callable[[int], object] | None = None
     """Returns what error messages call the image with this index; the default is its id."""
+    digests: npt.NDArray[np.str_] | None = None
+    """(N,) a digest of the content of each image, which detects changed data if images are not files."""
 
     @property
     def counts(self) -> IntArray:
@@ -132,6 +134,7 @@ class LazyImages:
             lambda index: self.read_encoded(int(indices[index])),
             sizes,
             None if describe is None else lambda index: describe(int(indices[index])),
+            None if self.digests is None else self.digests[indices],
         )
 
 

@@ -1,4 +1,4 @@
-"""Loading data sets: CIFAR archives, scikit-learn's digits, image folders, lists of files, and shards.
+"""Loading data sets: CIFAR archives, scikit-learn's digits, image folders, lists of files, shards, and images in memory.
 
 The long-tailed subset and the validation split are drawn from the labels, so that only the selected images are read.
 """
@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from longtail import files
 from longtail.config import DataConfig
 from longtail.data.cifar import open_cifar
 from longtail.data.decode import available_memory, find_unreadable
 from longtail.data.folder import open_folder
+from longtail.data.in_memory import find_memory
 from longtail.data.lazy_images import (
     ImageArray,
     IntArray,
@@ -214,6 +216,8 @@ def _open(config: DataConfig, skip: bool) -> RawDataset:
             return open_shards(config.root, config.columns, config.image_size, skip)
         case "imagenet-lt" | "inat2018" | "places-lt":
             return open_benchmark(config, skip)
+        case "memory":
+            return find_memory().open(config.image_size, skip)
         case name:
             root = config.root or Path(os.environ.get("LONGTAIL_DATA") or "data")
             return open_cifar(name, root, config.download, config.image_size)
@@ -257,11 +261,16 @@ def _checksum(images: LazyImages, drawn: IntArray, test: LazyImages) -> str:
     """Return a checksum of the selected images.
 
     It covers the indices in the official file in the order drawn, or, for files, the sorted paths with labels and sizes of the
-    training and the test images.
+    training and the test images, or, for images in memory, their sorted digests with labels.
     """
-    if images.sizes is None or test.sizes is None:
-        return checksum(images.ids[drawn])
-    parts = (images.ids[drawn], images.labels[drawn], images.sizes[drawn]), (test.ids, test.labels, test.sizes)
+    chosen = images.subset(drawn)
+    parts: tuple[tuple[npt.NDArray[Any], ...], ...]
+    if chosen.digests is not None and test.digests is not None:
+        parts = (chosen.digests, chosen.labels), (test.digests, test.labels)
+    elif chosen.sizes is not None and test.sizes is not None:
+        parts = (chosen.ids, chosen.labels, chosen.sizes), (test.ids, test.labels, test.sizes)
+    else:
+        return checksum(chosen.ids)
     lines = ["\n".join(sorted("\t".join(map(str, item)) for item in zip(*part, strict=True))) for part in parts]
     return _digest("\n\n".join(lines))
 

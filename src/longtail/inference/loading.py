@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import nn
 
 from longtail import files, run_folder
 from longtail.config import Config, from_dict
@@ -20,6 +21,7 @@ from longtail.inference import released
 from longtail.inference.model import Model
 from longtail.inference.preprocessing import Preprocessing
 from longtail.inference.priors import Prior
+from longtail.models.backbones import use_network
 from longtail.progress import log_warning
 from longtail.schema import anything, count, find_error, number, optional, share, text
 from longtail.text import escape_nonprintable
@@ -43,7 +45,7 @@ def load(
     device: str = "auto",
     prior: str | Path | Mapping[str, float] | None = None,
     class_names: Sequence[str] | None = None,
-    model: str | None = None,
+    model: str | nn.Module | None = None,
 ) -> Model:
     """Load a network. The training data are not needed.
 
@@ -54,8 +56,12 @@ def load(
         prior: Expected class frequencies: "uniform", "train" (as in the training data), a CSV or JSON file, or a mapping of
             class names to weights.
         class_names: Names of the classes of a checkpoint of the released code, which does not contain them.
-        model: timm name of the network of a checkpoint of the released code, if the file does not contain it.
+        model: The network of a run that was trained with an nn.Module; or the timm name of the network of a checkpoint of the
+            released code, if the file does not contain it.
     """
+    if model is not None and not isinstance(model, str):
+        with use_network(model):
+            return load(path, device, prior, class_names)
     path, torch_device = Path(path), choose_device(device, "device")
     is_file = os.path.isfile(path)
     if is_file and (path.suffix == ".safetensors" or path.name == run_folder.CONFIG):

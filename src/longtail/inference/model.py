@@ -1,11 +1,12 @@
 """A trained network with preprocessing, class names and calibration. N images, C classes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -113,15 +114,22 @@ class Model:
 
     def __call__(self, images: Any) -> Any:
         """Return the `Prediction` for an image, or a list of them for a list, array or tensor of several images."""
-        several = isinstance(images, list | tuple) or (isinstance(images, np.ndarray | Tensor) and images.ndim == 4)
-        found = self.predictions(list(images) if several else [images])
-        return found if several else found[0]
+        found = self.predictions(list_images(images))
+        return found if is_several(images) else found[0]
+
+    def features(self, images: Any) -> npt.NDArray[np.float32]:
+        """Return the features of the backbone for one or several images, as an array of shape (N, F) with type float32."""
+        parts = [
+            self._compute(self.method.features, [self._pixels(image) for image in batch])
+            for batch in self._batches(list_images(images))
+        ]
+        return torch.cat(parts).numpy() if parts else np.empty((0, self.method.net.trunk.width), np.float32)
 
     def predictions(self, images: Sequence[Picture]) -> list[Prediction]:
         """Return the prediction for each image, in order."""
         found: list[Prediction] = []
-        for first in range(0, len(images), self.batch):
-            logits_NC = self.logits([self._pixels(image) for image in images[first : first + self.batch]])
+        for batch in self._batches(images):
+            logits_NC = self.logits([self._pixels(image) for image in batch])
             each = zip(self.probabilities(logits_NC).numpy(), logits_NC.double().numpy(), strict=True)
             found += [Prediction(self.class_names, p_C, z_C) for p_C, z_C in each]
         return found
@@ -132,18 +140,26 @@ class Model:
         Raises:
             UserError: A logit is not finite, or there is not enough memory.
         """
+        logits_NC = self._compute(self.method, pixels)
+        check_finite_logits((~logits_NC.isfinite().all(1)).numpy())
+        return logits_NC
+
+    def _batches(self, images: Sequence[Picture]) -> Iterator[Sequence[Picture]]:
+        for first in range(0, len(images), self.batch):
+            yield images[first : first + self.batch]
+
+    def _compute(self, network: Callable[[Tensor], Tensor], pixels: Sequence[ImageArray]) -> Tensor:
+        """Return what a part of the network computes from the results of `preprocessing.pixels`, on the CPU."""
         x = self.preprocessing.views.normalize(self.preprocessing.squares(pixels, self.device))
         try:
             with in_test_mode(self.method):
-                logits_NC = self.method(x).float().cpu()
+                return network(x).float().cpu()
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             raise UserError(
                 f"not enough memory for images of {self.image_size} pixels: use a smaller network", kind="out-of-memory"
             ) from error
-        check_finite_logits((~logits_NC.isfinite().all(1)).numpy())
-        return logits_NC
 
     def probabilities(self, logits_NC: Tensor) -> Tensor:
         """Return probabilities of shape (N, C) in float64, with the temperature and the expected class frequencies."""
@@ -179,6 +195,16 @@ class Model:
     def __repr__(self) -> str:
         what = f"{self.config.method.label}, {self.config.model.name}, {len(self.class_names)} classes"
         return f"Model({what}, {self.image_size} pixels, {self.device.type})"
+
+
+def is_several(images: Any) -> bool:
+    """Return whether the argument of a model is a list, array or tensor of several images, and not a single image."""
+    return isinstance(images, list | tuple) or (isinstance(images, np.ndarray | Tensor) and images.ndim == 4)
+
+
+def list_images(images: Any) -> list[Picture]:
+    """Return the argument of a model as a list of images."""
+    return list(images) if is_several(images) else [images]
 
 
 HOLD_OUT_COMMAND = "`longtail train --from RUN --data.val_fraction 0.2`"

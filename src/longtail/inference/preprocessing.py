@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from longtail.data import decode
-from longtail.data.decode import BadImage
 from longtail.data.lazy_images import ImageArray
+from longtail.data.pictures import to_pil_image
 from longtail.views import Views
 from longtail.views.view import STATISTICS
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from PIL import Image
 
 Picture: TypeAlias = Union[str, Path, "Image.Image", np.ndarray, Tensor]
-CHANNEL_COUNTS = (1, 3, 4)
-"""Possible numbers of channels: grayscale, RGB, and RGB with alpha."""
 
 
 @dataclass(frozen=True)
@@ -73,36 +71,3 @@ class Preprocessing:
         steps = ["rotate it according to its EXIF orientation", "convert it to RGB with 8 bits per channel", *cut]
         resampling = "bilinear, antialiased" + ("; the last step is rounded once" if self.side or share < 1 else "")
         return {"image_size": size, "steps": steps, "resampling": resampling, "mean": mean, "std": std}
-
-
-def to_pil_image(picture: Any) -> "Image.Image":
-    """Convert a PIL image, an array or a tensor to a PIL image; raise a BadImage if that is impossible.
-
-    Arrays have the shape (height, width[, channels]), tensors ([channels,] height, width), with uint8 values or floats from
-    0 to 1.
-    """
-    from PIL import Image
-
-    if isinstance(picture, Image.Image):
-        return picture
-    if isinstance(picture, Tensor):
-        picture = (picture.movedim(0, -1) if picture.dim() == 3 else picture).detach().cpu().numpy()
-    if not isinstance(picture, np.ndarray):
-        raise BadImage(f"{type(picture).__name__} is not an image: give a path, a PIL image, an array or a tensor")
-    picture = picture[..., None] if picture.ndim == 2 else picture
-    if picture.ndim != 3 or picture.shape[2] not in CHANNEL_COUNTS or not picture.size:
-        order = "arrays are (height, width, channels), tensors (channels, height, width)"
-        raise BadImage(f"its shape is {tuple(picture.shape)}: {order}")
-    gray = picture.shape[2] == 1
-    return Image.fromarray(np.ascontiguousarray(to_uint8(picture)[..., 0] if gray else to_uint8(picture)))
-
-
-def to_uint8(picture: np.ndarray) -> ImageArray:
-    """Convert floats from 0 to 1 to uint8; raise a BadImage for other values."""
-    if picture.dtype == np.uint8:
-        return picture
-    if not np.issubdtype(picture.dtype, np.floating):
-        raise BadImage(f"its values have the type {picture.dtype}: give uint8, or floats from 0 to 1")
-    if not (picture >= 0).all() or not (picture <= 1).all():  # NaN fails both
-        raise BadImage("its floats are not all in the range 0 to 1: give the image without normalization")
-    return np.rint(picture * 255).astype(np.uint8)

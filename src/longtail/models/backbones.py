@@ -5,7 +5,10 @@ parameters with a classifier of 100 classes. ResNet-18 and ResNet-50 with a 3x3 
 learning literature; they are registered as `resnet18_cifar` and `resnet50_cifar`.
 """
 
-from collections.abc import Iterable
+import contextlib
+import copy
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import timm
@@ -270,6 +273,41 @@ def image_size_options(name: str, image_size: int) -> dict[str, int]:
     return {"img_size": image_size} if known and known.fixed_input_size else {}
 
 
+CUSTOM = "custom"
+"""The name of a network that is passed from Python."""
+_custom_network: ContextVar[nn.Module | None] = ContextVar("custom network", default=None)
+
+
+@contextlib.contextmanager
+def use_network(network: nn.Module | None) -> Iterator[None]:
+    """Let the backbone with the name `CUSTOM` be a copy of this module within the context. None changes nothing.
+
+    Args:
+        network: A module that maps images to features (N, F), or to logits if it has `reset_classifier`, as timm models.
+    """
+    if not isinstance(network, nn.Module | None):
+        raise UserError(f"model has the type {type(network).__name__}: give the name of a timm model, or an nn.Module")
+    token = _custom_network.set(_custom_network.get() if network is None else network)
+    try:
+        yield
+    finally:
+        _custom_network.reset(token)
+
+
+def copy_custom_network() -> nn.Module:
+    """Return a copy of the network of the present context, without its classifier; raise UserError if there is none."""
+    given = _custom_network.get()
+    if given is None:
+        raise UserError(
+            "the network of this run was passed from Python: pass it again, as in longtail.load(run, model=network)",
+            kind="unknown-name",
+        )
+    network: Any = copy.deepcopy(given)
+    if hasattr(network, "reset_classifier"):
+        network.reset_classifier(0)
+    return network
+
+
 def make_backbone(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
     """Return a timm model without its classifier.
 
@@ -281,6 +319,8 @@ def make_backbone(name: str, pretrained: bool = False, **options: Any) -> nn.Mod
     Raises:
         UserError: If the name is unknown or timm cannot make the model.
     """
+    if name == CUSTOM:
+        return copy_custom_network()
     if not timm.is_model(name):
         raise unknown_name("model", name, timm.list_models())
     try:
@@ -307,14 +347,20 @@ def wrap_backbone(body: nn.Module, name: str, image_size: int) -> Trunk:
     """
     try:
         with torch.no_grad():
-            width = body.eval()(torch.zeros(1, 3, image_size, image_size)).shape[-1]
+            x_1F = body.eval()(torch.zeros(1, 3, image_size, image_size))
     except (RuntimeError, AssertionError, ValueError, ArithmeticError) as error:
         raise UserError(
             f"the model {name!r} does not accept images of {image_size}x{image_size} pixels ({_first_line(error)}): "
             "set --data.image_size",
             kind="conflict",
         ) from error
-    return Trunk(body.train(), width)
+    if name == CUSTOM and (not isinstance(x_1F, Tensor) or x_1F.dim() != 2):
+        found = tuple(x_1F.shape) if isinstance(x_1F, Tensor) else type(x_1F).__name__
+        raise UserError(
+            f"the network returns {found} for one image: it must return a tensor of shape (images, features)",
+            kind="conflict",
+        )
+    return Trunk(body.train(), x_1F.shape[-1])
 
 
 def _first_line(error: Exception) -> str:

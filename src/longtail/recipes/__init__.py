@@ -85,6 +85,9 @@ STRATEGIES = {1: ("sim", "sim"), 2: ("rand", "rand"), 3: ("rand", "sim")}
 LIST_SUFFIXES = (".txt", ".csv", ".tsv", ".json")
 """Suffixes of files that list images."""
 
+IN_MEMORY = "<memory>"
+"""Stands for images that are passed from Python, in place of a path."""
+
 
 # Recipes. Their arguments are described in `make`.
 
@@ -149,7 +152,8 @@ def tiny_imagenet_lt(method: str = "paco", imbalance: float = 1, setting: str = 
 def folder(root: Path, method: str = "paco", imbalance: float = 1, setting: str = "equal") -> Config:
     """The user's images, at 64 pixels with the small-image ResNet-18; their class counts are the long tail.
 
-    `root` is an image folder, a folder of parquet shards, or a file that lists images.
+    `root` is an image folder, a folder of parquet shards, or a file that lists images. These settings are the same for all
+    images and train from scratch; `longtail.choose_config` returns settings that are chosen for the images and the machine.
     """
     return _small_images("folder", _detect_source(root), method, imbalance, setting)
 
@@ -171,6 +175,8 @@ def _small_images(recipe: str, source: dict[str, Any], method: str, imbalance: f
 def _detect_source(path: Path) -> dict[str, Any]:
     """Return the settings of the data for a path. A folder with parquet files and without subfolders contains
     shards."""
+    if str(path) == IN_MEMORY:
+        return {"name": "memory"}
     if path.is_file():
         return {"name": "list", "train_list": path}
     try:
@@ -301,13 +307,15 @@ def is_user_data(name: str | Path) -> bool:
     path = Path(name)
     try:
         exists = path.is_dir() or (path.is_file() and path.suffix.lower() in LIST_SUFFIXES)
-        return exists and str(name) not in RECIPES
+        return (exists and str(name) not in RECIPES) or str(name) == IN_MEMORY
     except OSError:  # not a valid path
         return False
 
 
 def make(name: str | Path, **choices: Any) -> Config:
-    """Return the configuration of a recipe, or of the user's images.
+    """Return the configuration of a recipe, or fixed settings for the user's images, which train from scratch at 64 pixels.
+
+    `longtail train` chooses settings for the user's images instead; `longtail.choose_config` returns these.
 
     Args:
         name: Name of a recipe, or path of an image folder, of a folder of shards or of a file that lists images.
