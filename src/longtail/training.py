@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SHARED_SECTIONS = ("data", "views", "model", "optim", "train", "log")  # sections that do not depend on the method
 ALL_SECTIONS = ("method", *SHARED_SECTIONS)
+AUTO = "auto"  # the value of `method` that leaves the choice to cross-validation
 LOCATION = ("name", "root", "train_list", "test_list")  # settings in `data` that say where the images are
 SHORT_NAMES = {
     "epochs": "train.epochs",
@@ -45,6 +46,18 @@ class RecipeChoice(NamedTuple):
     network: str | None = None
     augment: str | None = None
     strategy: int | None = None
+
+
+class Plan(NamedTuple):
+    """What is trained: a configuration, or the one of several candidates that cross-validation selects."""
+
+    config: Config
+    candidates: tuple[Config, ...] = ()
+
+    @property
+    def method(self) -> str:
+        """The name of the method, for the name of the output folder."""
+        return AUTO if len({config.method.name for config in self.candidates}) > 1 else self.config.method.name
 
 
 # Training from Python
@@ -97,8 +110,8 @@ def train(
     from longtail.engine.train import train as train_config
 
     is_loaded = loaded is None or isinstance(loaded, DataSet)
-    with prepare(data, out, resume, test, from_run, settings, None if is_loaded else loaded) as (config, folder):
-        return train_config(config, folder, resume, loaded if is_loaded else None)
+    with prepare(data, out, resume, test, from_run, settings, None if is_loaded else loaded) as (plan, folder):
+        return train_config(plan.config, folder, resume, loaded if is_loaded else None, plan.candidates)
 
 
 def choose_config(data: Any, *, test: Any = None, **settings: Any) -> Config:
@@ -109,8 +122,8 @@ def choose_config(data: Any, *, test: Any = None, **settings: Any) -> Config:
         test: Test images in memory.
         **settings: See `train`.
     """
-    with prepare(data, None, False, test, None, settings, None) as (config, _):
-        return config
+    with prepare(data, None, False, test, None, settings, None) as (plan, _):
+        return plan.config
 
 
 @contextlib.contextmanager
@@ -122,8 +135,8 @@ def prepare(
     from_run: Path | str | None,
     settings: Mapping[str, Any],
     loaded: Any,
-) -> Iterator[tuple[Config, Path]]:
-    """Yield the configuration and the output folder of a training. Images and networks in memory are available in the context.
+) -> Iterator[tuple[Plan, Path]]:
+    """Yield the plan and the output folder of a training. Images and networks in memory are available in the context.
 
     The arguments are those of `train`, with the settings as a mapping; `loaded` must be images in memory.
     """
@@ -143,7 +156,7 @@ def prepare(
         name = "" if images is None else stack.enter_context(name_images(images, test))
         if isinstance(data, Config):
             config = change_config(data, choice, given)
-            yield config, Path(out or default_out(config.recipe.split("/")[0], config.method.name, config))
+            yield Plan(config), Path(out or default_out(config.recipe.split("/")[0], config.method.name, config))
         elif from_run is not None:
             yield prepare_stored_run(name, out, from_run, choice, given)
         elif not name:
@@ -154,8 +167,8 @@ def prepare(
 
 def prepare_images(
     name: str | Path, out: Path | str | None, resume: bool, choice: RecipeChoice, given: Mapping[str, Any]
-) -> tuple[Config, Path]:
-    """Return the configuration and the output folder of a training on a recipe or on the user's images.
+) -> tuple[Plan, Path]:
+    """Return the plan and the output folder of a training on a recipe or on the user's images.
 
     Args:
         name: The recipe or the path to images.
@@ -167,15 +180,15 @@ def prepare_images(
     base = make_base(name, choice)
     resumed = find_resumed_config(base.data, out) if resume and is_automatic(name, choice) else None
     base = resumed or base
-    config = resolve_config(name, choice, base, *apply_settings(base, given), is_resumed=resumed is not None)
+    plan = resolve_config(name, choice, base, *apply_settings(base, given), is_resumed=resumed is not None)
     options = (choice.setting, choice.network, choice.augment)
-    return config, Path(out or default_out(name, choice.method or config.method.name, config, *options))
+    return plan, Path(out or default_out(name, choice.method or plan.method, plan.config, *options))
 
 
 def prepare_stored_run(
     name: str | Path, out: Path | str | None, from_run: Path | str, choice: RecipeChoice, given: Mapping[str, Any]
-) -> tuple[Config, Path]:
-    """Return the configuration and the output folder of a training with the settings of a stored run.
+) -> tuple[Plan, Path]:
+    """Return the plan and the output folder of a training with the settings of a stored run.
 
     Args:
         name: Must be empty, or stand for images in memory.
@@ -188,7 +201,7 @@ def prepare_stored_run(
         raise UserError(f"from_run replaces data: leave out {str(name)!r}", kind="conflict")
     reject_choice(choice, "from_run")
     stored, stored_name = load_stored_run(from_run)
-    return rerun_config(stored, *apply_settings(stored, given)), Path(out or Path("runs") / stored_name)
+    return Plan(rerun_config(stored, *apply_settings(stored, given))), Path(out or Path("runs") / stored_name)
 
 
 def split_settings(settings: Mapping[str, Any]) -> tuple[RecipeChoice, dict[str, Any]]:
@@ -263,6 +276,10 @@ def reject_choice(choice: RecipeChoice, source: str) -> None:
 def make_base(name: str | Path, choice: RecipeChoice) -> Config:
     """Return the configuration of a recipe, or the one from which the settings of the user's images are chosen."""
     method, imbalance, setting, network, augment, strategy = choice
+    if method == AUTO:
+        if not is_automatic(name, choice):
+            raise UserError(f"--method {AUTO} is for your own images: name a method for {name}", kind="conflict")
+        method = None
     config = recipes.make(name, method=method, imbalance=imbalance, setting=setting, network=network, augment=augment)
     return config if strategy is None else recipes.with_strategy(config, strategy)
 
@@ -279,8 +296,8 @@ def resolve_config(
     sections: Mapping[str, Any],
     given: Mapping[str, Any],
     is_resumed: bool = False,
-) -> Config:
-    """Return the configuration to train: that of a recipe or of a resumed run with given settings, or an automatic choice.
+) -> Plan:
+    """Return what to train: the configuration of a recipe or of a resumed run with given settings, or an automatic choice.
 
     Args:
         name: A recipe or a path to images.
@@ -291,16 +308,16 @@ def resolve_config(
         is_resumed: Whether `base` is the configuration of a run that is resumed.
     """
     if not is_automatic(name, choice):
-        return replace(base, **sections)
+        return Plan(replace(base, **sections))
     check_not_a_run(name)
     if is_resumed:
-        return replace(base, **sections)
+        return Plan(replace(base, **sections))
     return choose_for_images(name, sections["data"], sections["train"].device, choice, given)
 
 
 def choose_for_images(
     name: str | Path, data: DataConfig, device: str, choice: RecipeChoice, given: Mapping[str, Any]
-) -> Config:
+) -> Plan:
     """Choose the settings for the user's images, and log them with their reasons.
 
     Args:
@@ -315,8 +332,8 @@ def choose_for_images(
     chosen = choose(name, inspect_data(data, device), choice.method, given, choice.imbalance)
     log_choices(chosen)
     if choice.strategy is None:
-        return chosen.config
-    return with_values(recipes.with_strategy(chosen.config, choice.strategy), given)
+        return Plan(chosen.config, chosen.candidates)
+    return Plan(with_values(recipes.with_strategy(chosen.config, choice.strategy), given))
 
 
 def log_choices(chosen: "ChosenConfig", exclude: str = "") -> None:

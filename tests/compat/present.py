@@ -79,7 +79,7 @@ def parse(verb: str, args: Sequence[str], method: str = "paco") -> Any:
 
 def parse_training(args: Sequence[str]) -> Config:
     """Return the configuration that `longtail train ARGS` would train."""
-    return train.resolve_training(migrate_flags(list(args))[0])[2]
+    return train.resolve_training(migrate_flags(list(args))[0])[2].config
 
 
 def list_flags(verb: str, method: str = "paco") -> Flags:

@@ -97,7 +97,12 @@ def test_pretrained_input_is_that_of_timm():
     assert weights.pretrained_input("tf_efficientnet_lite1") == (240, (0.5,) * 3, (0.5,) * 3, "bicubic", 0.882)
     vit = weights.pretrained_input("vit_small_patch14_dinov2")
     assert vit.image_size == 518 and vit.crop_pct == 1.0
-    for name in ("vit_base_patch16_clip_224.openai", "vit_small_patch14_dinov2", "vit_base_patch16_siglip_224", "resnet18"):
+    for name in (
+        "vit_base_patch16_clip_224.openai",
+        "vit_small_patch14_dinov2",
+        "vit_base_patch16_siglip_224",
+        "resnet18",
+    ):
         expected = weights.pretrained_input(name)
         assert STATISTICS[weights.pretrained_normalization(name)] == (expected.mean, expected.std)
     with raises("unknown-name", "resnet32_cifar"):

@@ -11,7 +11,6 @@ from longtail.cli.console import make_screen, print_result_tables
 from longtail.cli.parse import check_path, parse_arguments, take_data_argument
 from longtail.cli.resolve_config import find_resumed_run, get_given_settings, scan_recipe
 from longtail.config import (
-    Config,
     DataConfig,
     LogConfig,
     MethodConfig,
@@ -23,6 +22,7 @@ from longtail.config import (
 from longtail.errors import UserError
 from longtail.training import (
     ALL_SECTIONS,
+    Plan,
     RecipeChoice,
     default_out,
     is_automatic,
@@ -96,15 +96,15 @@ class Demo:
 
 def run_train(args: list[str]) -> None:
     """Run `longtail train`."""
-    name, given, config = resolve_training(args)
+    name, given, plan = resolve_training(args)
 
     from longtail.distributed import is_main_process
     from longtail.engine.train import train
     from longtail.reporting.table import table
 
     options = (given.setting, given.network, given.augment)
-    out = given.out or default_out(name, given.method_name or config.method.name, config, *options)
-    folders = train(config, out, given.resume)
+    out = given.out or default_out(name, given.method_name or plan.method, plan.config, *options)
+    folders = train(plan.config, out, given.resume, candidates=plan.candidates)
     if is_main_process():
         print_result_tables(table(folders))
         run = shlex.quote(str(out))
@@ -114,8 +114,8 @@ def run_train(args: list[str]) -> None:
         )
 
 
-def resolve_training(args: list[str]) -> tuple[str, Train, Config]:
-    """Return the recipe or path that is trained, the parsed arguments, and the configuration that they result in."""
+def resolve_training(args: list[str]) -> tuple[str, Train, Plan]:
+    """Return the recipe or path that is trained, the parsed arguments, and what is trained."""
     if args[:1] == ["--from"]:
         return resolve_stored_run(args)
     name = take_data_argument("train", args)
@@ -130,7 +130,7 @@ def resolve_training(args: list[str]) -> tuple[str, Train, Config]:
     return name, given, resolve_config(name, choice, base, sections, settings, resumed is not None)
 
 
-def resolve_stored_run(args: list[str]) -> tuple[str, Train, Config]:
+def resolve_stored_run(args: list[str]) -> tuple[str, Train, Plan]:
     """Return the same as `resolve_training` for arguments that begin with --from."""
     if len(args) < 2:
         raise UserError(
@@ -149,7 +149,7 @@ def resolve_stored_run(args: list[str]) -> tuple[str, Train, Config]:
             )
     given = replace(given, out=given.out or Path("runs") / name)
     settings = get_given_settings(args[2:], given)
-    return name, given, rerun_config(stored, select_sections(given, ALL_SECTIONS), settings)
+    return name, given, Plan(rerun_config(stored, select_sections(given, ALL_SECTIONS), settings))
 
 
 # eval
