@@ -79,7 +79,7 @@ def choose_config(
     imbalance: float | None,
     strategy: int | None,
 ) -> Config:
-    """Choose the settings for the user's images, and print them with their reasons.
+    """Choose the settings for the user's images, and print the main ones with their reasons.
 
     Args:
         name: Path to the images.
@@ -102,7 +102,7 @@ def choose_config(
 def choose_budget(
     name: str, data: DataConfig, device: str, given: Mapping[str, Any], imbalance: float | None
 ) -> Callable[[str], Config]:
-    """Choose the settings with which methods are compared on the user's images, and print them with their reasons.
+    """Choose the settings with which methods are compared on the user's images, and print the main ones with their reasons.
 
     Return a function that returns the configuration of a method by its name.
 

@@ -39,8 +39,8 @@ class Train:
     """Train a recipe or your own images: one run per seed in OUT/seedN, which is evaluated at its end."""
 
     recipe: Positional[str]
-    """A recipe name (its defaults are shown below; `longtail recipes` lists them), or a folder, shards or a list (.txt .csv
-    .tsv .json) of your images; settings are then chosen automatically and printed with their reasons."""
+    """A recipe name (`longtail recipes` lists them), or a folder, shards or a list (.txt .csv .tsv .json) of your images;
+    settings are then chosen automatically, and the main ones are printed with their reasons."""
     again: Annotated[Path | None, arg(name="from", metavar="RUN")] = None
     """Train with the settings of a run folder or of a config.json. Must be the first argument, in place of a recipe; flags
     override single settings."""
@@ -185,6 +185,7 @@ def default_out(name: str, method: str, config: Config, *options: str | None) ->
 def run_eval(args: list[str]) -> None:
     """Run `longtail eval`."""
     given = parse_arguments(Eval, "eval", args)
+    run_folder.check_exists(given.run)
 
     from longtail.engine.evaluate import evaluate
     from longtail.reporting.table import table
