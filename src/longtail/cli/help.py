@@ -148,7 +148,7 @@ def list_main_flags(command: str, kind: type, values: Mapping[str, Any], data: s
         yield "[...]: the default."
     further = {"--help-all": "list all options, with their ranges"} if has_more else {}
     if list_sections(kind) and positional and not data:
-        further = {f"{positional[0].name} --help": "show the values that would be used for these data"} | further
+        further = {f"{positional[0].name} --help": "show the values for these data"} | further
     for words, purpose in further.items():
         yield f"{f'longtail {command} {words}':{FLAG_WIDTH + 2}}  {purpose}"
 
@@ -177,10 +177,7 @@ def format_short(flag: Flag) -> list[str]:
     right = textwrap.wrap(
         first_sentence(flag.description) + format_value(flag), WIDTH - FLAG_WIDTH - 2, break_on_hyphens=False
     )
-    if len(left) > FLAG_WIDTH:
-        right = ["", *right]
-    else:
-        right = right or [""]
+    right = ["", *right] if len(left) > FLAG_WIDTH else right or [""]
     return [f"{left if row == 0 else '':{FLAG_WIDTH}}  {text}".rstrip() for row, text in enumerate(right)]
 
 

@@ -107,7 +107,9 @@ def check_images(words: Sequence[str]) -> None:
     for word in words:
         if word != STANDARD_STREAM and not os.path.lexists(word) and not glob.has_magic(word):
             similar = files.find_similar_path(word)
-            hint = f"did you mean {similar!r}?" if similar else "give image files, folders, or patterns such as 'x/*.jpg'"
+            hint = (
+                f"did you mean {similar!r}?" if similar else "give image files, folders, or patterns such as 'x/*.jpg'"
+            )
             raise UserError(f"{word} does not exist: {hint}", kind="missing-file")
 
 

@@ -13,9 +13,9 @@ SUBCOMMANDS = {"data": {name: arguments for name, (arguments, _) in DATA_COMMAND
 INTRODUCTION = """# Every command and flag
 
 This page is generated from the code by `make docs`; a test checks that it is current. `longtail COMMAND --help` shows
-the main flags of a command, and `--help-all` all of them. After a recipe or a folder, as in `longtail train photos --help`, they show
-the values that would be used for it. The defaults on this page are those of the classes in `longtail.config`; recipes change them.
-To turn off a switch that is on, put `no_` before its name: `--model.no_bias`.
+the main flags of a command, and `--help-all` all of them. After a recipe or a folder, as in `longtail train photos --help`,
+they show the values that would be used for it. The defaults on this page are those of the classes in `longtail.config`;
+recipes change them. To turn off a switch that is on, put `no_` before its name: `--model.no_bias`.
 """
 
 
