@@ -210,7 +210,6 @@ def test_names_are_checked_before_torch_is_imported(tmp_path):
         (tmp_path / name).touch()
     cases = {
         "train brids": ("unknown-name", "'brids'", "'birds/'"),
-        "train ./brids": ("missing-file", "brids", "'birds/'"),
         "train birds/eagel": ("missing-file", "'birds/eagle/'"),
         "train birds.zip": ("missing-file", "birds.zip", "unpack"),
         "compare birds.tar.gz": ("missing-file", "birds.tar.gz", "unpack"),

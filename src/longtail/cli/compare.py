@@ -10,7 +10,7 @@ from tyro.conf import Positional, arg
 
 from longtail import recipes
 from longtail.cli.console import make_screen, print_lines
-from longtail.cli.parse import parse_arguments, reject_both, scan_flags, take_data_argument
+from longtail.cli.parse import check_data_paths, parse_arguments, reject_both, scan_flags, take_data_argument
 from longtail.cli.resolve_config import (
     SHARED_SECTIONS,
     check_not_a_run,
@@ -92,6 +92,7 @@ def resolve_comparison(args: list[str]) -> Comparison:
     defaults = Compare(images=name, **select_sections(config, SHARED_SECTIONS))
     given = parse_arguments(Compare, "compare", args, defaults)
     check_not_a_run(name)
+    check_data_paths(given.data)
     recipes.select_methods(given.methods)  # reports unknown names
     sections, budget = select_sections(given, SHARED_SECTIONS), None
     if recipes.is_user_data(name):

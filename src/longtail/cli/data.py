@@ -15,7 +15,7 @@ from tyro.conf import Positional, arg
 from longtail import files, recipes
 from longtail.cli.console import check_output_files, make_screen, print_lines, write_error_as_user_error
 from longtail.cli.help import make_help
-from longtail.cli.parse import parse_arguments, take_data_argument
+from longtail.cli.parse import check_data_paths, parse_arguments, take_data_argument
 from longtail.cli.resolve_config import check_not_a_run, format_setting, get_given_settings
 from longtail.config import DataConfig
 from longtail.errors import UserError
@@ -74,6 +74,7 @@ def run_inspect(args: list[str]) -> int:
     name = take_data_argument("data inspect", args)
     check_not_a_run(name)
     given = parse_arguments(Inspect, "data inspect", args, Inspect(images=name, data=recipes.make(name).data))
+    check_data_paths(given.data)
 
     from longtail.data.inspection import inspect
 
@@ -189,6 +190,7 @@ def run_shard(args: list[str]) -> None:
     name = take_data_argument("data shard", args)
     check_not_a_run(name)
     given = parse_arguments(Shard, "data shard", args, Shard(images=name, data=recipes.make(name).data))
+    check_data_paths(given.data)
     if given.out is None:
         raise UserError("--out DIR is required: the folder to write the shards to")
 

@@ -142,8 +142,6 @@ def parse_arguments(kind: type[T], command: str, args: list[str], default: T | N
         raise UserError(f"{message} (longtail {command} --help lists the flags)", kind=error_kind) from None
     for path in find_paths(parsed):
         check_path(path)
-    if isinstance(data := getattr(parsed, "data", None), DataConfig):
-        check_data_paths(data)
     return parsed
 
 
