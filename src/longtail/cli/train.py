@@ -10,7 +10,7 @@ from tyro.conf import Positional, arg
 
 from longtail import recipes, run_folder
 from longtail.cli.console import make_screen, print_result_tables
-from longtail.cli.parse import check_path, parse_arguments, take_data_argument
+from longtail.cli.parse import check_data_paths, check_path, parse_arguments, take_data_argument
 from longtail.cli.resolve_config import (
     ALL_SECTIONS,
     check_not_a_run,
@@ -97,6 +97,7 @@ class Demo:
 def run_train(args: list[str]) -> None:
     """Run `longtail train`."""
     name, given, config = resolve_training(args)
+    check_data_paths(config.data)
 
     from longtail.distributed import is_main_process
     from longtail.engine.train import train
