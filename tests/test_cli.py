@@ -41,8 +41,13 @@ def images(root: Path, split: str = "train", classes=("cat", "dog"), n: int = 6,
         (["train", "digits-lt", "--method", "pacco"], "unknown-name", ["'pacco'", "'paco'"]),
         (["train", "digits-lt", "--setting", "papr"], "unknown-name", ["'papr'"]),
         (["train", "digits-lt", "--strategy", "4"], "invalid-value", ["--strategy", "4", "rand/sim"]),
-        (["train", "digits-lt", "--epochs", "1"], "unknown-name", ["--epochs", "--train.epochs?"]),
-        (["train", "digits-lt", "--batch-size=7"], "unknown-name", ["--batch-size", "--train.batch_size?"]),
+        (["train", "digits-lt", "--warmup-epochs", "1"], "unknown-name", ["--warmup-epochs", "--optim.warmup_epochs?"]),
+        (["train", "digits-lt", "--accumulate=7"], "unknown-name", ["--accumulate", "--train.accumulate?"]),
+        (["train", "digits-lt", "--epoch", "1"], "unknown-name", ["--epoch", "--epochs?"]),
+        (["train", "digits-lt", "--metod", "ce"], "unknown-name", ["--metod", "--method?"]),
+        (["train", "digits-lt", "--epochs", "0"], "invalid-value", ["--train.epochs 0", "1"]),
+        (["train", "digits-lt", "--lr", "1", "--optim.lr=2"], "conflict", ["--lr", "--optim.lr"]),
+        (["train", "digits-lt", "--batch_size", "1", "--train.batch-size", "2"], "conflict", ["--train.batch_size"]),
         (["train", "no/such/folder"], "missing-file", ["no/such/folder"]),
         (["figure"], "invalid-value", ["longtail figure"]),
         (["train", "digits-lt", "--method.alhpa", "1"], "unknown-name", ["--method.alhpa", "--method.alpha?"]),
@@ -187,7 +192,7 @@ def test_flags_of_settings_are_applied_after_those_of_the_recipe(tmp_path, capsy
 def test_help_needs_no_torch():
     """Importing torch takes longer than everything else."""
     code = "import sys; from longtail.cli import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
-    for args in (["--help"], ["recipes"], ["--version"], ["docs", "data"]):
+    for args in (["--help"], ["recipes"], ["--version"], ["docs", "data"], ["train", "digits-lt", "--help-all"]):
         shown = subprocess.run([sys.executable, "-c", code, *args], check=True, capture_output=True, text=True)
         assert shown.stdout
 
@@ -197,11 +202,64 @@ def test_runs_of_methods_that_share_a_class_do_not_share_a_folder(monkeypatch):
     assert default_out("digits-lt", "ride-3", config, None) == Path("runs/digits-lt-ride-3-40")
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "table", "demo", "recipes", "compare", "reproduce"])
-def test_every_command_has_help(command, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main([command, "--help"])
-    assert stop.value.code == 0 and command in capsys.readouterr().out
+def test_names_are_checked_before_torch_is_imported(tmp_path):
+    """One process runs all commands, each of which must fail with one line that names the value and the closest match."""
+    (tmp_path / "birds/eagle").mkdir(parents=True)
+    (tmp_path / "runs/x/seed0").mkdir(parents=True)
+    for name in ("birds.zip", "birds.tar.gz", "x.jpg", "x.parquet", "notes.pdf", "runs/x/seed0/config.json"):
+        (tmp_path / name).touch()
+    cases = {
+        "train brids": ("unknown-name", "'brids'", "'birds/'"),
+        "train birds/eagel": ("missing-file", "'birds/eagle/'"),
+        "train birds.zip": ("missing-file", "birds.zip", "unpack"),
+        "compare birds.tar.gz": ("missing-file", "birds.tar.gz", "unpack"),
+        "data inspect x.jpg": ("missing-file", "x.jpg", "single image"),
+        "train x.parquet": ("missing-file", "x.parquet", "folder"),
+        "train notes.pdf": ("missing-file", "notes.pdf", ".csv"),
+        "train runs/x": ("conflict", "longtail train --from runs/x"),
+        "compare runs/x": ("conflict", "longtail train --from runs/x"),
+        "data inspect runs/x": ("conflict", "longtail train --from runs/x"),
+        "train cifar100-lf": ("unknown-name", "'cifar100-lt'"),
+        "train digits-lt --method pacco": ("unknown-name", "'pacco'", "'paco'"),
+        "train birds --method pacco": ("unknown-name", "'pacco'", "'paco'"),
+        "train birds --epoch 3": ("unknown-name", "--epochs?"),
+        "train birds --optim.lrr 3": ("unknown-name", "--optim.lr?"),
+        "train imagenet-lt --data.root brids": ("missing-file", "--data.root", "'birds/'"),
+        "compare digits-lt --methods ce pacco": ("unknown-name", "'pacco'", "'paco'"),
+        "compare birds --methods ce pacco": ("unknown-name", "'pacco'", "'paco'"),
+        "reproduce cifar100-l": ("unknown-name", "'cifar100-lt'"),
+        "reproduce cifar100-lt --methods pacco": ("unknown-name", "'pacco'", "'paco'"),
+        "eval runs/y": ("missing-file", "runs/y"),
+        "export rnus/x": ("missing-file", "'runs/x/'"),
+        "predict rnus/x x.jpg": ("missing-file", "'runs/x/'"),
+        "predict runs/x y.jpg": ("missing-file", "y.jpg", "'x.jpg'"),
+        "report rnus": ("missing-file", "'runs/'"),
+        "table rnus": ("missing-file", "'runs/'"),
+        "figure latncy": ("unknown-name", "'latency'"),
+        "theory --recipe brids": ("unknown-name", "'birds/'"),
+        "recipes cifr10-lt": ("unknown-name", "'cifar10-lt'"),
+        "docs stat": ("unknown-name", "'start'"),
+    }
+    code = """if True:
+        import json, sys
+        from longtail.cli import run
+        from longtail.errors import UserError
+        found = {}
+        for args in sys.argv[1:]:
+            try:
+                run(args.split())
+            except UserError as error:
+                found[args] = error.kind, str(error), 'torch' in sys.modules
+        print(json.dumps(found))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code, *cases], check=True, capture_output=True, text=True, cwd=tmp_path
+    )
+    found = json.loads(done.stdout)
+    for args, (kind, *values) in cases.items():
+        assert found[args][0] == kind, (args, found[args])
+        assert all(value in found[args][1] for value in values), (args, found[args])
+        assert not found[args][2], f"{args} imports torch"
 
 
 def test_published_results_are_listed(capsys):

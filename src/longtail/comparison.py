@@ -14,13 +14,13 @@ from longtail.engine.train import check_seeds, train
 from longtail.errors import Interrupted, UserError
 from longtail.methods import make
 from longtail.progress import format_duration, log_info, log_warning
+from longtail.recipes import ALL_METHODS, select_methods
 from longtail.reporting.page import ReportRuns, build_page, write_page
 from longtail.reporting.plots import accuracy_by_method
 from longtail.reporting.result_rows import ResultRow, make_rows
 from longtail.reporting.table import points_by_dataset, write_table
 
 DEFAULT_METHODS = ("ce", "balanced-softmax", "paco")
-ALL = "all"
 MIN_SECONDS_FOR_ESTIMATE = 10.0  # training time from which the remaining time is estimated
 
 
@@ -59,7 +59,7 @@ def compare(
     loaded: dict[DataConfig, DataSet] = {}
     errors = find_unsupported(configs, out, loaded)
     for name, error in errors.items():
-        if ALL not in methods or len(errors) == len(configs):
+        if ALL_METHODS not in methods or len(errors) == len(configs):
             raise UserError(f"{name}: {error}", kind=error.kind)
         log_warning(f"skipping {name}: {error}")
     configs = {name: config for name, config in configs.items() if name not in errors}
@@ -143,19 +143,6 @@ def write_results(folders: Sequence[Path], configs: dict[str, Config], out: Path
 
 
 # Methods and configurations
-
-
-def select_methods(names: Sequence[str] | str) -> list[str]:
-    """Return names of methods without duplicates; "all" stands for all methods. An unknown name is a UserError."""
-    names = [names] if isinstance(names, str) else list(dict.fromkeys(names))
-    if not names:
-        raise UserError("--methods needs at least one name, or all")
-    for name in names:
-        if "," in name:
-            raise UserError(f"--methods {name}: separate names by spaces, as in --methods {name.replace(',', ' ')}")
-        if name != ALL:
-            recipes.find_preset(name)
-    return list(recipes.METHODS) if ALL in names else names
 
 
 def make_budget(data: str | Path, imbalance: float | None = None) -> Callable[[str], Config]:

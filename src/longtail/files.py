@@ -16,6 +16,7 @@ import shutil
 import stat
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
@@ -25,6 +26,7 @@ except ImportError:  # Windows has no flock
     fcntl = None  # type: ignore[assignment]
 
 from longtail.errors import RefusedFile, UserError, disk_full_as_user_error, file_error_kind
+from longtail.text import find_closest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,6 +44,7 @@ TEMPORARY_PREFIX = ".longtail-"
 """Temporary files and folders start with this prefix, followed by 16 hexadecimal digits."""
 TEMPORARY_NAME = re.compile(re.escape(TEMPORARY_PREFIX) + r"[0-9a-f]{16}(\..*)?")
 MAX_SUFFIX_BYTES = 16
+MAX_NAMES_COMPARED = 10_000  # files of a folder among which a similar name is searched
 FILE_KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a FIFO",
@@ -256,6 +259,29 @@ def is_directory(path: Path) -> bool:
         raise UserError(
             f"cannot access {path} ({error.strerror}): check the permissions of its folder", kind="unreadable-file"
         ) from error
+
+
+def find_similar_path(path: Path | str) -> str:
+    """Return the closest existing path to one that does not exist; an empty string if none is close.
+
+    Only the first part of the path that does not exist is corrected. Folders end with a slash.
+    """
+    parts = Path(path).parts
+    try:
+        exists = [os.path.lexists(Path(*parts[: n + 1])) for n in range(len(parts))]
+        if all(exists):
+            return ""
+        wrong = exists.index(False)
+        folder = Path(*parts[:wrong])
+        names = [name for name in islice(sorted(os.listdir(folder)), MAX_NAMES_COMPARED) if not name.startswith(".")]
+    except (OSError, ValueError):  # a folder that cannot be listed, or not a valid path
+        return ""
+    near = find_closest(parts[wrong], names)
+    if not near:
+        return ""
+    whole = folder.joinpath(near, *parts[wrong + 1 :])
+    found = whole if os.path.lexists(whole) else folder / near
+    return f"{found}{'/' * found.is_dir()}"
 
 
 def list_directory(folder: Path) -> list[Path]:

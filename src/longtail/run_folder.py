@@ -112,14 +112,19 @@ def format_seeds(seeds: Sequence[int]) -> str:
 # Finding runs
 
 
+def check_exists(path: Path) -> None:
+    """Raise a UserError with the closest existing path if the path of a run does not exist."""
+    if not os.path.exists(path):
+        similar = files.find_similar_path(path)
+        hint = f"did you mean {similar!r}?" if similar else "name a run folder, or a folder that contains runs"
+        raise UserError(f"{path} does not exist: {hint}", kind="missing-file")
+
+
 def find_runs(paths: Iterable[Path | str] | Path | str) -> list[Path]:
     """Return all run folders at or below one or more paths, finished or not, sorted by name."""
     found: set[Path] = set()
     for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
-        if not os.path.exists(path):
-            raise UserError(
-                f"{path} does not exist: name a run folder, or a folder that contains runs", kind="missing-file"
-            )
+        check_exists(path)
         try:
             found |= {Path(folder) for folder, _, names in files.walk(path) if _is_run({*names})}
         except files.RefusedFile as error:

@@ -16,10 +16,15 @@ def pluralize(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
+def find_closest(given: object, known: Iterable[str]) -> str:
+    """Return the closest known name, or an empty string if none is close."""
+    return next(iter(difflib.get_close_matches(str(given), list(known), n=1)), "")
+
+
 def did_you_mean(given: object, known: Iterable[str]) -> str:
     """Return a suggestion of the closest known name, or an empty string if none is close."""
-    near = difflib.get_close_matches(str(given), list(known), n=1)
-    return f"did you mean {near[0]!r}?" if near else ""
+    near = find_closest(given, known)
+    return f"did you mean {near!r}?" if near else ""
 
 
 def escape_nonprintable(text: object) -> str:

@@ -4,12 +4,17 @@ Only this package imports tyro. torch is imported after the arguments are parsed
 """
 
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 
 from longtail import __version__
 from longtail.cli import cache, compare, data, docs, paper, predict, report, train
 from longtail.cli.console import STANDARD_OUTPUT, discard_output, flush_output, guard_streams, print_messages
+from longtail.cli.help import WIDTH as HELP_WIDTH
+from longtail.cli.help import is_help, make_help
+from longtail.cli.parse import expand_short_flags
 from longtail.config.migrate import migrate_flags
 from longtail.deprecated import REMOVAL
 from longtail.errors import RankError, RunError, UserError, disk_full_text, error_text, unknown_name
@@ -39,6 +44,13 @@ COMMANDS: dict[str, tuple[type, Callable[[list[str]], int | None]]] = {
     "docs": (docs.Docs, docs.run_docs),
 }
 """The dataclass of the arguments of each command, and the function that runs it and may return an exit code."""
+SUBCOMMANDS = {"data": data.DATA_COMMANDS}
+"""The same for commands that have subcommands."""
+COMMAND_GROUPS = {
+    "Commands": ("train", "compare", "predict", "export", "distill", "report", "data", "demo", "cache"),
+    "Research": ("reproduce", "recipes", "theory", "figure", "table", "eval", "watch", "docs"),
+}
+"""The groups and the order in which `longtail --help` lists the commands that exist."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -83,7 +95,7 @@ def run(args: list[str]) -> int:
     with print_messages():
         try:
             code = dispatch(args)
-        except SystemExit:  # --help
+        except SystemExit:
             flush_output()
             raise
     flush_output()
@@ -130,7 +142,7 @@ def describe_bad_name(error: ValueError) -> str:
 
 def dispatch(args: list[str]) -> int:
     """Run the command that is named by the first argument, and return its exit code."""
-    if not args or args[0] in ("-h", "--help"):
+    if not args or is_help(args[:1]):
         print(overview())
         return 0
     if args[0] == "--version":
@@ -147,7 +159,18 @@ def dispatch(args: list[str]) -> int:
     rest, renamed = migrate_flags(args[1:])
     for old, new in renamed.items():
         print(f"longtail: {old} was renamed to {new}; {REMOVAL}", file=sys.stderr)
-    return COMMANDS[args[0]][1](rest) or 0
+    name, (kind, run_command) = args[0], COMMANDS[args[0]]
+    subcommands = SUBCOMMANDS.get(name, {})
+    if rest and not is_help(rest[:1]) and subcommands:
+        if rest[0] not in subcommands:
+            raise unknown_name("command", f"{name} {rest[0]}", [f"{name} {subcommand}" for subcommand in subcommands])
+        kind, run_command = subcommands[rest[0]]
+        name, rest, subcommands = f"{name} {rest[0]}", rest[1:], {}
+    rest = expand_short_flags(kind, rest)
+    if is_help(rest):
+        print(make_help(name, kind, rest, {key: arguments for key, (arguments, _) in subcommands.items()}))
+        return 0
+    return run_command(rest) or 0
 
 
 def check_working_directory() -> None:
@@ -162,14 +185,20 @@ def check_working_directory() -> None:
 
 def overview() -> str:
     """Return the text of `longtail --help`."""
-    summaries = {name: (arguments.__doc__ or "").splitlines()[0] for name, (arguments, _) in COMMANDS.items()}
+    lines = ["longtail: image recognition on data with a few frequent and many rare classes"]
+    for group, names in COMMAND_GROUPS.items():
+        lines += ["", f"{group}:"]
+        for name in filter(COMMANDS.__contains__, names):
+            whole = (COMMANDS[name][0].__doc__ or "").splitlines()[0]
+            main_part = re.split(r":|,(?= (?:and|as|in|with)\b)", whole)[0].removesuffix(".")
+            summary = textwrap.wrap(main_part, HELP_WIDTH - 14)
+            lines += [f"  {name if row == 0 else '':10}  {line}" for row, line in enumerate(summary)]
     return "\n".join(
         [
-            "longtail: image recognition on data in which a few classes have most of the images",
+            *lines,
             "",
-            *(f"  {name:9} {summary}" for name, summary in summaries.items()),
-            "",
-            "Start with `longtail demo`. `longtail COMMAND --help` describes a command.",
+            "Start with `longtail demo`, or with your images: `longtail train FOLDER`.",
+            "`longtail COMMAND --help` describes a command; --help-all lists all its options.",
         ]
     )
 

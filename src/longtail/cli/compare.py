@@ -1,16 +1,23 @@
 """The command `compare`."""
 
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 from tyro.conf import Positional, arg
 
 from longtail import recipes
 from longtail.cli.console import make_screen, print_lines
-from longtail.cli.parse import parse_arguments, reject_both, scan_flags, take_data_argument
-from longtail.cli.resolve_config import SHARED_SECTIONS, choose_budget, get_given_settings, select_sections
+from longtail.cli.parse import check_data_paths, parse_arguments, reject_both, scan_flags, take_data_argument
+from longtail.cli.resolve_config import (
+    SHARED_SECTIONS,
+    check_not_a_run,
+    choose_budget,
+    get_given_settings,
+    select_sections,
+)
 from longtail.config import Config, DataConfig, LogConfig, ModelConfig, OptimConfig, TrainConfig, ViewsConfig
 
 
@@ -19,8 +26,7 @@ class Compare:
     """Train several methods on the same images with the same budget, and report which differences are significant."""
 
     images: Annotated[Positional[str], arg(name="data", metavar="DATA")]
-    """A recipe name (its defaults are shown below; `longtail recipes` lists them), or a folder, shards or a list (.txt .csv
-    .tsv .json) of your images."""
+    """A recipe name (`longtail recipes` lists them), or a folder, shards or a list (.txt .csv .tsv .json) of your images."""
     methods: tuple[str, ...] = ("ce", "balanced-softmax", "paco")
     """Names of methods (`longtail recipes` lists them), or all."""
     seeds: tuple[int, ...] | None = None
@@ -39,21 +45,24 @@ class Compare:
     log: LogConfig
 
 
+class Comparison(NamedTuple):
+    """What a command line of `longtail compare` results in."""
+
+    name: str
+    """The recipe or the path to images."""
+    given: Compare
+    """The parsed arguments."""
+    sections: dict[str, Any]
+    """The sections of the configuration that all methods share, by name."""
+    budget: Callable[[str], Config] | None
+    """Returns the configuration of a method by its name, for the user's images."""
+    config: Config
+    """The configuration of cross-entropy, or of the recipe with the given settings."""
+
+
 def run_compare(args: list[str]) -> None:
     """Run `longtail compare`."""
-    name = take_data_argument("compare", args)
-    reject_both(args, ("--epochs", "--train.epochs"), ("--seeds", "--train.seeds"), ("--imbalance", "--data.imbalance"))
-    config = recipes.equal_budget(name, imbalance=scan_flags(args[1:], imbalance=float)["imbalance"])
-    defaults = Compare(images=name, **select_sections(config, SHARED_SECTIONS))
-    given = parse_arguments(Compare, "compare", args, defaults)
-    sections, budget = select_sections(given, SHARED_SECTIONS), None
-    if recipes.is_user_data(name):
-        settings = get_given_settings(args, given)
-        if given.epochs is not None:
-            settings["train.epochs"] = given.epochs
-        budget = choose_budget(name, given.data, given.train.device, settings, given.imbalance)
-        sections = select_sections(budget("ce"), SHARED_SECTIONS)
-        sections["train"] = replace(sections["train"], seeds=given.train.seeds)
+    name, given, sections, budget, config = resolve_comparison(args)
 
     from longtail.comparison import compare, default_out
     from longtail.reporting.summary import summary_lines
@@ -62,7 +71,7 @@ def run_compare(args: list[str]) -> None:
     def change(config: Config) -> Config:
         return replace(config, **sections)
 
-    out, screen = given.out or default_out(name, change(config)), make_screen()
+    out, screen = given.out or default_out(name, config), make_screen()
     rows = compare(name, given.methods, out, given.seeds, given.imbalance, given.epochs, change, budget)
     screen.print(to_rich(rows, screen.width))
     if cost := cost_table(rows, screen.width):
@@ -73,3 +82,24 @@ def run_compare(args: list[str]) -> None:
     best = rows[-1]
     run = shlex.quote(str(best.runs[0].folder.parent))
     print(f"next, with the best method ({best.label}) or another: longtail predict {run} IMAGES, longtail export {run}")
+
+
+def resolve_comparison(args: list[str]) -> Comparison:
+    """Return what the arguments of `longtail compare` result in. Automatic choices are printed."""
+    name = take_data_argument("compare", args)
+    reject_both(args, ("--epochs", "--train.epochs"), ("--seeds", "--train.seeds"), ("--imbalance", "--data.imbalance"))
+    config = recipes.equal_budget(name, imbalance=scan_flags(args[1:], imbalance=float)["imbalance"])
+    defaults = Compare(images=name, **select_sections(config, SHARED_SECTIONS))
+    given = parse_arguments(Compare, "compare", args, defaults)
+    check_not_a_run(name)
+    check_data_paths(given.data)
+    recipes.select_methods(given.methods)  # reports unknown names
+    sections, budget = select_sections(given, SHARED_SECTIONS), None
+    if recipes.is_user_data(name):
+        settings = get_given_settings(args, given)
+        if given.epochs is not None:
+            settings["train.epochs"] = given.epochs
+        budget = choose_budget(name, given.data, given.train.device, settings, given.imbalance)
+        sections = select_sections(budget("ce"), SHARED_SECTIONS)
+        sections["train"] = replace(sections["train"], seeds=given.train.seeds)
+    return Comparison(name, given, sections, budget, replace(config, **sections))

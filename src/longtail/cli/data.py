@@ -14,10 +14,11 @@ from tyro.conf import Positional, arg
 
 from longtail import files, recipes
 from longtail.cli.console import check_output_files, make_screen, print_lines, write_error_as_user_error
-from longtail.cli.parse import parse_arguments, take_data_argument
-from longtail.cli.resolve_config import format_setting, get_given_settings
+from longtail.cli.help import make_help
+from longtail.cli.parse import check_data_paths, parse_arguments, take_data_argument
+from longtail.cli.resolve_config import check_not_a_run, format_setting, get_given_settings
 from longtail.config import DataConfig
-from longtail.errors import UserError, unknown_name
+from longtail.errors import UserError
 from longtail.progress import terminal_width
 from longtail.text import escape_nonprintable
 
@@ -31,7 +32,7 @@ ITEMS_SHOWN = 5  # files of each problem; --json lists all
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Inspect a data set before training, or convert it to shards: data inspect, data shard."""
+    """Inspect a data set before training, or convert it to shards."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,17 +61,9 @@ class Shard:
     data: DataConfig
 
 
-def run_data(args: list[str]) -> int | None:
-    """Run `longtail data`."""
-    if not args or args[0] in ("-h", "--help"):
-        print(
-            "longtail data inspect DATA            show class counts, and list unreadable, duplicate and leaked files"
-        )
-        print("longtail data shard DATA --out DIR    convert the data set to parquet shards")
-        return 0
-    if args[0] not in DATA_COMMANDS:
-        raise unknown_name("command", f"data {args[0]}", [f"data {command}" for command in DATA_COMMANDS])
-    return DATA_COMMANDS[args[0]][1](args[1:])
+def run_data(args: list[str]) -> None:
+    """Run `longtail data` without a subcommand: print its help."""
+    print(make_help("data", Data, args, {name: kind for name, (kind, _) in DATA_COMMANDS.items()}))
 
 
 # data inspect
@@ -79,7 +72,9 @@ def run_data(args: list[str]) -> int | None:
 def run_inspect(args: list[str]) -> int:
     """Run `longtail data inspect`. Return exit code 1 if an image cannot be read, because training would stop there."""
     name = take_data_argument("data inspect", args)
+    check_not_a_run(name)
     given = parse_arguments(Inspect, "data inspect", args, Inspect(images=name, data=recipes.make(name).data))
+    check_data_paths(given.data)
 
     from longtail.data.inspection import inspect
 
@@ -193,7 +188,9 @@ def describe_next_steps(name: str, args: list[str], given: Inspect, skip_unreada
 def run_shard(args: list[str]) -> None:
     """Run `longtail data shard`."""
     name = take_data_argument("data shard", args)
+    check_not_a_run(name)
     given = parse_arguments(Shard, "data shard", args, Shard(images=name, data=recipes.make(name).data))
+    check_data_paths(given.data)
     if given.out is None:
         raise UserError("--out DIR is required: the folder to write the shards to")
 

@@ -36,6 +36,7 @@ PAGES_BY_MODULE = {
     "longtail.reporting": "report",
     "longtail.paper.figures": "figures",
     "longtail.paper.reproduce": "reproduce",
+    "longtail.paper.tables": "reproduce",
     "longtail.run_folder": "start",
     "longtail.theory": "theory",
     "longtail.views": "data",

@@ -94,6 +94,10 @@ def run_reproduce(args: list[str]) -> None:
     """Run `longtail reproduce`."""
     given = dict(vars(parse_arguments(Reproduce, "reproduce", args)))
 
+    from longtail.paper.tables import choose_cells, find_table
+
+    choose_cells(find_table(given["table"]), given["methods"], given["imbalance"])  # reports unknown names
+
     from longtail.paper.reproduce import reproduce
     from longtail.paper.results_page import to_rich
     from longtail.reporting.cells import plot_files, training_lengths

@@ -13,7 +13,11 @@ from typing import Any, TypeVar
 
 import tyro
 
+from longtail import files
+from longtail.cli.flags import find_short_flags, list_flags
+from longtail.config import DataConfig
 from longtail.errors import Kind, UserError, error_text
+from longtail.text import find_closest
 
 T = TypeVar("T")
 
@@ -21,15 +25,13 @@ T = TypeVar("T")
 def take_data_argument(command: str, args: list[str]) -> str:
     """Return the first argument: a recipe or a path to images. It comes first because the other defaults depend on it.
 
-    For `--help` without a recipe, return the recipe whose defaults are displayed. Raise a UserError if there is none.
+    Raise a UserError if there is none.
     """
-    if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help")):
+    if not args or args[0].startswith("-"):
         alternative = ", or --from with a run" if command == "train" else ""
         example = "PATH/TO/IMAGES" if command.startswith("data") else "cifar100-lt"
         advice = f"as in `longtail {command} {example}`; `longtail recipes` lists recipes"
         raise UserError(f"the first argument must be a recipe or a path to images{alternative}, {advice}")
-    if args[0] in ("-h", "--help"):
-        return "cifar100-lt"
     check_path(args[0])
     return args[0]
 
@@ -70,10 +72,32 @@ def find_paths(value: Any) -> Iterator[Path]:
 
 def reject_both(args: list[str], *pairs: tuple[str, str]) -> None:
     """Raise a UserError if two flags with the same meaning are given."""
-    given = {arg.split("=")[0] for arg in args}
+    given = {normalize_flag(arg) for arg in args}
     for short, long in pairs:
-        if {short, long} <= given:
+        if {normalize_flag(short), normalize_flag(long)} <= given:
             raise UserError(f"{short} and {long} have the same meaning: give only one of them", kind="conflict")
+
+
+def normalize_flag(arg: str) -> str:
+    """Return the name of a flag without dashes and value, with underscores; an empty string for other arguments."""
+    return arg[2:].split("=")[0].replace("-", "_") if arg.startswith("--") else ""
+
+
+def expand_short_flags(kind: type, args: list[str]) -> list[str]:
+    """Return the arguments with the full names of settings in place of short ones, such as --optim.lr for --lr.
+
+    Args:
+        kind: The dataclass of the command's arguments.
+        args: The arguments.
+    """
+    short = find_short_flags(kind)
+    reject_both(args, *((f"--{name.replace('_', '-')}", f"--{setting}") for name, setting in short.items()))
+    expanded = []
+    for arg in args:
+        setting = short.get(normalize_flag(arg))
+        _, equals, value = arg.partition("=")
+        expanded.append(f"--{setting}{equals}{value}" if setting else arg)
+    return expanded
 
 
 def scan_flags(args: list[str], switches: Sequence[str] = (), **types: Callable[[str], Any]) -> dict[str, Any]:
@@ -97,7 +121,7 @@ def scan_flags(args: list[str], switches: Sequence[str] = (), **types: Callable[
 
 
 def parse_arguments(kind: type[T], command: str, args: list[str], default: T | None = None) -> T:
-    """Parse the arguments of a command. Errors are UserErrors; `--help` prints the help and raises SystemExit.
+    """Parse the arguments of a command. Errors are UserErrors.
 
     Args:
         kind: The dataclass of the command's arguments.
@@ -111,9 +135,9 @@ def parse_arguments(kind: type[T], command: str, args: list[str], default: T | N
         with contextlib.redirect_stderr(errors):
             parsed = tyro.cli(kind, prog=f"longtail {command}", args=args, use_underscores=True, **options)
     except SystemExit as stop:
-        if stop.code in (None, 0):  # --help
+        if stop.code in (None, 0):  # --help, unless `longtail.cli` has handled it
             raise
-        message = format_parse_error(errors.getvalue(), suggest_full_flags(args, default or kind))
+        message = format_parse_error(errors.getvalue(), suggest_flags(kind, args, default or kind))
         error_kind: Kind = "unknown-name" if message.startswith("Unrecognized") else "invalid-value"
         raise UserError(f"{message} (longtail {command} --help lists the flags)", kind=error_kind) from None
     for path in find_paths(parsed):
@@ -121,10 +145,36 @@ def parse_arguments(kind: type[T], command: str, args: list[str], default: T | N
     return parsed
 
 
-def suggest_full_flags(args: list[str], parsed: Any) -> list[str]:
-    """Return the full flags of settings that were given without their section, such as --epochs for --train.epochs."""
-    given = {arg[2:].split("=")[0].replace("-", "_") for arg in args if arg.startswith("--")}
-    return [f"--{name}" for name in list_settings(parsed) if name.rpartition(".")[2] in given and "." in name]
+def check_data_paths(data: DataConfig) -> None:
+    """Raise a UserError if a folder or a list of images in the settings does not exist."""
+    needs_root = data.name != "digits" and not data.may_download
+    for name in ("root", "train_list", "test_list"):
+        path: Path | None = getattr(data, name)
+        if path is not None and not os.path.lexists(path) and (needs_root or name != "root"):
+            similar = files.find_similar_path(path)
+            hint = f"did you mean {similar!r}?" if similar else "check the path"
+            raise UserError(f"--data.{name} {path} does not exist: {hint}", kind="missing-file")
+
+
+def suggest_flags(kind: type, args: list[str], parsed: Any) -> list[str]:
+    """Return flags that the user may have meant by unknown ones without a section, the most likely first.
+
+    These are settings that were given without their section, such as --warmup_epochs for --optim.warmup_epochs, and flags
+    with a similar name.
+
+    Args:
+        kind: The dataclass of the command's arguments.
+        args: The arguments.
+        parsed: The dataclass or an instance of it, which has the sections.
+    """
+    settings = [name for name in list_settings(parsed) if "." in name]
+    own = {flag.name.removeprefix("--") for flag in list_flags(kind) if not flag.is_positional} | {
+        *find_short_flags(kind)
+    }
+    given = [name for arg in args if (name := normalize_flag(arg)) and "." not in name and name not in own]
+    exact = [name for name in settings if name.rpartition(".")[2] in given]
+    similar = [near.replace("_", "-") for name in given if (near := find_closest(name, own))]
+    return [f"--{name}" for name in [*exact, *similar]]
 
 
 def list_settings(section: Any, prefix: str = "") -> Iterator[str]:

@@ -1,5 +1,6 @@
 """The commands that use a trained network: `predict` and `export`."""
 
+import glob
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional, arg
 
+from longtail import files, run_folder
 from longtail.cli.console import check_output_files, is_output_closed, make_screen
 from longtail.cli.parse import parse_arguments
 from longtail.errors import RunError, UserError
@@ -74,6 +76,8 @@ def run_predict(args: list[str]) -> int:
     given = parse_arguments(Predict, "predict", args)
     if not given.images:
         raise UserError("name the images to classify: `longtail predict runs/x photographs/`")
+    run_folder.check_exists(given.run)
+    check_images(given.images)
     outputs = {flag: file for flag, file in (("csv", given.csv), ("json", given.json)) if file}
     uses_standard_output = STANDARD_STREAM in map(str, outputs.values())
     if uses_standard_output and is_output_closed():
@@ -96,6 +100,17 @@ def run_predict(args: list[str]) -> int:
     for line in describe_failures(failed, len(predictions)):
         print(line, file=sys.stderr)
     return 1 if len(failed) == len(predictions) else 0
+
+
+def check_images(words: Sequence[str]) -> None:
+    """Raise a UserError with the closest existing path if an image or a folder does not exist."""
+    for word in words:
+        if word != STANDARD_STREAM and not os.path.lexists(word) and not glob.has_magic(word):
+            similar = files.find_similar_path(word)
+            hint = (
+                f"did you mean {similar!r}?" if similar else "give image files, folders, or patterns such as 'x/*.jpg'"
+            )
+            raise UserError(f"{word} does not exist: {hint}", kind="missing-file")
 
 
 def describe_failures(failed: "Sequence[FilePrediction]", total: int) -> Iterator[str]:
@@ -142,6 +157,7 @@ def make_prediction_table(rows: "Sequence[FilePrediction]", width: int = 150) ->
 def run_export(args: list[str]) -> None:
     """Run `longtail export`."""
     given = parse_arguments(Export, "export", args)
+    run_folder.check_exists(given.run)
 
     from longtail.inference.export import export
 

@@ -60,7 +60,7 @@ def get_given_settings(args: list[str], parsed: Any) -> dict[str, Any]:
 def choose_budget(
     name: str, data: DataConfig, device: str, given: Mapping[str, Any], imbalance: float | None
 ) -> Callable[[str], Config]:
-    """Choose the settings with which methods are compared on the user's images, and print them with their reasons.
+    """Choose the settings with which methods are compared on the user's images, and print the main ones with their reasons.
 
     Return a function that returns the configuration of a method by its name.
 

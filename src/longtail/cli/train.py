@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from longtail import run_folder
 from longtail.cli.console import make_screen, print_result_tables
-from longtail.cli.parse import check_path, parse_arguments, take_data_argument
+from longtail.cli.parse import check_data_paths, check_path, parse_arguments, take_data_argument
 from longtail.cli.resolve_config import find_resumed_run, get_given_settings, scan_recipe
 from longtail.config import (
     DataConfig,
@@ -39,8 +40,8 @@ class Train:
     """Train a recipe or your own images: one run per seed in OUT/seedN, which is evaluated at its end."""
 
     recipe: Positional[str]
-    """A recipe name (its defaults are shown below; `longtail recipes` lists them), or a folder, shards or a list (.txt .csv
-    .tsv .json) of your images; settings are then chosen automatically and printed with their reasons."""
+    """A recipe name (`longtail recipes` lists them), or a folder, shards or a list (.txt .csv .tsv .json) of your images;
+    settings are then chosen automatically, and the main ones are printed with their reasons."""
     again: Annotated[Path | None, arg(name="from", metavar="RUN")] = None
     """Train with the settings of a run folder or of a config.json. Must be the first argument, in place of a recipe; flags
     override single settings."""
@@ -126,6 +127,7 @@ def resolve_training(args: list[str]) -> tuple[str, Train, Plan]:
     given = parse_arguments(Train, "train", args, Train(recipe=name, **select_sections(base, ALL_SECTIONS)))
     if given.again:
         raise UserError(f"--from {given.again} must be the first argument, in place of {name}", kind="conflict")
+    check_data_paths(given.data)
     sections, settings = select_sections(given, ALL_SECTIONS), get_given_settings(args, given)
     return name, given, resolve_config(name, choice, base, sections, settings, resumed is not None)
 
@@ -158,6 +160,7 @@ def resolve_stored_run(args: list[str]) -> tuple[str, Train, Plan]:
 def run_eval(args: list[str]) -> None:
     """Run `longtail eval`."""
     given = parse_arguments(Eval, "eval", args)
+    run_folder.check_exists(given.run)
 
     from longtail.engine.evaluate import evaluate
     from longtail.reporting.table import table

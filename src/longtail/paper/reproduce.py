@@ -15,9 +15,9 @@ from longtail.config import Config, DataConfig, from_dict
 from longtail.data.sources import DataSet, load_cached
 from longtail.engine.run_lock import check_links
 from longtail.engine.train import train
-from longtail.errors import Interrupted, UserError, disk_full_as_user_error, unknown_name
+from longtail.errors import Interrupted, UserError, disk_full_as_user_error
 from longtail.paper.results import ResultsFile, file_name, make_record
-from longtail.paper.tables import TABLES, Cell, PaperTable, choose_cells, make_cell
+from longtail.paper.tables import Cell, PaperTable, choose_cells, find_table, make_cell
 from longtail.progress import log_info
 
 
@@ -49,9 +49,7 @@ def reproduce(
         minutes: Stop before a cell that would likely exceed this time; 0 for no limit.
         rerun: Train runs again that are recorded already.
     """
-    if name not in TABLES:
-        raise unknown_name("table", name, TABLES)
-    table, budget = TABLES[name], TimeBudget(minutes)
+    table, budget = find_table(name), TimeBudget(minutes)
     wanted = check_seeds(table.seeds if seeds is None else seeds)
     check_epochs(epochs)
     if epochs is not None and table.mixed:

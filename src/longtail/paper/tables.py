@@ -243,6 +243,13 @@ class Cell:
         return replace(self.config, train=replace(self.config.train, seeds=tuple(seeds)))
 
 
+def find_table(name: str) -> PaperTable:
+    """Return a table by its name. An unknown name is a UserError."""
+    if name not in TABLES:
+        raise unknown_name("table", name, TABLES)
+    return TABLES[name]
+
+
 def choose_cells(
     table: PaperTable, methods: Sequence[str] | None, imbalance: Sequence[float] | None
 ) -> list[tuple[str, float]]:

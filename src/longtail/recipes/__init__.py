@@ -14,7 +14,7 @@ Published results are top-1 percentages from the PaCo paper unless another sourc
 results/.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,7 +57,7 @@ from longtail.recipes.method_presets import (
     require_choice,
 )
 from longtail.recipes.published_rows import PublishedRows
-from longtail.text import did_you_mean
+from longtail.recipes.wrong_data import wrong_data_error
 
 __getattr__ = find_renamed(
     __name__,
@@ -73,6 +73,8 @@ __getattr__ = find_renamed(
         "only": "require_choice",
     },
 )
+
+ALL_METHODS = "all"  # in place of the names of methods
 
 SETTINGS = ("released", "paper", "equal")
 
@@ -334,18 +336,20 @@ def make(name: str | Path, **choices: Any) -> Config:
         return recipe.build(**given)
     if is_user_data(name):
         return folder(Path(name), **given)
-    suffixes = " ".join(LIST_SUFFIXES)
-    if len(Path(name).parts) > 1:
-        raise UserError(
-            f"{name} is not an image folder, and not a file that lists images ({suffixes}): check the path, or name a "
-            "recipe (`longtail recipes` lists them)",
-            kind="missing-file",
-        )
-    hint = did_you_mean(name, RECIPES) or f"the recipes are {', '.join(RECIPES)}"
-    raise UserError(
-        f"{str(name)!r} is neither a recipe nor a path to images or a file list ({suffixes}): {hint}",
-        kind="unknown-name",
-    )
+    raise wrong_data_error(Path(name), RECIPES, LIST_SUFFIXES)
+
+
+def select_methods(names: Sequence[str] | str) -> list[str]:
+    """Return names of methods without duplicates; "all" stands for all methods. An unknown name is a UserError."""
+    names = [names] if isinstance(names, str) else list(dict.fromkeys(names))
+    if not names:
+        raise UserError("--methods needs at least one name, or all")
+    for name in names:
+        if "," in name:
+            raise UserError(f"--methods {name}: separate names by spaces, as in --methods {name.replace(',', ' ')}")
+        if name != ALL_METHODS:
+            find_preset(name)
+    return list(METHODS) if ALL_METHODS in names else names
 
 
 # Changes of a configuration
