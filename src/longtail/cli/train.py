@@ -108,11 +108,20 @@ def run_train(args: list[str]) -> None:
     folders = train(plan.config, out, given.resume, candidates=plan.candidates)
     if is_main_process():
         print_result_tables(table(folders))
+        print_baseline(folders)
         run = shlex.quote(str(out))
         print(f"written to {out}")
         print(
             f"next: longtail report {run} -o report.html, longtail predict {run} IMAGES, longtail export {run} --to onnx"
         )
+
+
+def print_baseline(folders: list[Path]) -> None:
+    """Print the accuracy of a logistic regression on the same features, for runs that have measured it."""
+    measured = [run.metrics.get("logistic_top1") for run in run_folder.read_finished(folders)]
+    found = [value for value in measured if value is not None]
+    if found:
+        print(f"class-balanced logistic regression on the same features: {found[0]:.1f} % of the same test images")
 
 
 def resolve_training(args: list[str]) -> tuple[str, Train, Plan]:

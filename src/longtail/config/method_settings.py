@@ -227,6 +227,17 @@ class NCMSettings(MethodConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LogisticRegressionSettings(MethodConfig):
+    """The usual baseline: scikit-learn's class-balanced logistic regression on the features."""
+
+    name: ClassVar[str] = "logistic-regression"
+    title: ClassVar[str] = "Logistic regression"
+
+    C: Annotated[float, gt(0, "1")] = 1.0
+    """Inverse strength of the L2 regularization, as in scikit-learn."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class MiSLASSettings(LinearStageSettings):
     """Zhong et al., 2021: mixup in the first stage, then label-aware smoothing with shifted batch norm."""
 

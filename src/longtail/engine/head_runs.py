@@ -30,6 +30,8 @@ from longtail.engine.loggers import Log, Loggers, truncate_log
 from longtail.engine.run_lock import contains_run
 from longtail.engine.signals import StopSignals
 from longtail.errors import Interrupted, UserError
+from longtail.losses.numerics import percent_correct
+from longtail.methods.logistic import fit_logistic_regression
 from longtail.models.backbones import Trunk
 from longtail.progress import log_info
 from longtail.views import Views
@@ -163,7 +165,14 @@ class HeadTrainer:
             write_training_features(run.folder, self.data, self.features.train_VNF[0], self.selection.out_of_fold)
             if self.data.val is None:
                 files.write_json(run.folder / run_folder.CALIBRATION, calibrate_out_of_fold(self.selection.out_of_fold))
-        return evaluator.finish(run.folder, cost)
+        return evaluator.finish(run.folder, cost | {"logistic_top1": self.measure_baseline()})
+
+    def measure_baseline(self) -> float:
+        """Return the test accuracy in percent of a logistic regression on the features of the plain images."""
+        x_NF = self.features.train_VNF[0]
+        weight_CF, bias_C = fit_logistic_regression(x_NF, self.y_N, len(self.data.train.counts))
+        guess_M = (self.features.test_NF @ weight_CF.T + bias_C).argmax(1)
+        return percent_correct(guess_M, torch.from_numpy(self.data.test.labels).to(self.device)).item()
 
 
 class EpochRows:

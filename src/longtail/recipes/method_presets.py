@@ -130,6 +130,7 @@ METHODS: dict[str, MethodPreset] = {
         cfg.TauNormSettings, data={"val_fraction": 0.1}, authors=_bag_of_tricks(power=1.0), published={100: 40.96}
     ),
     "ncm": MethodPreset(cfg.NCMSettings, authors=LDAM_DRW_SETTINGS),
+    "logistic-regression": MethodPreset(cfg.LogisticRegressionSettings, authors=LDAM_DRW_SETTINGS),
     "mislas": MethodPreset(
         cfg.MiSLASSettings,
         by_imbalance={
