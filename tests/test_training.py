@@ -151,6 +151,11 @@ def test_unknown_and_conflicting_arguments_are_user_errors(folder, tmp_path):
         longtail.train(folder, tmp_path, test=([], []))
     with raises("conflict"):
         longtail.train(recipes.digits_lt(), tmp_path, test=(X, Y))
+    with raises("conflict", "'digits'"):
+        longtail.train(recipes.digits_lt(), tmp_path, data=(X, Y))
+    for data in (recipes.digits_lt(), "digits-lt"):
+        with raises("conflict"):
+            longtail.train(data, tmp_path, loaded="digits-lt")
     with raises("conflict"):
         longtail.train(folder, tmp_path, from_run=tmp_path)
     with raises("missing-file"):

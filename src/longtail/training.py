@@ -149,6 +149,8 @@ def prepare(
     if network is not None:
         given["model.name"] = CUSTOM
     images = loaded if isinstance(data, Config) else data
+    if loaded is not None and (not isinstance(data, Config) or isinstance(loaded, str | Path)):
+        raise UserError("loaded must be the images of a Config, which is the first argument", kind="conflict")
     if images is None and test is not None:
         raise UserError("test needs training images in memory: give both, or neither", kind="conflict")
     with contextlib.ExitStack() as stack:
@@ -156,9 +158,12 @@ def prepare(
         name = "" if images is None else stack.enter_context(name_images(images, test))
         if isinstance(data, Config):
             config = change_config(data, choice, given)
+            check_memory_name(config, name)
             yield Plan(config), Path(out or default_out(config.recipe.split("/")[0], config.method.name, config))
         elif from_run is not None:
-            yield prepare_stored_run(name, out, from_run, choice, given)
+            plan, folder = prepare_stored_run(name, out, from_run, choice, given)
+            check_memory_name(plan.config, name)
+            yield plan, folder
         elif not name:
             raise UserError("train needs data: a recipe, a path to images, or images in memory")
         else:
@@ -253,6 +258,19 @@ def change_config(config: Config, choice: RecipeChoice, given: Mapping[str, Any]
     """
     reject_choice(choice, "a Config")
     return replace(config, **apply_settings(config, given)[0])
+
+
+def check_memory_name(config: Config, name: str | Path) -> None:
+    """Raise a UserError if images in memory are given for a configuration that describes other images.
+
+    Args:
+        config: The configuration.
+        name: `IN_MEMORY` if there are images in memory.
+    """
+    if name == recipes.IN_MEMORY and config.data.name != "memory":
+        raise UserError(
+            f"images in memory are given, but data.name is {config.data.name!r}: set it to 'memory'", kind="conflict"
+        )
 
 
 def reject_choice(choice: RecipeChoice, source: str) -> None:
