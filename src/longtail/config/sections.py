@@ -173,7 +173,7 @@ class ModelConfig(Section):
     head_init: Literal["random", "means", "logistic", "text"] = "random"
     """Initial weights of a linear or cosine classifier. `means`: the class means of the features of the training images;
     `logistic`: a logistic regression on these features with balanced classes; `text`: the text embeddings of "a photo of a
-    CLASS." for a CLIP or SigLIP image tower with pretrained weights (needs `pip install longtail[text]`)."""
+    CLASS." for a pretrained image tower of CLIP (needs `pip install longtail[text]`)."""
     norm: Literal["batch", "ghost", "sync"] = "batch"
     """Batch-norm statistics. `batch`: of the batch of each process; `ghost`: of groups of --model.ghost images, as if
     each group had its own process; `sync`: of the batches of all processes (torchrun)."""

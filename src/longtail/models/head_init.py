@@ -4,6 +4,7 @@ The logits are about SCALE · cos(x, w_c) for weights from class means and from 
 F features, C classes, D width of the embeddings of images and texts.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +36,9 @@ def check_head_init(head: nn.Module, model: "ModelConfig") -> None:
         )
     if model.head_init == "text" and not (model.pretrained and is_text_aligned(model.name)):
         raise UserError(
-            f"--model.head_init text: {model.name!r} has no text embeddings: use a pretrained image tower of CLIP or SigLIP, "
-            "such as --model.name vit_base_patch16_clip_224.openai --model.pretrained, or --model.head_init means",
+            f"--model.head_init text: {model.name!r} has no text embeddings: use a pretrained image tower of CLIP (vit_…_clip_… or "
+            "convnext_….clip_…), such as --model.name vit_base_patch16_clip_224.openai --model.pretrained, or "
+            "--model.head_init means",
             kind="conflict",
         )
 
@@ -47,8 +49,8 @@ def is_text_aligned(name: str) -> bool:
 
     architecture, _, tag = name.partition(".")
     known = find_timm_config(name)
-    has_hub = known is not None and (known.hf_hub_id or "").startswith("timm/")
-    return has_hub and ("clip_" in architecture or "siglip" in architecture or "clip" in tag) and "_ft_" not in tag
+    has_hub = known is not None and (known.hf_hub_id or "").startswith("timm/")  # these also have the text tower
+    return has_hub and ("_clip_" in architecture or tag.startswith("clip_")) and not re.search(r"_ft_in\d", tag)
 
 
 @torch.no_grad()
