@@ -55,9 +55,9 @@ def freeze_before_last_block(net: nn.Module, name: str) -> tuple[list[Tensor], l
     parameters = dict(net.named_parameters())
     blocks = [i for i, names in groups.items() if any(is_in_block(n, parameters[n]) for n in names)]
     last = max(blocks or groups)
-    frozen = [parameters[n] for i, names in groups.items() if i < last for n in names]
+    frozen: list[Tensor] = [parameters[n] for i, names in groups.items() if i < last for n in names]
     ids = {id(p) for p in frozen}
-    norms = [m for m in net.modules() if isinstance(m, _BatchNorm) and id(m.weight) in ids]
+    norms: list[nn.Module] = [m for m in net.modules() if isinstance(m, _BatchNorm) and id(m.weight) in ids]
     return frozen, norms
 
 
@@ -146,9 +146,10 @@ def merge_lora(network: nn.Module) -> None:
     """Add all low-rank updates to the weights of their layers, in place. Then the network has the layers of timm again."""
     for parent in list(network.modules()):
         for name, layer in list(parent.named_children()):
-            if hasattr(layer, "lora_A") and hasattr(layer, "get_base_layer"):
-                layer.merge()  # type: ignore[operator]
-                setattr(parent, name, layer.get_base_layer())
+            if hasattr(layer, "lora_A"):
+                updated: Any = layer
+                updated.merge()
+                setattr(parent, name, updated.get_base_layer())
 
 
 class AdaptFormer(nn.Module):

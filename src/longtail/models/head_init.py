@@ -36,8 +36,8 @@ def check_head_init(head: nn.Module, model: "ModelConfig") -> None:
         )
     if model.head_init == "text" and not (model.pretrained and is_text_aligned(model.name)):
         raise UserError(
-            f"--model.head_init text: {model.name!r} has no text embeddings: use a pretrained image tower of CLIP (vit_…_clip_… or "
-            "convnext_….clip_…), such as --model.name vit_base_patch16_clip_224.openai --model.pretrained, or "
+            f"--model.head_init text: {model.name!r} has no text embeddings: use a pretrained image tower of CLIP "
+            "(vit_…_clip_… or convnext_….clip_…), such as --model.name vit_base_patch16_clip_224.openai --model.pretrained, or "
             "--model.head_init means",
             kind="conflict",
         )
@@ -159,13 +159,16 @@ def load_text_weights(name: str, x_NF: Tensor, class_names: Sequence[str]) -> Te
     except (OSError, RuntimeError, ValueError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise UserError(
-            f"the text tower of {name!r} cannot be loaded ({reason}): use --model.head_init means", kind="download-failed"
+            f"the text tower of {name!r} cannot be loaded ({reason}): use --model.head_init means",
+            kind="download-failed",
         ) from error
     return text_weights(clip.eval(), tokenizer, x_NF, class_names)
 
 
 @torch.no_grad()
-def text_weights(clip: Any, tokenizer: Callable[[list[str]], Tensor], x_NF: Tensor, class_names: Sequence[str]) -> Tensor:
+def text_weights(
+    clip: Any, tokenizer: Callable[[list[str]], Tensor], x_NF: Tensor, class_names: Sequence[str]
+) -> Tensor:
     """Return weights w_c (C, F) so that w_c·x is about SCALE times the cosine of an image and the text of class c.
 
     The features x are those before the projection P of the image tower: w_c = P^T t_c · SCALE / mean |P x|.
@@ -179,7 +182,9 @@ def text_weights(clip: Any, tokenizer: Callable[[list[str]], Tensor], x_NF: Tens
     Raises:
         UserError: If the image tower has a projection that is not linear, or other features.
     """
-    text_CD = clip.encode_text(tokenizer([PROMPT.format(name.replace("_", " ")) for name in class_names]), normalize=True)
+    text_CD = clip.encode_text(
+        tokenizer([PROMPT.format(name.replace("_", " ")) for name in class_names]), normalize=True
+    )
     text_CD = text_CD.to(x_NF)
     projection_DF = find_projection(clip.visual, text_CD.shape[1]).to(x_NF)
     if projection_DF.shape[1] != x_NF.shape[1]:
@@ -192,7 +197,7 @@ def text_weights(clip: Any, tokenizer: Callable[[list[str]], Tensor], x_NF: Tens
 
 
 def find_projection(visual: Any, width: int) -> Tensor:
-    """Return the projection (D, F) from the features of an image tower of open-clip to embeddings; the identity if it has none."""
+    """Return the projection (D, F) from the features of an image tower of open-clip to embeddings, or the identity."""
     own = getattr(visual, "proj", None)  # of its own transformers
     if own is not None:
         return own.T
