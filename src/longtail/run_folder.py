@@ -4,6 +4,7 @@ config.json, environment.json     written when the run starts, with skipped.json
 log.jsonl                         one line per epoch; gradients.npz with --log.gradients
 checkpoint/state.pt               the state of the training, for --resume
 model.safetensors, predictions.npz, features.npz, examples/, calibration.json, and last metrics.json: the run is finished
+adapter.safetensors               the trained tensors of model.safetensors, if a part of a pretrained network is frozen
 """
 
 import functools
@@ -20,6 +21,8 @@ from longtail.schema import amount, anything, count, find_error, mapping_of, opt
 
 CONFIG, ENVIRONMENT, LOG, METRICS = "config.json", "environment.json", "log.jsonl", "metrics.json"
 CHECKPOINT, MODEL = "checkpoint/state.pt", "model.safetensors"
+ADAPTER = "adapter.safetensors"
+"""Written if a part of a pretrained network is frozen: the tensors of model.safetensors that were trained."""
 GRADIENTS = "gradients.npz"
 """Written with --log.gradients: norms (epochs, classes) and stages (epochs,)."""
 TENSORBOARD = "tensorboard"

@@ -28,6 +28,7 @@ from longtail.engine.examples import write_examples
 from longtail.engine.predictions import LOGITS_AT_ONCE, Calibration, Predictions, calibrate, compute_logits, predict
 from longtail.errors import RunError, UserError, disk_full_as_user_error, error_text
 from longtail.metrics import TRAINING_COSTS, evaluate_predicted_classes
+from longtail.models.adapters import frozen_checksum, trained_tensors
 from longtail.views import Views
 
 KNN = 20
@@ -38,6 +39,8 @@ KNN_TAU = 0.07
 """A neighbor votes with the weight exp(cosine similarity / KNN_TAU)."""
 MAX_STORED_FEATURES = 10_000
 """The largest number of test images whose features are stored."""
+FROZEN_CHECKSUM = "frozen"
+"""The key of the checksum of the frozen tensors in the metadata of adapter.safetensors."""
 LATENCY_BATCH = 64
 LATENCY_BLOCK = 20
 """The number of passes of which a median is computed, so that other work of the machine has little influence."""
@@ -142,6 +145,10 @@ class Evaluator:
     ) -> dict[str, Any]:
         weights = {name: tensor.contiguous() for name, tensor in self.method.net.state_dict().items()}
         files.write_bytes(folder / run_folder.MODEL, safetensors.torch.save(weights))
+        if self.method.net.trunk.is_pretrained and self.method.net.trunk.frozen_params:
+            trained = {name: weights[name] for name in trained_tensors(self.method.net)}
+            checksum = {FROZEN_CHECKSUM: frozen_checksum(self.method.net)}
+            files.write_bytes(folder / run_folder.ADAPTER, safetensors.torch.save(trained, metadata=checksum))
         return self._write_results(folder, cost, found, val_NF)
 
     def _write_results(
@@ -343,19 +350,44 @@ def evaluate_one(record: run_folder.FinishedRun, data_root: Path | None, device_
 def load_stored_network(path: Path, config: Config, counts: Any, device: torch.device) -> methods.Method:
     """Return the method of a configuration with stored weights.
 
+    If a run folder has only the small file of the trained tensors, the others are loaded as for a new run.
+
     Args:
         path: The safetensors file of the weights.
         config: The configuration.
         counts: The number of training images of each class.
         device: The device.
     """
+    adapter = path.with_name(run_folder.ADAPTER)
+    is_small = not os.path.lexists(path) and os.path.lexists(adapter)
     try:
-        method = to_device(methods.make(config, counts, stored=True), config, device)
+        method = to_device(methods.make(config, counts, stored=not is_small), config, device)
     except (RuntimeError, MemoryError, ValueError, TypeError, AssertionError, ArithmeticError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"cannot create the network of {path} ({reason}): check its configuration", kind="conflict"
         ) from error
     method.set_stage(method.stages[-1])
-    method.net.load_state_dict(checkpoint.load_weights(path, method.net.state_dict(), device))
+    if is_small:
+        load_trained_tensors(adapter, method, device)
+    else:
+        method.net.load_state_dict(checkpoint.load_weights(path, method.net.state_dict(), device))
     return method
+
+
+def load_trained_tensors(path: Path, method: methods.Method, device: torch.device) -> None:
+    """Load the trained tensors of a network, whose frozen tensors must be those that it was trained with.
+
+    Args:
+        path: The safetensors file.
+        method: The method, with the frozen tensors.
+        device: The device.
+    """
+    method.net.load_state_dict(checkpoint.load_weights(path, trained_tensors(method.net), device), strict=False)
+    with safetensors.safe_open(os.fspath(path), framework="pt") as stored:
+        found = (stored.metadata() or {}).get(FROZEN_CHECKSUM)
+    if found != frozen_checksum(method.net):
+        raise UserError(
+            f"{path} was trained with other pretrained weights: copy {run_folder.MODEL} of its run folder as well",
+            kind="mismatch",
+        )

@@ -35,6 +35,7 @@ from longtail.engine.meter import GradientNorms, Meter
 from longtail.engine.optim import check_optimizer, learning_rate, make_optimizer, set_learning_rate
 from longtail.errors import UserError
 from longtail.methods import Stage, StageData
+from longtail.models.head_init import initialize_head
 from longtail.schema import amount, count, find_error
 from longtail.views import Views
 
@@ -122,7 +123,10 @@ class Trainer:
 
     def start_stage(self) -> None:
         """Let the method prepare the stage. This is not repeated when a run is resumed within the stage."""
-        self.method.on_stage_start(self.stage_data())
+        data, model = self.stage_data(), self.config.model
+        if model.head_init != "random" and self.stage is self.method.head_stage:
+            initialize_head(self.method.net.head, model, data.train, self.data.train.class_names)
+        self.method.on_stage_start(data)
         broadcast_state(self.method)
         self.method.train()
 

@@ -21,6 +21,7 @@ from longtail.errors import UserError
 from longtail.inference.loading import METADATA_KEY, load_exported
 from longtail.inference.model import Model
 from longtail.inference.priors import describe_frequencies
+from longtail.models.adapters import merge_lora
 from longtail.models.backbones import FeatureMaps, Trunk
 from longtail.views import ops
 from longtail.views.view import STATISTICS
@@ -43,6 +44,7 @@ class ExportModule(nn.Module):
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.network = copy.deepcopy(model.method).cpu().float().eval()
+        merge_lora(self.network)
         for module in self.network.modules():
             if isinstance(module, Trunk):
                 module.precision = torch.float32
@@ -63,6 +65,8 @@ def describe_model(model: Model) -> dict[str, Any]:
     """Return the description that an exported file contains, as plain JSON without the paths of the training data."""
     config = to_dict(model.config)
     config["data"] |= {"root": None, "train_list": None, "test_list": None}
+    if model.config.model.trainable == "lora":  # its updates are merged
+        config["model"] |= {"trainable": "all"}
     size, classes = {"size": model.image_size}, {"classes": len(model.class_names)}
     words = (LOGITS_WORDS.format(**classes), PROBABILITIES_WORDS.format(**classes))
     return {

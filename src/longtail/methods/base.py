@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from longtail.data.samplers import class_shares
+from longtail.errors import UserError
 from longtail.losses.numerics import percent_correct, row_max_abs
+from longtail.models.head_init import check_head_init
 from longtail.models.heads import Classifier, make_linear_head
 
 if TYPE_CHECKING:
@@ -102,6 +104,7 @@ class Method(nn.Module):
             config: The configuration of the run; the method keeps `config.method` as `self.config`.
         """
         super().__init__()
+        check_head_init(net.head, config.model)
         self.net, self.config, self.counts_C = net, config.method, counts_C
         self.stages = self.make_stages(config)
         self.stage = self.stages[0]
@@ -112,22 +115,39 @@ class Method(nn.Module):
     @classmethod
     def build_network(cls, config: Config, classes: int, pretrained: bool) -> Classifier:
         """Return the network that is deployed: backbone and head."""
-        trunk = cls.build_trunk(config, pretrained)
+        trunk = cls.build_trunk(config, pretrained, classes)
         return Classifier(trunk, cls.head(trunk.width, classes, config))
 
     @classmethod
-    def build_trunk(cls, config: Config, pretrained: bool) -> Trunk:
-        """Return the backbone. Freeze the parts that the configuration selects."""
+    def build_trunk(cls, config: Config, pretrained: bool, classes: int) -> Trunk:
+        """Return the backbone. Add adapters to it, or freeze the parts that the configuration selects.
+
+        Args:
+            config: The configuration of the run.
+            pretrained: Whether to load pretrained weights.
+            classes: The number of classes, on which the automatic width of adapters depends.
+        """
+        from longtail.models.adapters import freeze_before_last_block, insert_adapters
         from longtail.models.backbones import image_size_options, make_backbone, wrap_backbone
-        from longtail.models.split_resnets import weights_before_last_block
 
         name, size, learns = config.model.name, config.data.image_size, config.model.trainable
         net = make_backbone(name, pretrained, **image_size_options(name, size))
-        frozen = weights_before_last_block(net, name) if learns == "last-block" else []
-        trunk = wrap_backbone(cls.body(net, config), name, size)
+        frozen, norms = freeze_before_last_block(net, name) if learns == "last-block" else ([], [])
+        body = cls.body(net, config)
+        trunk = wrap_backbone(body, name, size)
+        trunk.is_pretrained = config.model.pretrained
         trunk.freeze_params(frozen)
+        trunk.frozen_modules = norms
         if learns == "head":
             trunk.freeze_module(net)
+        elif learns in ("lora", "adapter"):
+            if body is not net:
+                raise UserError(
+                    f"--model.trainable {learns}: this method divides the network into parts that have no adapters: use "
+                    "--model.trainable last-block or head, or another method",
+                    kind="conflict",
+                )
+            insert_adapters(trunk, learns, config.model.rank, size, classes)
         return trunk
 
     @classmethod
@@ -163,6 +183,11 @@ class Method(nn.Module):
         """Set which parameters are trained in this stage."""
         self.stage = stage
         self.net.trunk.requires_grad_(not stage.frozen)
+
+    @property
+    def head_stage(self) -> Stage:
+        """The first stage that trains the classifier. At its start, `--model.head_init` applies."""
+        return self.stages[0]
 
     def on_stage_start(self, start: StageData) -> None:
         """Prepare a stage, once and not when it is resumed, for example by new weights or class means."""

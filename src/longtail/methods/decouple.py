@@ -13,6 +13,7 @@ from longtail.errors import UserError
 from longtail.losses import cross_entropy_loss, label_aware_smoothing, label_aware_smoothing_loss
 from longtail.methods.base import Stage, StageData, uniform_prior
 from longtail.methods.softmax import CrossEntropy, Softmax
+from longtail.models.head_init import class_means
 from longtail.models.heads import Classifier, ScaledHead, make_linear_head
 
 __getattr__ = find_renamed(__name__, {"redraw": "reset_head"})
@@ -197,21 +198,6 @@ def reset_head(head: nn.Linear, rng: torch.Generator) -> None:
 def tau_normalize(weight_CF: Tensor, power: float) -> Tensor:
     """Return the weights of each class divided by a power of their norm."""
     return weight_CF / weight_CF.norm(dim=1, keepdim=True).clamp(min=1e-12) ** power
-
-
-def class_means(x_NF: Tensor, y_N: Tensor, classes: int) -> Tensor:
-    """Return the mean of the features of each class, or zero for a class without images.
-
-    Features are summed in the order of the images; the order of `index_add_` on CUDA differs from run to run.
-
-    Args:
-        x_NF: The features.
-        y_N: The labels.
-        classes: The number of classes.
-    """
-    n_C = torch.bincount(y_N, minlength=classes)
-    sums_CF = torch.segment_reduce(x_NF[y_N.argsort(stable=True)], "sum", lengths=n_C, initial=0)
-    return sums_CF / n_C.clamp(min=1)[:, None]
 
 
 def mean_class_accuracy(logits_NC: Tensor, y_N: Tensor) -> Tensor:

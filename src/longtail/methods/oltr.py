@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from longtail import config as cfg
 from longtail.losses import cross_entropy_loss
 from longtail.methods.base import Method, Stage, StageData, accuracy
-from longtail.methods.decouple import class_means, second_stage
+from longtail.methods.decouple import second_stage
+from longtail.models.head_init import class_means
 from longtail.models.heads import make_linear_head
 from longtail.models.split_resnets import AttentionResNet
 

@@ -19,6 +19,10 @@ class SupCon(MomentumContrast, settings="supcon"):
     def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
         return self.first_stage(config, name="contrast"), linear_stage(config)
 
+    @property
+    def head_stage(self) -> Stage:
+        return self.stages[1]
+
     def set_stage(self, stage: Stage) -> None:
         super().set_stage(stage)
         self.G.requires_grad_(not stage.frozen)

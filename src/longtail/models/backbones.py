@@ -177,6 +177,7 @@ class Trunk(nn.Module):
         fused: Use the kernels of `kernels.resnet` where they support the network and the images.
         frozen_params: Names of parameters that stay frozen when `requires_grad_(True)` is called.
         frozen_modules: Modules that stay in evaluation mode when `train()` is called.
+        is_pretrained: Whether training starts from pretrained weights, which can be loaded again.
     """
 
     def __init__(self, body: nn.Module, width: int) -> None:
@@ -186,6 +187,7 @@ class Trunk(nn.Module):
         self.fused = False
         self.frozen_params: list[str] = []
         self.frozen_modules: list[nn.Module] = []
+        self.is_pretrained = False
 
     def freeze_params(self, parameters: Iterable[Tensor]) -> None:
         """Exclude these parameters from training. The next call of `requires_grad_` takes this into account."""
