@@ -66,7 +66,7 @@ class Log:
         terminal = (sys.stderr is not None and sys.stderr.isatty()) if progress == "auto" else progress == "bar"
         self.plain = progress != "none" and not terminal
         console = Console(stderr=True)
-        self.narrow = console.width < 130
+        self.narrow = console.width < 170
         name = title.rpartition(", ")[2] if self.narrow else title  # the seed without the method
         left, now = TextColumn("{task.fields[left]}"), TextColumn("{task.fields[now]}")
         columns = (TextColumn("{task.description}"), BarColumn(bar_width(console.width)), left, now)

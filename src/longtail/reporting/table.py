@@ -14,8 +14,10 @@ from longtail.reporting.result_rows import ResultRow, make_rows
 from longtail.reporting.significance import describe_few_support, explain_labels, rank_rows
 from longtail.text import escape_markdown, escape_nonprintable
 
-COMPACT_METRICS = ("top1", *reversed(SHOT_GROUPS), "seconds")
-"""Columns of the table in the terminal, unless it is verbose."""
+
+def compact_metrics(width: int) -> list[str]:
+    """Return the metrics of the table for a terminal of this width, unless it is verbose."""
+    return ["top1", *reversed(SHOT_GROUPS), *(["seconds"] if width >= 80 else [])]
 
 
 def table(paths: Iterable[Path | str] | Path | str, out: Path | str | None = None) -> list[ResultRow]:
@@ -118,7 +120,7 @@ def to_rich(rows: Sequence[ResultRow], width: int = 150, is_verbose: bool = Fals
         is_verbose: Whether all metrics are shown that fit, and not only the accuracies and the seconds of training.
     """
     every = [*REPORT_METRICS, *(m for m in TABLE_METRICS if m not in REPORT_METRICS)]  # ordered as in the report
-    shown = [m for m in every if width >= METRICS[m].min_width] if is_verbose else list(COMPACT_METRICS)
+    shown = [m for m in every if width >= METRICS[m].min_width] if is_verbose else compact_metrics(width)
     cells = [[row.cell(m) if width >= 100 else row.cell(m).replace(" ", "") for m in shown] for row in rows]
     is_single = len({row.data for row in rows}) == 1  # then the data set is the title, which saves a column
     ranks = rank_rows(rows)
