@@ -33,8 +33,8 @@ NEIGHBORS = 3  # of each class
 MAX_DUPLICATE_DISTANCE = 0.1
 """The largest cosine distance of near-duplicates."""
 DUPLICATE_RATIO = 0.25
-"""The largest cosine distance of near-duplicates, relative to the median distance of nearest neighbors. With features of an
-ImageNet network, copies that were compressed again have about 0.14, and other photographs of a species at least 0.36."""
+"""The largest cosine distance of near-duplicates, relative to the median distance of nearest neighbors. It was chosen on
+training images: copies that were compressed again are closer, and other photographs of the same species are not."""
 ROWS_AT_ONCE = 1024
 MAX_SHOWN = 20
 """The number of suspected label errors, and of near-duplicates, that the report shows with thumbnails."""
