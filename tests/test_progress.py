@@ -27,9 +27,7 @@ def test_lines_every_twenty_seconds(capsys, monkeypatch):
             now[0] += 7
             advance(100)
     lines = capsys.readouterr().err.splitlines()
-    assert lines == [
-        f"evaluating: {n} of 1,000 images, {format_time_left(n, 1000, 0.07 * n)}" for n in (300, 600, 900)
-    ]
+    assert lines == [f"evaluating: {n} of 1,000 images, {format_time_left(n, 1000, 0.07 * n)}" for n in (300, 600, 900)]
 
 
 @pytest.mark.parametrize(("total", "is_shown"), [(99, False), (100, True)])
