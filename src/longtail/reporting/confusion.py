@@ -171,7 +171,7 @@ def _confusion_list(confusions: Sequence[Confusion], names: Sequence[str], seeds
         ]
         for c in confusions[:MAX_LISTED]
     ]
-    columns = {
+    columns: dict[str, list[Any]] = {
         "class": [names[c.truth] for c in confusions],
         "predicted as": [names[c.predicted] for c in confusions],
         "images": [c.times for c in confusions],
