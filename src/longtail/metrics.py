@@ -269,6 +269,11 @@ def _central_probability(angle: float, freedom: int) -> float:
     return 2 / math.pi * (angle + (sin * total if freedom > 1 else 0.0))
 
 
+def evenly_spaced(n: int, most: int) -> IntArray:
+    """Return the indices of n items, or `most` evenly spaced ones if there are more."""
+    return np.linspace(0, n - 1, min(n, most)).round().astype(np.int64)
+
+
 def _to_arrays(
     predicted: npt.ArrayLike,
     confidences: npt.ArrayLike,

@@ -21,6 +21,7 @@ T = TypeVar("T")
 LOGGER = logging.getLogger("longtail")
 LOG_INTERVAL = 20.0  # seconds between lines of progress that is not displayed on a terminal
 MIN_ITEMS_FOR_BAR = 100
+MIN_BAR_WIDTH, MAX_BAR_WIDTH = 20, 40  # columns of a progress bar
 
 
 def log_info(message: str) -> None:
@@ -64,65 +65,92 @@ def is_main_process() -> bool:
     return read_world().local_rank == 0
 
 
-def track(items: Iterable[T], total: int, description: str) -> Iterator[T]:
-    """Yield items and display the progress on standard error; see `show_progress`.
+def track(items: Iterable[T], total: int, description: str, unit: str = "images") -> Iterator[T]:
+    """Yield items and display the progress; see `open_progress`.
 
     Args:
         items: The items to iterate over.
-        total: The number of items. On a terminal, no bar is displayed for fewer than 100 items.
+        total: The number of items.
         description: What is being done, such as "predicting".
+        unit: What the items are, in the plural.
     """
-    is_bar_needed = total >= MIN_ITEMS_FOR_BAR or not _has_terminal()
-    with show_progress(total, description, is_bar_needed) as advance:
+    with open_progress(total, description, unit) as advance:
         for item in items:
             yield item
             advance(1)
 
 
 @contextlib.contextmanager
-def show_progress(total: int, description: str, show: bool = True) -> Iterator[Callable[[int], None]]:
-    """Display the progress on standard error: a bar on a terminal, otherwise a line every 20 seconds, with the time left.
+def open_progress(total: int, description: str, unit: str, show: bool = True) -> Iterator[Callable[[int], None]]:
+    """Yield a function that is called with numbers of processed items, and display the progress on standard error.
 
-    The context is a function that is called with the number of items that were finished since its last call.
+    The display is a bar with the estimated time left on a terminal, and otherwise a line every 20 seconds. Nothing is displayed
+    if this is not the main process, and no bar for fewer than 100 items.
 
     Args:
         total: The number of items.
         description: What is being done, such as "predicting".
-        show: Display anything.
+        unit: What the items are, in the plural.
+        show: Whether anything is displayed.
     """
     if not show or not is_main_process():
-        yield lambda number: None
-    elif _has_terminal():
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn(description), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task(description, total=total)
-            yield lambda number: progress.advance(task, number)
+        yield lambda _: None
+    elif sys.stderr is not None and sys.stderr.isatty():
+        with _open_bar(total, description, unit) as advance:
+            yield advance
     else:
-        yield _ProgressLines(total, description)
+        yield _line_printer(total, description, unit)
 
 
-def _has_terminal() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty()
+@contextlib.contextmanager
+def _open_bar(total: int, description: str, unit: str) -> Iterator[Callable[[int], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    console, start = Console(stderr=True), time.monotonic()
+    texts = TextColumn("{task.description}"), TextColumn("{task.completed:,} of {task.total:,} {task.fields[unit]}")
+    columns = (texts[0], BarColumn(bar_width(console.width)), texts[1], TextColumn("{task.fields[left]}"))
+    disable = total < MIN_ITEMS_FOR_BAR
+    with Progress(*columns, console=console, transient=True, disable=disable) as progress:
+        task = progress.add_task(description, total=total, unit=unit, left=format_time_left(0, total, 0.0))
+
+        def advance(items: int) -> None:
+            done = int(progress.tasks[0].completed) + items
+            progress.update(task, completed=done, left=format_time_left(done, total, time.monotonic() - start))
+
+        yield advance
 
 
-class _ProgressLines:
-    """Prints a line of progress every 20 seconds."""
+def _line_printer(total: int, description: str, unit: str) -> Callable[[int], None]:
+    """Return a function that counts items and prints a line every 20 seconds."""
+    start = printed = time.monotonic()
+    done = 0
 
-    def __init__(self, total: int, description: str) -> None:
-        self.total, self.description, self.done = total, description, 0
-        self.start = self.last_printed = time.monotonic()
+    def advance(items: int) -> None:
+        nonlocal done, printed
+        done, now = done + items, time.monotonic()
+        if now - printed > LOG_INTERVAL:
+            printed = now
+            left = format_time_left(done, total, now - start)
+            print(f"{description}: {done:,} of {total:,} {unit}, {left}", file=sys.stderr, flush=True)
 
-    def __call__(self, number: int) -> None:
-        self.done += number
-        now = time.monotonic()
-        if now - self.last_printed > LOG_INTERVAL:
-            self.last_printed = now
-            left = format_duration((now - self.start) / max(self.done, 1) * (self.total - self.done))
-            line = f"{self.description}: {self.done:,} of {self.total:,}, {left} left"
-            print(line, file=sys.stderr, flush=True)
+    return advance
+
+
+def bar_width(columns: int) -> int:
+    """Return the width of a progress bar on a terminal with this number of columns."""
+    return max(MIN_BAR_WIDTH, min(MAX_BAR_WIDTH, columns // 4))
+
+
+def format_time_left(done: int, total: int, seconds: float) -> str:
+    """Return the estimated time left, such as "0:40 left".
+
+    Args:
+        done: The number of processed items.
+        total: The number of all items.
+        seconds: The time since the first item was begun.
+    """
+    return f"{format_duration(seconds / done * (total - done))} left" if done else "estimating the time left"
 
 
 def format_duration(seconds: float) -> str:

@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from rich.progress import TimeRemainingColumn
+from rich.progress import BarColumn
 
 from longtail.engine.loggers import Log, format_duration, summary, truncate_log
 from tests.expected_text import check_text
@@ -50,7 +50,19 @@ def test_auto_is_a_bar_on_a_terminal_and_lines_elsewhere(terminal, tmp_path, mon
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     with Log(tmp_path / "log.jsonl", 90, "auto", "x") as log:
         assert (log.bar is not None) == terminal and log.plain != terminal
-        assert not terminal or any(isinstance(c, TimeRemainingColumn) for c in log.bar.columns)
+        assert not terminal or log.bar.tasks[0].fields["left"]  # before the first step
+
+
+@pytest.mark.parametrize("columns", [80, 120, 170])
+def test_a_line_with_a_bar_fits(columns, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with Log(None, 90, "bar", "Balanced Softmax, seed 0") as log:
+        log.show(50, ROW | {"val_accuracy": 40.0}, 75)
+        task = log.bar.tasks[0]
+        (bar,) = (column for column in log.bar.columns if isinstance(column, BarColumn))
+        assert bar.bar_width >= 20 and "1:15" in task.fields["left"]
+        parts = [task.description, "x" * bar.bar_width, task.fields["left"], task.fields["now"]]
+        assert len(" ".join(parts)) <= columns
 
 
 def test_truncate_drops_what_will_be_written_again_and_torn_lines(tmp_path):

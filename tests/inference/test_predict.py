@@ -221,3 +221,69 @@ def test_mistakes_are_one_line(made, args, words, capsys, tmp_path, monkeypatch)
     error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("longtail: ")]
     assert len(error) == 1 and all(word in error[0] for word in words), error
     assert os.listdir() == []
+
+
+# Averages
+
+
+@pytest.fixture(scope="module")
+def two_seeds(made, tmp_path_factory) -> tuple[Path, Path]:
+    """The folder of two seeds, and their images."""
+    place, root = tmp_path_factory.mktemp("seeds"), made[1]
+    for seed in range(2):
+        finished_run(place / f"seed{seed}", folder_config(root), seed)
+    return place, root
+
+
+def probabilities(rows) -> np.ndarray:
+    return np.array([[guess.probability for guess in sorted(row.guesses, key=lambda g: g.label)] for row in rows])
+
+
+def test_ensemble_is_the_mean_of_the_seeds(two_seeds):
+    folder, root = two_seeds
+    single = [probabilities(longtail.predict(folder / f"seed{seed}", root, top=4)) for seed in range(2)]
+    assert np.abs(single[0] - single[1]).max() > 1e-3
+    found = probabilities(longtail.predict(folder, root, top=4, ensemble=True))
+    np.testing.assert_allclose(found, (single[0] + single[1]) / 2, atol=1e-9)
+    np.testing.assert_allclose(probabilities(longtail.predict(folder, root, top=4)), single[0], atol=1e-9)
+
+
+def test_flip_is_the_mean_with_the_mirror_image(made):
+    folder, _ = made
+    plain, flipped = longtail.load(folder), longtail.load(folder, tta="flip")
+    image = np.random.default_rng(0).integers(0, 256, (24, 30, 3), np.uint8)
+    wanted = [plain(view).probabilities for view in (image, image[:, ::-1])]
+    assert np.abs(wanted[0] - wanted[1]).max() > 1e-6
+    np.testing.assert_allclose(flipped(image).probabilities, np.mean(wanted, 0), atol=1e-9)
+    symmetric = np.concatenate([image, image[:, ::-1]], 1)
+    found = flipped(symmetric)
+    np.testing.assert_allclose(found.probabilities, plain(symmetric).probabilities, atol=1e-6)
+    np.testing.assert_allclose(found.logits, plain(symmetric).logits, atol=1e-5)
+
+
+def test_class_frequencies_apply_to_all_networks(two_seeds):
+    folder, root = two_seeds
+    single = [probabilities(longtail.predict(folder / f"seed{s}", root, top=4, prior="train")) for s in range(2)]
+    found = longtail.predict(folder, root, top=4, prior="train", ensemble=True, tta="none")
+    np.testing.assert_allclose(probabilities(found), np.mean(single, 0), atol=1e-9)
+
+
+def test_averages_that_are_impossible(made, two_seeds, tmp_path):
+    with raises("invalid-value", str(made[0])):
+        longtail.predict(made[0], made[1], ensemble=True)
+    with raises("unknown-name", "rotate"):
+        longtail.load(made[0], tta="rotate")
+    with raises("unsupported"):
+        longtail.export(longtail.load(two_seeds[0], ensemble=True), "safetensors", tmp_path / "x.safetensors")
+
+
+def test_averages_of_the_command(two_seeds, tmp_path):
+    folder, root = two_seeds
+    out = tmp_path / "out.csv"
+    assert (
+        main(["predict", str(folder), str(root), "--ensemble", "--tta", "flip", "--top", "1", "--csv", str(out)]) == 0
+    )
+    wanted = longtail.predict(folder, root, top=1, ensemble=True, tta="flip")
+    assert [row["class_1"].lstrip("'") for row in sheet(out)] == [
+        escape_nonprintable(row.guesses[0].name) for row in wanted
+    ]

@@ -84,7 +84,7 @@ def test_values_match_metrics_json(folder, tmp_path):
         for heading, metric in names.items():
             assert float(found[heading]) == pytest.approx(np.mean(stored(folder, method, metric)), abs=1e-9)
         per_class = np.mean(stored(folder, method, "per_class"), axis=0)
-        (every,) = [t for t in page.tables if t[0][1][0] == "group"]
+        (every,) = [t for t in page.tables if t[0][-1][0] == "group"]
         column = [text for text, _ in every[0]].index(label)
         assert [float(line[column][1]) for line in every[1:]] == pytest.approx(per_class.round(2).tolist())
 
@@ -315,7 +315,7 @@ def test_page_is_self_contained(folder, tmp_path, one):
     for tag in ("style", "script"):
         digest = base64.b64encode(hashlib.sha256(page.text[tag][0].encode()).digest()).decode()
         assert f"{tag}-src 'sha256-{digest}'" in policy
-    plots = [a for a in page.of("svg") if a["class"] == "plot"]
+    plots = [a for a in page.of("svg") if a["class"].split()[0] in ("plot", "matrix")]
     assert len(page.of("figure")) == len(plots) == sum(a.get("download") is not None for a in page.of("a")) - 1
     assert all(a["role"] == "img" for a in plots) and all(a["alt"] for a in page.of("img"))
     assert all(a.get("scope") for a in page.of("th")) and len(page.of("caption")) == len(page.tables)
@@ -462,8 +462,8 @@ def test_number_of_classes_shown_is_limited(tmp_path):
     make_run(tmp_path / "a/seed0", recipes.digits_lt("ce"), 0, list(range(1500, 0, -1)))
     said = read(report(tmp_path, tmp_path / "page.html"))
     assert "1,000 of" in said.words() and "1,500 classes" in said.words()
-    (every,) = [t for t in said.tables if t[0][1][0] == "group"]
-    assert len(every) == 1001 and every[1][2][0] == "1,500" and every[-1][2][0] == "1"
+    (every,) = [t for t in said.tables if t[0][-1][0] == "group"]
+    assert len(every) == 1001 and every[1][1][0] == "1,500" and every[-1][1][0] == "1"
 
 
 def test_report_command(folder, tmp_path, capsys):

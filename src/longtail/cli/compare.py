@@ -66,7 +66,7 @@ def run_compare(args: list[str]) -> None:
 
     from longtail.comparison import compare, default_out
     from longtail.reporting.summary import summary_lines
-    from longtail.reporting.table import cost_table, to_rich
+    from longtail.reporting.table import to_rich
 
     def change(config: Config) -> Config:
         return replace(config, **sections)
@@ -74,8 +74,6 @@ def run_compare(args: list[str]) -> None:
     out, screen = given.out or default_out(name, config), make_screen()
     rows = compare(name, given.methods, out, given.seeds, given.imbalance, given.epochs, change, budget)
     screen.print(to_rich(rows, screen.width))
-    if cost := cost_table(rows, screen.width):
-        screen.print(cost)
     print_lines(summary_lines(rows))
     print(f"written to {out}/table.md, {out}/table.json and {out}/comparison.png")
     print(f"full report: {out}/report.html")

@@ -203,13 +203,22 @@ def make_screen() -> Console:
     return Screen(width=WIDTH_WITHOUT_TERMINAL if terminal_width() is None else None)
 
 
-def print_result_tables(rows: "list[ResultRow]") -> None:
-    """Print the table of results, and the table of shifted test distributions if there are enough test images for it."""
+def print_result_tables(rows: "list[ResultRow]", is_verbose: bool = False) -> None:
+    """Print the table of results, and for a single method the accuracy by class and the most frequent confusions.
+
+    Args:
+        rows: The rows of the table.
+        is_verbose: Whether all metrics are shown, and the table of shifted test distributions if there are enough test images
+            for it.
+    """
     from longtail.reporting.significance import group_support
     from longtail.reporting.table import shifted_table, to_rich
+    from longtail.reporting.terminal import tables_by_class
 
     screen = make_screen()
-    screen.print(to_rich(rows, screen.width))
+    screen.print(to_rich(rows, screen.width, is_verbose), *tables_by_class(rows), sep="\n")
+    if not is_verbose:
+        return
     test_sets = [found for row in rows if (found := group_support(row.runs[0], "few"))]
     if not any(test_set.is_too_small for test_set in test_sets):
         screen.print(shifted_table(rows, screen.width))

@@ -16,7 +16,6 @@ from longtail import files, run_folder
 from longtail.cli.console import check_output_files, is_output_closed, make_screen
 from longtail.cli.parse import parse_arguments
 from longtail.errors import RunError, UserError
-from longtail.progress import is_main_process
 from longtail.text import escape_nonprintable
 
 if TYPE_CHECKING:
@@ -47,6 +46,11 @@ class Predict:
     (default: those that the method assumes)."""
     on_error: Literal["stop", "skip"] = "stop"
     """If an image cannot be read: stop with an error, or continue and list it."""
+    tta: Literal["none", "flip"] = "none"
+    """Test-time augmentation; flip: average the probabilities of each image and of its mirror image, which takes twice the
+    time."""
+    ensemble: bool = False
+    """Average the probabilities of all seeds in RUN instead of using the first seed."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on."""
 
@@ -87,7 +91,16 @@ def run_predict(args: list[str]) -> int:
     from longtail.inference.predict import predict
 
     predictions = predict(
-        given.run, given.images, given.top, given.prior, given.on_error, given.csv, given.json, given.device
+        given.run,
+        given.images,
+        given.top,
+        given.prior,
+        given.on_error,
+        given.csv,
+        given.json,
+        given.device,
+        given.tta,
+        given.ensemble,
     )
     if not outputs:
         screen = make_screen()
@@ -161,7 +174,5 @@ def run_export(args: list[str]) -> None:
 
     from longtail.inference.export import export
 
-    if is_main_process():
-        print(f"exporting to {given.to} and comparing the outputs, which takes some seconds", flush=True)
     exported = export(given.run, given.to, given.out, given.prior)
     print(*map(escape_nonprintable, exported.summary()), sep="\n")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from longtail.cli.console import make_screen
+from longtail.cli.console import print_result_tables
 from longtail.cli.parse import parse_arguments
 from longtail.errors import UserError
 
@@ -29,6 +29,8 @@ class Table:
     """Run folders, or folders that contain runs."""
     out: Path | None = None
     """Output folder of table.md and table.json (default: the first of RUNS)."""
+    verbose: bool = False
+    """Show all metrics: also calibration error, k-NN accuracy, latency, and accuracy under shifted class frequencies."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +72,10 @@ def run_table(args: list[str]) -> None:
     given = parse_arguments(Table, "table", args)
     check_runs(given.runs, "longtail table runs")
 
-    from longtail.reporting.table import table, to_rich
+    from longtail.reporting.table import table
 
     out = given.out or given.runs[0]
-    screen = make_screen()
-    screen.print(to_rich(table(given.runs, out), screen.width))
+    print_result_tables(table(given.runs, out), given.verbose)
     print(f"written to {out}/table.md and {out}/table.json")
 
 

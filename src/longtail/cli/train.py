@@ -61,6 +61,9 @@ class Train:
     """Output folder (default: runs/RECIPE-METHOD-IMBALANCE, followed by setting, network and augmentation if given)."""
     resume: bool = False
     """Continue the runs in OUT."""
+    verbose: bool = False
+    """Show all metrics at the end: also calibration error, k-NN accuracy, latency, and accuracy under shifted class
+    frequencies."""
     data: DataConfig
     views: ViewsConfig
     model: ModelConfig
@@ -107,7 +110,7 @@ def run_train(args: list[str]) -> None:
     out = given.out or default_out(name, given.method_name or plan.method, plan.config, *options)
     folders = train(plan.config, out, given.resume, candidates=plan.candidates)
     if is_main_process():
-        print_result_tables(table(folders))
+        print_result_tables(table(folders), given.verbose)
         print_baseline(folders)
         run = shlex.quote(str(out))
         print(f"written to {out}")

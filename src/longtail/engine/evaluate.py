@@ -5,7 +5,7 @@ import os
 import resource
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,14 +21,26 @@ from longtail.config import Config
 from longtail.data.lazy_images import class_counts
 from longtail.data.loader import iterate_frames
 from longtail.data.sources import DataSet, Split, load
-from longtail.distributed import all_gather, rank, run_on_main, world_size
+from longtail.distributed import all_gather, is_main_process, rank, run_on_main, world_size
 from longtail.engine import checkpoint
 from longtail.engine.device import choose_device, preserve_global_settings, to_device
 from longtail.engine.examples import write_examples
 from longtail.engine.predictions import LOGITS_AT_ONCE, Calibration, Predictions, calibrate, compute_logits, predict
 from longtail.errors import RunError, UserError, disk_full_as_user_error, error_text
-from longtail.metrics import TRAINING_COSTS, evaluate_predicted_classes
+from longtail.metrics import TRAINING_COSTS, evaluate_predicted_classes, evenly_spaced
 from longtail.models.adapters import frozen_checksum, trained_tensors
+from longtail.progress import log_info, open_progress
+from longtail.suspects import (
+    FEATURES,
+    NO_SUSPECTS,
+    PREDICTIONS,
+    SUSPECTS,
+    Suspects,
+    find_suspects,
+    read_splits,
+    write_suspects,
+)
+from longtail.text import pluralize
 from longtail.views import Views
 
 KNN = 20
@@ -41,6 +53,8 @@ MAX_STORED_FEATURES = 10_000
 """The largest number of test images whose features are stored."""
 FROZEN_CHECKSUM = "frozen"
 """The key of the checksum of the frozen tensors in the metadata of adapter.safetensors."""
+MAX_CHECKED_WITHOUT_FILES = 2_000
+"""The largest test set that is checked for label errors and duplicates if its images are not files that a user can edit."""
 LATENCY_BATCH = 64
 LATENCY_BLOCK = 20
 """The number of passes of which a median is computed, so that other work of the machine has little influence."""
@@ -67,6 +81,7 @@ class Evaluator:
         device: torch.device,
         batch: int,
         stored: Mapping[int, Tensor] | None = None,
+        is_verbose: bool = False,
     ) -> None:
         """Create an evaluator.
 
@@ -77,25 +92,41 @@ class Evaluator:
             device: The device of the method.
             batch: The number of images that are processed at a time.
             stored: Features that are known already, by the `id` of their split.
+            is_verbose: Whether `finish` and `repeat` log what they do and display their progress.
         """
+        self.is_verbose = is_verbose
         self.method, self.data, self.views, self.device, self.batch = method, data, views, device, batch
         self.stored = stored or {}
 
-    def features(self, source: Split, indices: np.ndarray | None = None) -> Tensor:
+    def features(self, source: Split, indices: np.ndarray | None = None, description: str | None = None) -> Tensor:
         """Return the features of images without augmentation. With several processes, each computes a part.
 
         Args:
             source: The split of the images.
             indices: The numbers of the images; None for all.
+            description: The text of the progress display; None displays none.
         """
         every = np.arange(len(source.labels)) if indices is None else indices
         if id(source) in self.stored:
             return self.stored[id(source)][torch.from_numpy(every)]
         mine = every[rank_slice(len(every), rank(), world_size())]
-        with in_test_mode(self.method):
-            frames = iterate_frames(source, mine, self.batch, self.device)
-            parts = [self.method.features(self.views.plain(*images)) for images in frames]
+        parts: list[Tensor] = []
+        with in_test_mode(self.method), self._open_progress(len(mine), description) as advance:
+            for images in iterate_frames(source, mine, self.batch, self.device):
+                parts.append(self.method.features(self.views.plain(*images)))
+                advance(len(parts[-1]))
         return all_gather(torch.cat(parts))[: len(every)]
+
+    def _open_progress(
+        self, images: int, description: str | None
+    ) -> contextlib.AbstractContextManager[Callable[[int], None]]:
+        if description is None or not self.is_verbose:
+            return contextlib.nullcontext(lambda _: None)
+        return open_progress(images, description, "images")
+
+    def _log(self, message: str) -> None:
+        if self.is_verbose and is_main_process():
+            log_info(message)
 
     def balanced_accuracy(self, source: Split) -> float:
         """Return the mean accuracy of the classes in percent: validation splits are as long-tailed as the training images."""
@@ -109,9 +140,10 @@ class Evaluator:
         """Return the features of all test images, and of the training images that can be neighbors."""
         train = self.data.train
         known = evenly_spaced(len(train.labels), KNN_IMAGES)
-        train_ND = self.features(train, known)
+        self._log(f"evaluating on {pluralize(len(self.data.test.labels), 'test image')}")
+        train_ND = self.features(train, known, "features of the training images")
         y_N = torch.from_numpy(train.labels[known]).to(self.device)
-        return EvaluationFeatures(train_ND, y_N, self.features(self.data.test))
+        return EvaluationFeatures(train_ND, y_N, self.features(self.data.test, None, "evaluating the test images"))
 
     def measure(self, found: EvaluationFeatures) -> tuple[dict[str, Any], Predictions]:
         """Return the metrics, and the predictions on the test set that they are computed from."""
@@ -156,6 +188,7 @@ class Evaluator:
     ) -> dict[str, Any]:
         metrics, predictions = self.measure(found)
         metrics |= cost
+        self._log(f"writing the results to {folder}")
         self.write_calibration(folder, val_NF)
         write_results(folder, self.data, metrics, predictions, found.test_MD.cpu().numpy())
         return metrics
@@ -288,17 +321,30 @@ def write_results(
         features: The features of the test set.
     """
     labels, ids = data.test.labels, np.asarray(data.test.ids)
-    files.write_arrays(folder / "predictions.npz", predictions.kept | {"labels": labels, "ids": ids})
+    files.write_arrays(folder / PREDICTIONS, predictions.kept | {"labels": labels, "ids": ids})
     chosen = evenly_spaced(len(labels), MAX_STORED_FEATURES)
     subset = features[chosen].astype(np.float16)
-    files.write_arrays(folder / "features.npz", {"features": subset, "labels": labels[chosen], "ids": ids[chosen]})
-    write_examples(folder / "examples", data, predictions.guess_N)
+    files.write_arrays(folder / FEATURES, {"features": subset, "labels": labels[chosen], "ids": ids[chosen]})
+    write_examples(folder / "examples", data, predictions.guess_N, check_images(folder, data))
     files.write_json(folder / run_folder.METRICS, metrics)
 
 
-def evenly_spaced(n: int, most: int) -> np.ndarray:
-    """Return the indices of n items, or `most` evenly spaced ones if there are more."""
-    return np.linspace(0, n - 1, min(n, most)).round().astype(int)
+def check_images(folder: Path, data: DataSet) -> Suspects:
+    """Find suspected label errors and near-duplicates among the stored features, and write them to suspects.csv.
+
+    Large data sets that do not consist of files, such as CIFAR, are left out.
+
+    Args:
+        folder: The run folder.
+        data: The images.
+    """
+    names = data.train.class_names
+    has_files = np.asarray(data.test.ids).dtype.kind == "U"
+    if not has_files and len(data.test.labels) > MAX_CHECKED_WITHOUT_FILES:
+        return NO_SUSPECTS
+    suspects = find_suspects(read_splits(folder, len(names)))
+    write_suspects(folder / SUSPECTS, suspects, names)
+    return suspects
 
 
 def evaluate(run: Path | str, data_root: Path | None = None, device: str = "auto") -> dict[Path, dict[str, Any]]:
@@ -344,7 +390,7 @@ def evaluate_one(record: run_folder.FinishedRun, data_root: Path | None, device_
     method = load_stored_network(record.folder / run_folder.MODEL, config, data.train.counts, device)
     views = Views(config.views, config.data.image_size)
     cost = {key: record.metrics[key] for key in TRAINING_COSTS if key in record.metrics}
-    return Evaluator(method, data, views, device, config.train.batch_size).repeat(record.folder, cost)
+    return Evaluator(method, data, views, device, config.train.batch_size, is_verbose=True).repeat(record.folder, cost)
 
 
 def load_stored_network(path: Path, config: Config, counts: Any, device: torch.device) -> methods.Method:

@@ -1,6 +1,7 @@
-"""Thumbnails for the report: the most frequent confusions, and the best and worst of the rare classes."""
+"""Thumbnails for the report: the most frequent confusions, the best and worst of the rare classes, and images to check."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from longtail import files
 from longtail.data.decode import decode_streamed
 from longtail.data.lazy_images import ImageArray, StreamedImages
 from longtail.data.sources import DataSet, Split
+from longtail.suspects import MAX_SHOWN, NO_SUSPECTS, Suspects, thumbnail_name
 
 MAX_CONFUSIONS, MAX_CLASSES, MAX_IMAGES = 12, 6, 4
 """The number of confused pairs, of best and of worst rare classes, and of images of each."""
@@ -18,21 +20,46 @@ MAX_SIDE = 96
 """The longer side of a thumbnail in pixels."""
 
 
-def write_examples(folder: Path, data: DataSet, predicted: np.ndarray) -> None:
+def write_examples(folder: Path, data: DataSet, predicted: np.ndarray, suspects: Suspects = NO_SUSPECTS) -> None:
     """Write thumbnails as PNG files, and index.json, which says what each shows. The whole folder is replaced.
 
     Args:
         folder: The folder of the thumbnails.
         data: The images.
         predicted: The predicted class of each test image.
+        suspects: The images to check.
     """
     chosen = {"confusions": find_worst_confusions(data, predicted), **find_rare_classes(data, predicted)}
     with files.replace_folder(folder) as fresh:
         for item in {i for entries in chosen.values() for entry in entries for i in entry["items"]}:
-            image = Image.fromarray(load_picture(data.test, item))
-            image.thumbnail((MAX_SIDE, MAX_SIDE))
-            image.save(fresh / f"{item}.png")
+            write_thumbnail(fresh / f"{item}.png", data.test, item)
+        for file, source, item in find_suspect_files(data, suspects):
+            write_thumbnail(fresh / file, source, item)
         (fresh / "index.json").write_text(json.dumps(chosen, indent=1) + "\n")
+
+
+def find_suspect_files(data: DataSet, suspects: Suspects) -> Iterator[tuple[str, Split, int]]:
+    """Yield file name, split and item of the thumbnails of images to check.
+
+    Args:
+        data: The images.
+        suspects: The images to check; those that the report shows get thumbnails.
+    """
+    training_items = {str(id): item for item, id in enumerate(data.train.ids)}
+    shown = [*suspects.labels[:MAX_SHOWN], *suspects.duplicates[:MAX_SHOWN]]
+    both = dict.fromkeys(image for suspect in shown for image in (suspect, suspect.original) if image is not None)
+    for image in both:
+        if image.split == "test":
+            yield thumbnail_name(image), data.test, image.item
+        elif image.id in training_items:  # other images were held out, or are of another version of the data
+            yield thumbnail_name(image), data.train, training_items[image.id]
+
+
+def write_thumbnail(path: Path, source: Split, item: int) -> None:
+    """Write a small copy of an image."""
+    image = Image.fromarray(load_picture(source, item))
+    image.thumbnail((MAX_SIDE, MAX_SIDE))
+    image.save(path)
 
 
 def load_picture(source: Split, item: int) -> ImageArray:

@@ -29,7 +29,7 @@ from longtail.engine.device import matmul_precision, preserve_global_settings, u
 from longtail.feature_cache import FeatureCache, hash_blocks, make_key
 from longtail.models.backbones import Trunk
 from longtail.models.fast_forward import Forward, make_fast_forward, make_plain_forward
-from longtail.progress import format_duration, log_info, show_progress
+from longtail.progress import format_duration, log_info, open_progress
 from longtail.views import Views
 
 FORMAT_VERSION = 1
@@ -233,7 +233,7 @@ class Extraction:
         total, done, history = sum(plan.num_passes for plan in plans), 0, list[tuple[float, int]]()
         if not total:
             return
-        with show_progress(total, "computing features", show) as advance, exact_float32(self.device):
+        with open_progress(total, "computing features", "images", show) as advance, exact_float32(self.device):
             forward = self.make_forward(plans)
             for plan in plans:
                 for passes in self._run_split(plan, forward):

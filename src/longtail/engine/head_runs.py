@@ -159,7 +159,7 @@ class HeadTrainer:
             stored[id(self.data.val)] = self.features.val_NF
         views = Views(self.config.views, self.config.data.image_size)
         batch = self.config.train.batch_size
-        evaluator = Evaluator(run.method, self.data, views, self.device, batch, stored)
+        evaluator = Evaluator(run.method, self.data, views, self.device, batch, stored, self.is_verbose)
         if self.selection is not None:
             files.write_json(run.folder / run_folder.CROSS_VALIDATION, self.selection.to_dict())
             write_training_features(run.folder, self.data, self.features.train_VNF[0], self.selection.out_of_fold)

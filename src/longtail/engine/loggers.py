@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from longtail import files, run_folder
 from longtail.config import Config, LogConfig, to_dict
 from longtail.config.migrate import migrate_log_line
 from longtail.distributed import is_main_process
 from longtail.errors import UserError
-from longtail.progress import format_duration, log_warning
+from longtail.progress import bar_width, format_duration, format_time_left, log_warning
 from longtail.schema import count, find_error
 
 Row = dict[str, Any]
@@ -66,11 +66,13 @@ class Log:
         terminal = (sys.stderr is not None and sys.stderr.isatty()) if progress == "auto" else progress == "bar"
         self.plain = progress != "none" and not terminal
         console = Console(stderr=True)
-        self.narrow = console.width < 130
-        now, bar = TextColumn("{task.fields[now]}"), BarColumn(6 if self.narrow else 20)
-        columns = (TextColumn("{task.description}"), bar, now, TimeRemainingColumn(compact=True))
+        self.narrow = console.width < 170
+        name = title.rpartition(", ")[2] if self.narrow else title  # the seed without the method
+        left, now = TextColumn("{task.fields[left]}"), TextColumn("{task.fields[now]}")
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width(console.width)), left, now)
         self.bar = Progress(*columns, console=console, transient=True) if terminal else None
-        self.task = self.bar.add_task(title, total=steps, now="") if self.bar else None
+        waiting = format_time_left(0, steps, 0.0)
+        self.task = self.bar.add_task(name, total=steps, now="", left=waiting) if self.bar else None
         # The last time that progress was shown, that the end of an epoch was shown, and the step of that end.
         self._shown = self._epoch_shown = time.monotonic()
         self._epoch_step = 0
@@ -103,7 +105,8 @@ class Log:
         """
         self._shown = time.monotonic()
         if self.bar and self.task is not None:
-            self.bar.update(self.task, completed=step, now=summary(row, self.narrow))
+            time_left = f"{format_duration(left)} left"
+            self.bar.update(self.task, completed=step, now=summary(row, self.narrow), left=time_left)
         if self.plain:
             try:
                 print(f"{self.title}  {summary(row)}  {format_duration(left)} left", file=sys.stderr, flush=True)
@@ -131,11 +134,11 @@ class Log:
 
 
 def summary(row: dict[str, Any], narrow: bool = False) -> str:
-    """Return stage, epoch, loss, accuracies and speed as one line of text; a shorter one if `narrow`."""
+    """Return stage, epoch, loss, accuracies and speed as one line of text; epoch, loss and accuracy if `narrow`."""
     if narrow:
         accuracy = f"acc {row['accuracy']:.0f}% " if "accuracy" in row else ""
-        return f"{row['epoch'] + 1}/{row['epochs']} loss {row['loss']:.2f} {accuracy}{row['images_per_second']:,.0f}/s"
-    parts = [f"{row['stage']} {row['epoch'] + 1}/{row['epochs']}", f"loss {row['loss']:.3f}"]
+        return f"epoch {row['epoch'] + 1}/{row['epochs']} loss {row['loss']:.2f} {accuracy}".rstrip()
+    parts = [f"{row['stage']}: epoch {row['epoch'] + 1}/{row['epochs']}", f"loss {row['loss']:.3f}"]
     parts += [f"{name} {row[key]:.1f} %" for key, name in (("accuracy", "acc"), ("val_accuracy", "val")) if key in row]
     parts += [f"P_sup {row['P_sup']:.2f}"] if "P_sup" in row else []
     return "  ".join([*parts, f"lr {row['lr']:.2g}", f"{row['images_per_second']:,.0f} images/s"])

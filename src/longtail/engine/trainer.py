@@ -73,7 +73,14 @@ class Trainer:
         self.method.check(data.val is not None)
         seed_per_rank(self.method, seed)
         self.views = Views(config.views, config.data.image_size, uses_kernels(config.train, device))
-        self.evaluator = Evaluator(self.method, data, self.views, device, config.train.batch_size)
+        self.evaluator = Evaluator(
+            self.method,
+            data,
+            self.views,
+            device,
+            config.train.batch_size,
+            is_verbose=config.log.progress != "none",
+        )
         self.loader: Loader = make_loader(
             data.train, config.train.batch_size, seed, device, sibling.loader if sibling else None
         )

@@ -23,6 +23,7 @@ from longtail.inference.card import make_card
 from longtail.inference.formats import FORMATS, ExportModule, Runner, describe_model, eager
 from longtail.inference.loading import load
 from longtail.inference.model import Model
+from longtail.progress import log_info
 
 BATCH_SIZES = (1, 7)
 """Batch sizes of the comparison."""
@@ -70,6 +71,8 @@ def export(
         raise unknown_name("format", to, FORMATS)
     model = run if isinstance(run, Model) else load(run, "cpu")
     model = model if prior is None else model.expecting(prior)
+    if model.others or model.tta != "none":
+        raise UserError("export takes one network, without test-time augmentation: load one seed", kind="unsupported")
     path, network = output_path(model, to, out), ExportModule(model)
     card_path = path.with_name(f"{path.name}.md")
     try:
@@ -79,8 +82,11 @@ def export(
             files.check_inside(path.parent, model.origin)
         write_to = files.replace_file if out is None else files.replace_output
         with write_to(path) as fresh:
+            log_info(f"1 of 3: converting the network to {to}")
             exported = write_and_load(model, network, to, fresh)
+            log_info("2 of 3: comparing its outputs with the original")
             difference = compare_outputs(eager(network), exported, model.image_size)
+            log_info("3 of 3: measuring the latency")
             latency = {n: compare_latency(eager(network), exported, model.image_size, n) for n in BATCH_SIZES}
             files.write_text(card_path, make_card(model, to, path.name, difference, latency))
     except OSError as error:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from longtail.engine.device import choose_device
 from longtail.engine.evaluate import load_stored_network
 from longtail.errors import UserError, error_text, file_error_kind
 from longtail.inference import released
-from longtail.inference.model import Model
+from longtail.inference.model import Augmentation, Model
 from longtail.inference.preprocessing import Preprocessing
 from longtail.inference.priors import Prior
 from longtail.models.backbones import use_network
@@ -46,6 +47,8 @@ def load(
     prior: str | Path | Mapping[str, float] | None = None,
     class_names: Sequence[str] | None = None,
     model: str | nn.Module | None = None,
+    tta: Augmentation = "none",
+    ensemble: bool = False,
 ) -> Model:
     """Load a network. The training data are not needed.
 
@@ -58,12 +61,16 @@ def load(
         class_names: Names of the classes of a checkpoint of the released code, which does not contain them.
         model: The network of a run that was trained with an nn.Module; or the timm name of the network of a checkpoint of the
             released code, if the file does not contain it.
+        tta: Test-time augmentation. "flip" averages the probabilities of each image and of its mirror image.
+        ensemble: Whether the probabilities of all seeds in a folder are averaged; otherwise the first seed is used.
     """
     if model is not None and not isinstance(model, str):
         with use_network(model):
-            return load(path, device, prior, class_names)
+            return load(path, device, prior, class_names, None, tta, ensemble)
     path, torch_device = Path(path), choose_device(device, "device")
     is_file = os.path.isfile(path)
+    if is_file and ensemble:
+        raise UserError(f"{path} has a single network: name a folder with several seeds for an ensemble")
     if is_file and (path.suffix == ".safetensors" or path.name == run_folder.CONFIG):
         exported = path.suffix == ".safetensors" and METADATA_KEY in _read_header(path)
         found = load_exported(path, torch_device) if exported else load_run(path.parent, torch_device)
@@ -74,13 +81,32 @@ def load(
             f"{path}: name a run folder, a .safetensors file, or a released checkpoint (.pth.tar)", kind="missing-file"
         )
     else:
-        found = load_run(path, torch_device)
+        found = load_ensemble(path, torch_device) if ensemble else load_run(path, torch_device)
+    found = replace(found, tta=tta)
     return found if prior is None else found.expecting(prior)
 
 
 def load_run(path: Path, device: torch.device) -> Model:
     """Load the network of a run folder, or of the first run in a folder."""
-    record = find_run(path)
+    return load_record(find_run(path), device)
+
+
+def load_ensemble(path: Path, device: torch.device) -> Model:
+    """Load the networks of all seeds in a folder as one model."""
+    records = find_seeds(path)
+    if len(records) < 2:
+        raise UserError(f"{path} contains one run: name a folder with several seeds for an ensemble")
+    first, *others = (load_record(record, device) for record in records)
+    if any(
+        (other.class_names, other.preprocessing.side) != (first.class_names, first.preprocessing.side)
+        for other in others
+    ):
+        raise UserError(f"{path} contains runs on different classes or images: name one of them", kind="mismatch")
+    return replace(first, others=tuple(others))
+
+
+def load_record(record: run_folder.FinishedRun, device: torch.device) -> Model:
+    """Load the network of a run."""
     config, data = record.config, record.environment["data"]
     names = record.metrics.get("class_names") or []
     counts = data.get("counts") or record.metrics.get("counts") or []
@@ -105,11 +131,15 @@ def load_run(path: Path, device: torch.device) -> Model:
 
 
 def find_run(path: Path) -> run_folder.FinishedRun:
-    """Return the finished run at or below a path; the first one, with a message, if there are several seeds.
+    """Return the finished run at or below a path; the first one, with a message, if there are several seeds."""
+    first, *others = find_seeds(path)
+    if others:
+        log_warning(escape_nonprintable(f"{path} contains {1 + len(others)} seeds: using {first.folder}"))
+    return first
 
-    Raises:
-        UserError: There are runs with different settings.
-    """
+
+def find_seeds(path: Path) -> list[run_folder.FinishedRun]:
+    """Return the finished runs at or below a path; raise a UserError if they have different settings."""
     found = run_folder.read_finished(path)
     first = found[0]
     if any(run.config.identity() != first.config.identity() for run in found):
@@ -118,9 +148,7 @@ def find_run(path: Path) -> run_folder.FinishedRun:
             f"{path} contains {len(found)} runs with different settings ({which}{', …' * (len(found) > 3)}): name one of them",
             kind="mismatch",
         )
-    if len(found) > 1:
-        log_warning(escape_nonprintable(f"{path} contains {len(found)} seeds: using {first.folder}"))
-    return first
+    return found
 
 
 def guess_resolution(config: Config, images: int) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from longtail.data.decode import BadImage
 from longtail.data.lazy_images import ImageArray
 from longtail.engine.evaluate import in_test_mode
 from longtail.engine.failures import is_out_of_memory
-from longtail.errors import UserError
+from longtail.errors import UserError, unknown_name
 from longtail.inference.preprocessing import Picture, Preprocessing
 from longtail.inference.priors import Prior, describe_frequencies, make_prior
 from longtail.metrics import FloatArray, check_finite_logits
@@ -25,6 +25,8 @@ MAX_BATCH = 64
 """Largest number of images in a batch."""
 MAX_BATCH_VALUES = 2**28
 """Largest number of values in a batch: very large images are processed in smaller batches."""
+Augmentation = Literal["none", "flip"]
+"""Test-time augmentation: "flip" averages the probabilities of an image and of its mirror image."""
 
 
 class ClassProbability(NamedTuple):
@@ -86,6 +88,14 @@ class Model:
     """Expected class frequencies; None stands for `implied_prior`."""
     origin: Path | None = None
     """The path that the network was loaded from."""
+    tta: Augmentation = "none"
+    """Test-time augmentation."""
+    others: "tuple[Model, ...]" = ()
+    """The other networks of an ensemble, whose probabilities are averaged with those of this one."""
+
+    def __post_init__(self) -> None:
+        if self.tta not in get_args(Augmentation):
+            raise unknown_name("test-time augmentation", self.tta, get_args(Augmentation))
 
     @property
     def image_size(self) -> int:
@@ -110,7 +120,8 @@ class Model:
             prior: "uniform", "train" (as in the training data), a CSV or JSON file, or a mapping of class names to weights.
                 None stands for the frequencies that the logits imply.
         """
-        return replace(self, prior=None if prior is None else make_prior(prior, self.class_names, self.counts))
+        made = None if prior is None else make_prior(prior, self.class_names, self.counts)
+        return replace(self, prior=made, others=tuple(replace(other, prior=made) for other in self.others))
 
     def __call__(self, images: Any) -> Any:
         """Return the `Prediction` for an image, or a list of them for a list, array or tensor of several images."""
@@ -129,10 +140,21 @@ class Model:
         """Return the prediction for each image, in order."""
         found: list[Prediction] = []
         for batch in self._batches(images):
-            logits_NC = self.logits([self._pixels(image) for image in batch])
-            each = zip(self.probabilities(logits_NC).numpy(), logits_NC.double().numpy(), strict=True)
+            logits_NC, p_NC = self.classify([self._pixels(image) for image in batch])
+            each = zip(p_NC.numpy(), logits_NC.double().numpy(), strict=True)
             found += [Prediction(self.class_names, p_C, z_C) for p_C, z_C in each]
         return found
+
+    def classify(self, pixels: Sequence[ImageArray]) -> tuple[Tensor, Tensor]:
+        """Return logits and probabilities of shape (N, C), averaged over the networks of an ensemble and over mirror images.
+
+        Args:
+            pixels: The results of `preprocessing.pixels`.
+        """
+        views = [pixels] if self.tta == "none" else [pixels, [np.flip(image, 2).copy() for image in pixels]]
+        logits = [(model, model.logits(view)) for model in (self, *self.others) for view in views]
+        p_NC = torch.stack([model.probabilities(logits_NC) for model, logits_NC in logits]).mean(0)
+        return torch.stack([logits_NC for _, logits_NC in logits]).mean(0), p_NC
 
     def logits(self, pixels: Sequence[ImageArray]) -> Tensor:
         """Return logits of shape (N, C) on the CPU for the results of `preprocessing.pixels`.
@@ -177,13 +199,21 @@ class Model:
         calibration = (
             f"temperature {self.temperature:.3g}, found on validation images" if self.temperature else UNCALIBRATED
         )
+        averaged = [f"{1 + len(self.others)} networks"] if self.others else []
+        averaged += ["each image and its mirror image"] if self.tta == "flip" else []
+        mean = [f"probabilities are averages over {' and '.join(averaged)}"] if averaged else []
         meant = describe_frequencies(self.implied_prior, self.counts)
         if self.prior is None:
             return [
+                *mean,
                 calibration,
                 f"probabilities assume {meant}. Use --prior to change that",
             ]
-        return [calibration, f"probabilities assume the class frequencies {self.prior.name!r} instead of {meant}"]
+        return [
+            *mean,
+            calibration,
+            f"probabilities assume the class frequencies {self.prior.name!r} instead of {meant}",
+        ]
 
     def _pixels(self, image: Picture) -> ImageArray:
         try:

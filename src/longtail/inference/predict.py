@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
@@ -20,7 +21,7 @@ from longtail.data.folder import EXTENSIONS, walk_images
 from longtail.data.lazy_images import ImageArray
 from longtail.errors import UserError, error_text, file_error_kind
 from longtail.inference.loading import load
-from longtail.inference.model import ClassProbability, Model
+from longtail.inference.model import Augmentation, ClassProbability, Model
 from longtail.progress import log_warning, track
 from longtail.text import FORMULA_STARTS, csv_safe, escape_nonprintable
 
@@ -49,6 +50,8 @@ def predict(
     csv: Path | str | None = None,
     json: Path | str | None = None,
     device: str = "auto",
+    tta: Augmentation | None = None,
+    ensemble: bool = False,
 ) -> list[FilePrediction]:
     """Predict the most probable classes of image files. This function is the equivalent of `longtail predict`.
 
@@ -62,11 +65,19 @@ def predict(
         csv: CSV file to write, or "-" for standard output. The file is written completely or not at all.
         json: File to write with one line of JSON per image, or "-" for standard output.
         device: "auto", "cpu" or "cuda".
+        tta: Test-time augmentation: "none" or "flip"; None for that of the loaded model, or "none" for a path. See
+            `longtail.load`.
+        ensemble: Whether the probabilities of all seeds in the folder `run` are averaged.
     """
     if top < 1:
         raise UserError(f"--top {top}: it must be at least 1")
     paths = find_images([images] if isinstance(images, str | Path) else images)
-    model = run if isinstance(run, Model) else load(run, device)
+    if ensemble and isinstance(run, Model):
+        raise UserError(
+            "ensemble=True needs the folder of the seeds: call longtail.load(folder, ensemble=True) for a model"
+        )
+    model = run if isinstance(run, Model) else load(run, device, ensemble=ensemble)
+    model = model if tta is None else replace(model, tta=tta)
     model = model if prior is None else model.expecting(prior)
     for note in model.notes():
         log_warning(escape_nonprintable(note))
@@ -91,7 +102,7 @@ def predict_files(model: Model, paths: list[Path], top: int, on_error: str) -> I
     """
     work = map_in_threads(lambda index: model.preprocessing.pixels(paths[index]), np.arange(len(paths)))
     with closing(work):
-        decoded, names = track(work, len(paths), "predicting"), iter(map(str, paths))
+        decoded, names = track(work, len(paths), "predicting", "images"), iter(map(str, paths))
         while batch := list(islice(decoded, model.batch)):
             yield from _predict_batch(model, list(islice(names, len(batch))), batch, top, on_error)
 
@@ -105,7 +116,7 @@ def _predict_batch(
         fix = "replace or remove it, or skip unreadable images with --on_error skip"
         raise UserError(f"cannot read the image {name} ({reason}): {fix}", kind="bad-image")
     pixels = [image for image in batch if not isinstance(image, BadImage)]
-    p_NC = model.probabilities(model.logits(pixels)) if pixels else None
+    p_NC = model.classify(pixels)[1] if pixels else None
     best = iter(zip(*(part.tolist() for part in p_NC.topk(top)), strict=True)) if p_NC is not None else iter(())
     for name, image in zip(names, batch, strict=True):
         if isinstance(image, BadImage):

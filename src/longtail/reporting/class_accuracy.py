@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from longtail.metrics import SHOT_GROUPS, shot_groups
+from longtail.reporting import run_artifacts
 from longtail.reporting.components import (
     TableCell,
     collapsible,
@@ -74,7 +75,7 @@ def frequency_section(dataset: DatasetResults) -> Element:
         text += f" Dots mark the {NUM_HIGHLIGHTED} methods with the highest overall accuracy."
     caption = f"Rare classes are on the right. {text}{classes.subset_note}"
     drawn = figure(plot, "accuracy_by_frequency", columns, caption, legend)
-    return section("Accuracy by class frequency", drawn, class_table(dataset, classes))
+    return section("Accuracy by class frequency", grid([drawn, class_table(dataset, classes)]))
 
 
 def shade_by_count(plot: Plot) -> None:
@@ -125,18 +126,23 @@ def _add_curves(plot: Plot, dataset: DatasetResults, is_faint: bool) -> dict[str
 def class_table(dataset: DatasetResults, classes: ClassList) -> Element:
     """Return a collapsible table of all classes by all comparable methods."""
     accuracies = [row.per_class() for row in dataset.comparable]
-    head = ["class", "group", "images", *(row.label for row in dataset.comparable)]
+    test_C = run_artifacts.test_counts(dataset.comparable[0].runs[0])
+    is_single = len(dataset.comparable) == 1
+    labels = ["accuracy"] if is_single else [row.label for row in dataset.comparable]
+    head = ["class", "training images", "test images", *labels, "group"]
     body = [
         [
             TableCell(user_text(classes.names[c])),
-            TableCell(classes.group(c)),
             TableCell(f"{classes.counts[c]:,}", int(classes.counts[c])),
+            TableCell("–") if test_C is None else TableCell(f"{test_C[c]:,}", int(test_C[c])),
             *(_accuracy_cell(accuracy_C[c]) for accuracy_C in accuracies),
+            TableCell(classes.group(c)),
         ]
         for c in classes.order
     ]
     caption = f"Test accuracy of each class in percent.{classes.subset_note}"
-    return collapsible("All classes", table(head, body, caption, is_tall=True), kind="all-classes")
+    is_open = len(dataset.rows) == 1 and len(classes.order) <= MAX_NAMED_CLASSES
+    return collapsible("All classes", table(head, body, caption, is_tall=True), is_open=is_open, kind="all-classes")
 
 
 def _accuracy_cell(accuracy: float) -> TableCell:

@@ -20,11 +20,12 @@ from longtail.reporting.components import (
     table,
     user_text,
 )
+from longtail.reporting.confusion import matrix_section
 from longtail.reporting.dataset_results import DatasetResults
 from longtail.reporting.embedding import WORKER
 from longtail.reporting.html import Element, el
 from longtail.reporting.result_rows import ResultRow
-from longtail.reporting.svg import Plot, Scale, SeriesStyle, make_scale
+from longtail.reporting.svg import LEFT, RIGHT, WIDTH, Plot, Scale, SeriesStyle, make_scale
 from longtail.reporting.training_curves import curve_figures
 from longtail.run_folder import FinishedRun
 from longtail.theory.closed_forms import center, positives
@@ -33,6 +34,8 @@ MAX_DETAILED_METHODS = 4  # images and feature maps take space and time
 MAX_MAPPED_IMAGES = 1_000
 MIN_MAPPED_IMAGES = 10
 MAX_CONFUSIONS = 12  # rows of the table if no example images are stored
+MAX_MAP_NAME = 18  # characters of a class name in the feature map
+NOTE_LETTER, NOTE_HEIGHT = 5.6, 11  # units per letter and line of these names
 NO_EXAMPLES = "examples/ is missing or cannot be read"
 
 
@@ -56,6 +59,7 @@ def detail_sections(row: ResultRow) -> Iterable[Element]:
     mapped = next((run for run in row.runs if (run.folder / run_artifacts.FEATURES).exists()), first)
     yield subsection("Training", training_section(row))
     yield subsection("Calibration and features", grid([calibration_figure(row), feature_map(mapped)]))
+    yield subsection("Confusion matrix", matrix_section(row))
     yield subsection(f"Most frequent confusions (seed {first.seed})", *confusion_section(first))
     yield subsection(f"Best and worst rare classes (seed {first.seed})", *rare_class_section(first))
 
@@ -153,17 +157,42 @@ def feature_map(run: FinishedRun) -> Element:
     plot = Plot(f"{run.config.method.label}: feature map", description, x, y, x_ticks=False, y_ticks=False)
     group_N = np.array([""] * len(y_N), dtype=object)
     for i, (group, mask) in enumerate(shot_groups(counts).items()):
-        in_group_N = mask[y_N]
-        group_N[in_group_N] = group
-        points = [(float(x), float(y)) for x, y in position_N2[in_group_N]]
-        plot.cloud(points, SeriesStyle(i), f"classes with {group} training images", 2.6)
+        group_N[mask[y_N]] = group
+        for c in np.unique(y_N[mask[y_N]]).tolist():
+            points = [(float(x), float(y)) for x, y in position_N2[y_N == c]]
+            plot.cloud(points, SeriesStyle(i), f"{class_namer(run)(c)} ({counts[c]:,} training images)", 2.6)
+    add_class_names(plot, position_N2, y_N, class_namer(run))
     columns = {"x": position_N2[:, 0].round(2).tolist(), "y": position_N2[:, 1].round(2).tolist()}
     columns |= {"class": list(map(class_namer(run), y_N.tolist())), "group": group_N.tolist()}
     present = ((i, group) for i, group in enumerate(shot_groups(counts)) if group in group_N)
     legend = [(SeriesStyle(i), f"classes with {group} training images") for i, group in present]
     images = format_count(len(y_N), "test image")
-    caption = f"t-SNE of the features of {images}. The axes, and distances between far groups, have no meaning."
+    caption = (
+        f"t-SNE of the features of {images}. Each dot shows its class when you point at it, and the names of classes are at "
+        "their centers where there is space. The axes, and distances between far groups, have no meaning."
+    )
     return figure(plot, "features", columns, caption, legend)
+
+
+def add_class_names(plot: Plot, position_N2: np.ndarray, y_N: np.ndarray, class_name: Callable[[int], str]) -> None:
+    """Write names of classes at the medians of their dots. Names that would overlap others are left out.
+
+    Args:
+        plot: The plot.
+        position_N2: The positions of the images.
+        y_N: Their classes.
+        class_name: Function from the index of a class to its name.
+    """
+    occupied: list[tuple[float, float, float]] = []  # center and half of the width
+    for c in np.unique(y_N).tolist():
+        name = class_name(c)
+        name = name if len(name) <= MAX_MAP_NAME else f"{name[: MAX_MAP_NAME - 1]}…"
+        x, y = plot.at(*np.median(position_N2[y_N == c], axis=0).tolist())
+        half = NOTE_LETTER * len(name) / 2
+        x = min(max(x, LEFT + half), WIDTH - RIGHT - half)
+        if all(abs(x - u) > half + w + 2 or abs(y - v) > NOTE_HEIGHT for u, v, w in occupied):
+            occupied.append((x, y, half))
+            plot.note(x, y, name)
 
 
 # Example images

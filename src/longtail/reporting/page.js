@@ -34,6 +34,14 @@ function makeSortable(root) {
 }
 makeSortable(document);
 
+// Shows the text of the field of a confusion matrix under the pointer, or that was tapped.
+for (const kind of ["pointerover", "click"]) {
+  document.addEventListener(kind, (event) => {
+    const title = event.target.closest(".matrix rect")?.querySelector("title");
+    if (title) title.closest("figure").querySelector(".readout").textContent = title.textContent;
+  });
+}
+
 // Printing opens all collapsed parts except the table of all classes, which can have thousands of rows.
 addEventListener("beforeprint", () => {
   for (const details of document.querySelectorAll("details:not(.all-classes)")) details.open = true;

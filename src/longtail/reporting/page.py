@@ -16,6 +16,7 @@ from longtail.reporting import class_accuracy, gradients, sections
 from longtail.reporting.components import format_count, user_text
 from longtail.reporting.dataset_results import DatasetResults, group_by_dataset
 from longtail.reporting.html import Element, TrustedText, el, render
+from longtail.reporting.images_to_check import check_section
 from longtail.reporting.method_detail import method_details
 from longtail.reporting.result_rows import ResultRow, make_rows
 from longtail.reporting.summary import reliability, summarize
@@ -192,6 +193,7 @@ def _detail_parts(dataset: DatasetResults) -> list[Element]:
         gradients.gradient_section(dataset),
         sections.cost_section(dataset),
         sections.data_section(dataset),
+        check_section(dataset),
         *method_details(dataset),
     ]
     return [part for part in parts if part is not None]

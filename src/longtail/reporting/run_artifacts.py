@@ -17,6 +17,14 @@ from longtail import files, run_folder
 from longtail.config.migrate import migrate_log_row
 from longtail.metrics import BoolArray, FloatArray, IntArray
 from longtail.schema import Schema, count, find_error, number, percent, share, text
+from longtail.suspects import (
+    FEATURES,
+    MAX_FEATURE_DIM,
+    MAX_FEATURES_BYTES,
+    MAX_FLOAT16,
+    MAX_PREDICTIONS_BYTES,
+    PREDICTIONS,
+)
 
 READ_ERRORS = Exception  # a damaged archive or image can raise many types
 CONFUSION_SHAPE: Schema = {"truth": count, "predicted": count, "share": share, "items": [count]}
@@ -26,15 +34,12 @@ EXAMPLES_SHAPE: dict[str, Any] = {
     "best_rare": [RARE_CLASS_SHAPE],
     "worst_rare": [RARE_CLASS_SHAPE],
 }
-FEATURES, PREDICTIONS = "features.npz", "predictions.npz"
 MAX_PNG_BYTES = 4096  # larger thumbnails are compressed with losses
 MAX_THUMBNAIL_BYTES = 2**20  # thumbnails that longtail writes have at most 20 KB
 MAX_THUMBNAIL_SIDE = 512  # pixels; thumbnails that longtail writes have at most 96
 MAX_LOG_BYTES, MAX_LOG_LINES, MAX_LOG_VALUES = 2**24, 200_000, 1000  # the last: values in a line
 MAX_INDEX_BYTES, MAX_EXAMPLE_ROWS, MAX_EXAMPLE_IMAGES = 2**22, 50, 20  # limits of examples/index.json
-MAX_FEATURES_BYTES, MAX_PREDICTIONS_BYTES = 2**28, 2**30  # after decompression
-MAX_FEATURE_DIM, MAX_TEST_IMAGES = 16_384, 2**21
-MAX_FLOAT16 = 65_504  # features are stored in half precision
+MAX_TEST_IMAGES = 2**21
 
 
 def read_log(run: run_folder.StartedRun) -> list[dict[str, Any]]:
@@ -147,9 +152,19 @@ def read_examples(run: run_folder.FinishedRun) -> dict[str, list[dict[str, Any]]
 
 
 def read_thumbnail(run: run_folder.FinishedRun, item: int) -> str | None:
-    """Return a thumbnail as a data URI. It is decoded and encoded again, so that only its pixels get into the page."""
+    """Return the thumbnail of a test image as a data URI."""
+    return read_thumbnail_file(run, f"{int(item)}.png")
+
+
+def read_thumbnail_file(run: run_folder.FinishedRun, name: str) -> str | None:
+    """Return a thumbnail as a data URI. It is decoded and encoded again, so that only its pixels get into the page.
+
+    Args:
+        run: The run.
+        name: The name of the file in the folder of examples.
+    """
     try:
-        data = files.read_bytes(run.folder / f"examples/{int(item)}.png", MAX_THUMBNAIL_BYTES, run.folder)
+        data = files.read_bytes(run.folder / "examples" / name, MAX_THUMBNAIL_BYTES, run.folder)
         with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
             if max(image.size) > MAX_THUMBNAIL_SIDE:
                 return None
@@ -188,10 +203,11 @@ def test_counts(run: run_folder.FinishedRun) -> IntArray | None:
 
 
 class StoredPredictions(NamedTuple):
-    """Labels of the test images (N,), and whether the run classifies them correctly."""
+    """Labels of the test images (N,), whether the run classifies them correctly, and the predicted classes."""
 
     labels_N: IntArray
     correct_N: BoolArray
+    predicted_N: IntArray
 
 
 def read_predictions(run: run_folder.FinishedRun) -> StoredPredictions | None:
@@ -210,7 +226,9 @@ def _read_predictions(path: Path, _: float) -> StoredPredictions | None:
             return None
         predicted_N = stored["logits"].argmax(1) if "logits" in stored else stored["top_classes"][:, 0]
         is_valid = y_N.ndim == 1 and y_N.shape == predicted_N.shape and len(y_N) > 0 and y_N.dtype.kind in "iu"
-        return StoredPredictions(y_N.astype(np.int64), predicted_N == y_N) if is_valid and y_N.min() >= 0 else None
+        if not is_valid or y_N.min() < 0:
+            return None
+        return StoredPredictions(y_N.astype(np.int64), predicted_N == y_N, predicted_N.astype(np.int64))
     except READ_ERRORS:
         return None
 

@@ -205,6 +205,11 @@ class Plot:
             middle = format_coordinate((x + end) / 2)
             self.names.append(el("text", name, x=middle, y=TOP + 11, text_anchor="middle", class_="note"))
 
+    def note(self, x: float, y: float, text: str) -> None:
+        """Write text above the marks, centered at a position in the plot."""
+        place = {"x": format_coordinate(x), "y": format_coordinate(y + 4)}
+        self.names.append(el("text", text, **place, text_anchor="middle", class_="note"))
+
     def element(self) -> Element:
         """Return the plot as an element."""
         frame = el("path", d=f"M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}", class_="frame")

@@ -9,10 +9,15 @@ from rich.text import Text
 
 from longtail import files, run_folder
 from longtail.errors import UserError, error_text
-from longtail.metrics import METRICS, TABLE_METRICS, mean_std
+from longtail.metrics import METRICS, REPORT_METRICS, SHOT_GROUPS, TABLE_METRICS, mean_std
 from longtail.reporting.result_rows import ResultRow, make_rows
 from longtail.reporting.significance import describe_few_support, explain_labels, rank_rows
 from longtail.text import escape_markdown, escape_nonprintable
+
+
+def compact_metrics(width: int) -> list[str]:
+    """Return the metrics of the table for a terminal of this width, unless it is verbose."""
+    return ["top1", *reversed(SHOT_GROUPS), *(["seconds"] if width >= 80 else [])]
 
 
 def table(paths: Iterable[Path | str] | Path | str, out: Path | str | None = None) -> list[ResultRow]:
@@ -106,14 +111,25 @@ def markdown_table(head: list[str], body: list[list[str]], text_columns: int = 1
     return "\n".join("| " + " | ".join(line) + " |" for line in escaped)
 
 
-def to_rich(rows: Sequence[ResultRow], width: int = 150) -> Table:
-    """Return the table for a terminal of `width` columns; narrow terminals show fewer metrics."""
-    shown = [m for m in TABLE_METRICS if width >= METRICS[m].min_width]
+def to_rich(rows: Sequence[ResultRow], width: int = 150, is_verbose: bool = False) -> Table:
+    """Return the table for a terminal.
+
+    Args:
+        rows: The rows.
+        width: Columns of the terminal; narrow terminals show fewer metrics.
+        is_verbose: Whether all metrics are shown that fit, and not only the accuracies and the seconds of training.
+    """
+    every = [*REPORT_METRICS, *(m for m in TABLE_METRICS if m not in REPORT_METRICS)]  # ordered as in the report
+    shown = [m for m in every if width >= METRICS[m].min_width] if is_verbose else compact_metrics(width)
     cells = [[row.cell(m) if width >= 100 else row.cell(m).replace(" ", "") for m in shown] for row in rows]
     is_single = len({row.data for row in rows}) == 1  # then the data set is the title, which saves a column
     ranks = rank_rows(rows)
     has_ranks = any(ranks)
-    more = "" if len(shown) == len(TABLE_METRICS) else " `longtail table` writes all columns to table.md."
+    more = (
+        ""
+        if len(shown) == len(TABLE_METRICS) or not is_verbose
+        else " `longtail table` writes all columns to table.md."
+    )
     below = table_caption(shown, rows) + explain_labels(ranks) + more
     table = Table(
         title=plain_cell(rows[0].data) if is_single else None,
@@ -121,33 +137,20 @@ def to_rich(rows: Sequence[ResultRow], width: int = 150) -> Table:
         title_justify="left",
         caption_justify="left",
     )
-    for heading in [*([] if is_single else ["data"]), "method", *([""] if has_ranks else []), "seeds"]:
+    for heading in [*([] if is_single else ["data"]), "method", *([""] if has_ranks else [])]:
         table.add_column(heading, min_width=5 if heading else 4)
     for metric in shown:
         table.add_column(METRICS[metric].heading, justify="right", no_wrap=True)
+    table.add_column("seeds", justify="right")
     for row, rank, values in zip(rows, ranks, cells, strict=True):
         names = [plain_cell(row.label)] if is_single else [plain_cell(row.data), plain_cell(row.label)]
-        table.add_row(*names, *([rank] if has_ranks else []), str(len(row.runs)), *values)
+        table.add_row(*names, *([rank] if has_ranks else []), *values, str(len(row.runs)))
     return table
 
 
 def plain_cell(text: str) -> Text:
     """Return a name as a cell: brackets are not markup, and control characters are escaped."""
     return Text(escape_nonprintable(text))
-
-
-def cost_table(rows: Sequence[ResultRow], width: int = 150) -> Table | None:
-    """Return a table of the calibration error and the costs for a terminal that is too narrow for `to_rich` to show them."""
-    metrics = [m for m in TABLE_METRICS if not METRICS[m].higher_is_better and width < METRICS[m].min_width]
-    if not metrics:
-        return None
-    table = Table(caption=table_caption(metrics), caption_justify="left")
-    table.add_column("method")
-    for metric in metrics:
-        table.add_column(METRICS[metric].heading, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(plain_cell(row.label), *(row.cell(m).replace(" ", "") for m in metrics))
-    return table
 
 
 def shifted_table(rows: Sequence[ResultRow], width: int = 150) -> Table:

@@ -30,6 +30,10 @@ CURVES = {
     "P_sup": "P_sup, the probability of the centers",
 }
 """Keys of log rows that are plotted, with their axis labels."""
+P_SUP_EXPLAINED = (
+    "PaCo compares an image with the centers of the classes and with other images. P_sup is the share of the probability that "
+    "falls on the centers; the rest falls on images. It depends on alpha and should settle. "
+)
 
 
 def curve_figures(title: str, logs: Mapping[str, Log], optimum: float | None = None) -> Element:
@@ -61,6 +65,8 @@ def _curve_figure(title: str, key: str, logs: Mapping[str, Log], optimum: float 
         plot.reference([(x.low, optimum), (x.high, optimum)], f"optimum {optimum:.3f}")
     stages = max((list(dict.fromkeys(str(row.get("stage")) for row in log)) for log in logs.values()), key=len)
     caption = f"Stages in order: {', '.join(stages)}. " if len(stages) > 1 else ""
+    if key == "P_sup":
+        caption += P_SUP_EXPLAINED
     if optimum is not None:
         caption += f"Dashed: value at the optimum of the loss, {optimum:.2f} (mean of 1/(1 + alpha·K) over images). "
     columns: dict[str, Sequence[Any]] = {"epoch": range(1, 1 + max(map(len, logs.values())))}
