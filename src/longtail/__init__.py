@@ -18,6 +18,8 @@ _HOME = {
     "demo": "demo_run",
     "evaluate": "engine.evaluate",
     "figure": "paper.figures",
+    "fit_head": "engine.fit_head",
+    "head_config": "engine.head_config",
     "export": "inference.export",
     "inspect": "data.inspection",
     "load": "inference.loading",
@@ -38,12 +40,13 @@ _MODULES = (
     "metrics",
     "nn",
     "recipes",
+    "sklearn",
     "theory",
 )
 
-__all__ = ["Config", "PaCoLoss", "UserError", "compare", "demo", "evaluate", "export", "figure", "inspect", "load"]
-__all__ += ["losses", "metrics", "nn", "paco_loss", "predict", "recipes", "report", "reproduce", "shard", "table"]
-__all__ += ["theory", "train", "watch"]
+__all__ = ["Config", "PaCoLoss", "UserError", "compare", "demo", "evaluate", "export", "figure", "fit_head"]
+__all__ += ["head_config", "inspect", "load", "losses", "metrics", "nn", "paco_loss", "predict", "recipes", "report"]
+__all__ += ["reproduce", "shard", "sklearn", "table", "theory", "train", "watch"]
 
 
 def __getattr__(name: str) -> Any:

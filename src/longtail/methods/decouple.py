@@ -25,7 +25,7 @@ class CRT(CrossEntropy, settings="crt"):
     """Classifier re-training (cRT): a new linear classifier on the frozen backbone, with class-balanced sampling."""
 
     def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
-        return self.first_stage(config), linear_stage(config, sampler="balanced")
+        return self.first_stage(config), linear_stage(config, sampler="balanced", replaces_head=True)
 
     def on_stage_start(self, start: StageData) -> None:
         if self.stage.frozen:
@@ -90,7 +90,7 @@ class NCM(CrossEntropy, settings="ncm"):
     config: cfg.NCM
 
     def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
-        return self.first_stage(config), Stage("means", 0, config.optim)
+        return self.first_stage(config), Stage("means", 0, config.optim, replaces_head=True)
 
     @classmethod
     def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
@@ -100,7 +100,7 @@ class NCM(CrossEntropy, settings="ncm"):
     def on_stage_start(self, start: StageData) -> None:
         if self.stage.name != "means":
             return
-        mean_CF = class_means(*start.train(), len(self.log_prior_C))
+        mean_CF = class_means(*start.train(), len(self.log_prior_C), start.weight_N)
         if self.config.distance == "cosine":  # the length of x is the same for all classes
             mean_CF = F.normalize(mean_CF)
         self.linear.weight.copy_(mean_CF)  # |x - m|² is smallest where m·x - |m|²/2 is largest
@@ -144,10 +144,10 @@ class MiSLAS(Softmax, settings="mislas"):
         scale = head.pop("scale_C")
         return [{"params": list(head.values()), "lr_scale": self.config.classifier_lr}, {"params": [scale]}]
 
-    def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
+    def objective(self, logits_BC: Tensor, y_B: Tensor, weight_B: Tensor | None = None) -> Tensor:
         if self.stage.frozen:
-            return label_aware_smoothing_loss(logits_BC, y_B, self.smooth_C)
-        return cross_entropy_loss(logits_BC, y_B)
+            return label_aware_smoothing_loss(logits_BC, y_B, self.smooth_C, weight_B)
+        return cross_entropy_loss(logits_BC, y_B, weight_B=weight_B)
 
 
 def second_stage(config: cfg.Config, name: str, rate_field: str, decay: float | None = None, **changes: Any) -> Stage:
@@ -199,8 +199,25 @@ def tau_normalize(weight_CF: Tensor, power: float) -> Tensor:
     return weight_CF / weight_CF.norm(dim=1, keepdim=True).clamp(min=1e-12) ** power
 
 
-def class_means(x_NF: Tensor, y_N: Tensor, classes: int) -> Tensor:
+def class_means(x_NF: Tensor, y_N: Tensor, classes: int, weight_N: Tensor | None = None) -> Tensor:
     """Return the mean of the features of each class, or zero for a class without images.
+
+    Args:
+        x_NF: The features.
+        y_N: The labels.
+        classes: The number of classes.
+        weight_N: The positive weight of each image; None for equal weights.
+    """
+    if weight_N is not None:
+        weight_N1 = weight_N[:, None]
+        total_C1 = class_sums(weight_N1, y_N, classes)
+        return class_sums(weight_N1 * x_NF, y_N, classes) / torch.where(total_C1 > 0, total_C1, 1)
+    n_C = torch.bincount(y_N, minlength=classes)
+    return class_sums(x_NF, y_N, classes) / n_C.clamp(min=1)[:, None]
+
+
+def class_sums(x_NF: Tensor, y_N: Tensor, classes: int) -> Tensor:
+    """Return the sum of the features of each class.
 
     Features are summed in the order of the images; the order of `index_add_` on CUDA differs from run to run.
 
@@ -210,8 +227,7 @@ def class_means(x_NF: Tensor, y_N: Tensor, classes: int) -> Tensor:
         classes: The number of classes.
     """
     n_C = torch.bincount(y_N, minlength=classes)
-    sums_CF = torch.segment_reduce(x_NF[y_N.argsort(stable=True)], "sum", lengths=n_C, initial=0)
-    return sums_CF / n_C.clamp(min=1)[:, None]
+    return torch.segment_reduce(x_NF[y_N.argsort(stable=True)], "sum", lengths=n_C, initial=0)
 
 
 def mean_class_accuracy(logits_NC: Tensor, y_N: Tensor) -> Tensor:
