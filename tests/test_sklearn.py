@@ -136,7 +136,7 @@ def test_views():
         one, other = make(kind, epochs=2).fit(X, y), make(kind, epochs=2).fit(X, y, views=views)
         assert not np.array_equal(one.coef_, other.coef_)
         # cross-validation divides the views like the samples
-        search = GridSearchCV(make(kind, epochs=2), {"batch_size": [32]}, cv=2, error_score="raise")
+        search = GridSearchCV(make(kind, epochs=5), {"batch_size": [32]}, cv=2, error_score="raise")
         assert search.fit(X, y, views=views).best_score_ > 0.5
     for wrong in (X, views[:5], views[:, :, :3]):
         with pytest.raises(ValueError, match=r"views|inconsistent"):
@@ -146,7 +146,7 @@ def test_views():
 def test_pipeline_and_grid_search():
     X, y = make_set()
     search = GridSearchCV(
-        make_pipeline(StandardScaler(), make(estimators.PaCoClassifier, epochs=3)),
+        make_pipeline(StandardScaler(), make(estimators.PaCoClassifier, epochs=10)),
         {"pacoclassifier__alpha": ["auto", 0.05], "pacoclassifier__queue_size": [0, None]},
         cv=2,
         scoring="balanced_accuracy",

@@ -110,8 +110,9 @@ def fit_head(
 ) -> Method:
     """Train a method on stored features, and return it for features as input.
 
-    A linear head is trained on scaled features, and converted to the original features at the end. The precision is that of the
-    features. Stages that have an effect on the backbone only are left out.
+    A linear head is trained on scaled features, and converted to the original features at the end. Its weights are zero at first:
+    random ones would remain in the directions in which the training images do not differ. The precision is that of the features.
+    Stages that have an effect on the backbone only are left out.
 
     Args:
         views_VNF: The features of the training images. Each step uses a random view of each image, and contrastive methods use
@@ -144,7 +145,9 @@ def fit_head(
         method.set_stage(stage)
         rng = torch.Generator().manual_seed(derive_seed("begin", seed, index))
         read_val = None if val is None else lambda: val
-        method.on_stage_start(StageData(lambda: train, read_val, rng, weight_N))  # type: ignore[arg-type]
+        method.on_stage_start(StageData(lambda: train, read_val, rng, weight_N))
+        if isinstance(head, nn.Linear) and index == first and stage.epochs:
+            nn.init.zeros_(head.weight)
         method.train()
         _fit_stage(method, stage, views_VNF, y_N, weight_N, config.train.batch_size, seed, epochs_before, log_epoch)
         epochs_before += stage.epochs

@@ -31,11 +31,11 @@ def head_config(
     """
     preset, batch_size = find_preset(method), min(batch_size, images)
     # A training has some hundred steps, which is too short for a momentum of 0.999.
-    contrast = {"tau": 0.1, "alpha": "auto", "queue": min(MAX_QUEUE, images), "momentum": 0.99}
-    linear = {"linear_epochs": epochs, "linear_lr": learning_rate, "linear_decay": weight_decay}
+    defaults: dict[str, Any] = {"tau": 0.1, "alpha": "auto", "queue": min(MAX_QUEUE, images), "momentum": 0.99}
+    linear: dict[str, Any] = {"linear_epochs": epochs, "linear_lr": learning_rate, "linear_decay": weight_decay}
     config = Config(
         recipe="features",
-        method=preset.make_settings(batch_size, **contrast, **linear),
+        method=preset.make_settings(batch_size, **defaults),
         optim=OptimConfig(lr=learning_rate, weight_decay=weight_decay),
         train=TrainConfig(epochs=epochs, batch_size=batch_size),
     )
