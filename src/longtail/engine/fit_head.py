@@ -110,9 +110,9 @@ def fit_head(
 ) -> Method:
     """Train a method on stored features, and return it for features as input.
 
-    A linear head is trained on scaled features, and converted to the original features at the end. Its weights are zero at first:
-    random ones would remain in the directions in which the training images do not differ. The precision is that of the features.
-    Stages that have an effect on the backbone only are left out.
+    A linear head is trained on scaled features, and converted to the original features at the end. Its weights are zero at
+    first, because random ones would remain in the directions in which the training images do not differ. The precision is that
+    of the features. Stages that have an effect on the backbone only are left out.
 
     Args:
         views_VNF: The features of the training images. Each step uses a random view of each image, and contrastive methods use
