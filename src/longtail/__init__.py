@@ -19,6 +19,8 @@ _HOME = {
     "demo": "demo_run",
     "evaluate": "engine.evaluate",
     "figure": "paper.figures",
+    "fit_head": "engine.fit_head",
+    "head_config": "engine.head_config",
     "export": "inference.export",
     "inspect": "data.inspection",
     "load": "inference.loading",
@@ -39,13 +41,13 @@ _MODULES = (
     "metrics",
     "nn",
     "recipes",
+    "sklearn",
     "theory",
 )
 
 __all__ = ["Config", "PaCoLoss", "UserError", "choose_config", "compare", "demo", "evaluate", "export", "figure"]
-__all__ += ["inspect", "load"]
-__all__ += ["losses", "metrics", "nn", "paco_loss", "predict", "recipes", "report", "reproduce", "shard", "table"]
-__all__ += ["theory", "train", "watch"]
+__all__ += ["fit_head", "head_config", "inspect", "load", "losses", "metrics", "nn", "paco_loss", "predict", "recipes"]
+__all__ += ["report", "reproduce", "shard", "sklearn", "table", "theory", "train", "watch"]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,12 +16,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from longtail import files, run_folder
+from longtail import files
 from longtail.metrics import BoolArray, FloatArray, IntArray, evenly_spaced
 from longtail.text import FORMULA_STARTS, csv_safe, escape_nonprintable
 
 FEATURES, PREDICTIONS = "features.npz", "predictions.npz"
-TRAINING_FEATURES = run_folder.TRAINING_FEATURES
+TRAINING_FEATURES = "training_features.npz"
 """Optional: features (N, F), labels and ids (N,) of training images, with probabilities_label and suggested (N,), the
 probability of the label and the predicted class by a network that was not trained on the image."""
 SUSPECTS = "suspects.csv"

@@ -7,6 +7,7 @@ checkpoints.
 Shapes: V views, N images, F features, B images of a batch, C classes. View 0 is the plain image.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,12 +16,11 @@ from torch import Tensor, nn
 
 from longtail.config import Config
 from longtail.data.samplers import derive_seed, epoch_order
-from longtail.engine.meter import Meter, NonFiniteError
 from longtail.engine.optim import learning_rate, make_optimizer, set_learning_rate
 from longtail.errors import RunError, UserError
 from longtail.methods import Batch, Method, Mixed, Stage, StageData, find_method
 from longtail.models.backbones import Trunk
-from longtail.models.heads import Classifier
+from longtail.models.heads import Classifier, ScaledHead
 from longtail.models.side_stream import SideStream
 from longtail.views.mixup import mixup
 
@@ -44,15 +44,19 @@ class Scaling(NamedTuple):
     scale: float
 
     @classmethod
-    def of(cls, x_NF: Tensor, center: bool) -> "Scaling":
+    def of(cls, x_NF: Tensor, center: bool, weight_N: Tensor | None = None) -> "Scaling":
         """Return the scaling that gives features, averaged over all of them, the mean square 1.
 
         Args:
             x_NF: The features.
             center: Whether the mean of each feature becomes 0.
+            weight_N: The weight of each image; None for equal weights.
         """
-        mean_F = x_NF.mean(0) if center else torch.zeros_like(x_NF[0])
-        return cls(mean_F, max(float((x_NF - mean_F).square().mean().sqrt()), 1e-12))
+        weight_1N = x_NF.new_ones(1, len(x_NF)) if weight_N is None else weight_N[None]
+        weight_1N = weight_1N / weight_1N.sum()
+        mean_F = (weight_1N @ x_NF)[0] if center else torch.zeros_like(x_NF[0])
+        mean_square = float((weight_1N @ (x_NF - mean_F).square()).mean())
+        return cls(mean_F, mean_square**0.5 or 1.0)  # constant features are not scaled
 
     def apply(self, x: Tensor) -> Tensor:
         """Return scaled features."""
@@ -102,45 +106,73 @@ def fit_head(
     seed: int = 0,
     val: tuple[Tensor, Tensor] | None = None,
     log_epoch: LogEpoch | None = None,
+    weight_N: Tensor | None = None,
 ) -> Method:
     """Train a method on stored features, and return it for features as input.
 
-    Features are scaled for the training; a linear head is converted to the original features at the end.
+    A linear head is trained on scaled features, and converted to the original features at the end. Its weights are zero at
+    first, because random ones would remain in the directions in which the training images do not differ. The precision is that
+    of the features. Stages that have an effect on the backbone only are left out.
 
     Args:
         views_VNF: The features of the training images. Each step uses a random view of each image, and contrastive methods use
             a different one as the key. View 0 is the plain image.
         y_N: The labels.
-        config: The configuration, of which the method, the optimizer, the length, the batch size and the sampler are used.
-        classes: The number of classes. A class without a training image is never predicted.
+        config: The configuration, of which the method, the optimizer, the length, the batch size and the sampler are used;
+            `head_config` returns one.
+        classes: The number of classes. A class without a training image is never predicted by a linear head with a bias.
         seed: The seed of the weights and of the order of images and views.
         val: Features and labels of validation images, for methods that select a setting on them.
         log_epoch: Called after each epoch with its row of the log.
+        weight_N: The positive weight of each image in loss, class frequencies and class means; None for equal weights.
     """
-    device = views_VNF.device
-    counts_C = torch.bincount(y_N, minlength=classes)
+    counts_C = torch.bincount(y_N.cpu(), None if weight_N is None else weight_N.cpu(), minlength=classes)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        method = make_feature_method(config, counts_C, views_VNF.shape[2]).to(device)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed the generators of GPUs
+        method = make_feature_method(config, counts_C, views_VNF.shape[2])
+    method = method.to(views_VNF.device, views_VNF.dtype)
     method.check(val is not None)
+    if weight_N is not None:
+        check_can_weight_images(method)
+    first = max((i for i, stage in enumerate(method.stages) if stage.replaces_head), default=0)
     head, scaling = method.net.head, None
-    if isinstance(head, nn.Linear):
-        scaling = Scaling.of(views_VNF[0], center=head.bias is not None)
+    if isinstance(head, nn.Linear) and any(stage.epochs for stage in method.stages[first:]):
+        scaling = Scaling.of(views_VNF[0], head.bias is not None, weight_N)
         views_VNF = scaling.apply(views_VNF)
         val = None if val is None else (scaling.apply(val[0]), val[1])
-    epochs_before = 0
-    for index, stage in enumerate(method.stages):
+    train, epochs_before = (views_VNF[0], y_N), 0
+    for index, stage in enumerate(method.stages[first:], first):
         method.set_stage(stage)
         rng = torch.Generator().manual_seed(derive_seed("begin", seed, index))
-        train = (views_VNF[0], y_N)
-        method.on_stage_start(StageData(lambda train=train: train, None if val is None else lambda val=val: val, rng))  # type: ignore[misc]
+        read_val = None if val is None else lambda: val
+        method.on_stage_start(StageData(lambda: train, read_val, rng, weight_N))
+        if isinstance(head, nn.Linear) and index == first and stage.epochs:
+            nn.init.zeros_(head.weight)
         method.train()
-        _fit_stage(method, stage, views_VNF, y_N, config, seed, epochs_before, log_epoch)
+        _fit_stage(method, stage, views_VNF, y_N, weight_N, config.train.batch_size, seed, epochs_before, log_epoch)
         epochs_before += stage.epochs
     method.eval()
     if scaling is not None:
         scaling.fold_into(method.linear)
+    if isinstance(head, nn.Linear):
+        exclude_classes(head, counts_C == 0)
     return method
+
+
+def check_can_weight_images(method: Method) -> None:
+    """Raise a UserError if the images of a method cannot have weights."""
+    if not method.can_weight_images or any(stage.mixup for stage in method.stages):
+        raise UserError(f"{type(method).__name__} has no weights of images: train without them", kind="unsupported")
+
+
+@torch.no_grad()
+def exclude_classes(head: nn.Linear, excluded_C: Tensor) -> None:
+    """Change the bias of a linear head so that these classes are never predicted; a head without bias is not changed."""
+    if head.bias is not None:
+        excluded_C = excluded_C.to(head.bias.device)
+        head.bias[excluded_C] = torch.finfo(torch.float32).min
+        if isinstance(head, ScaledHead):
+            head.scale_C[excluded_C] = 1
 
 
 def _fit_stage(
@@ -148,7 +180,8 @@ def _fit_stage(
     stage: Stage,
     views_VNF: Tensor,
     y_N: Tensor,
-    config: Config,
+    weight_N: Tensor | None,
+    batch_size: int,
     seed: int,
     epochs_before: int,
     log_epoch: LogEpoch | None,
@@ -160,18 +193,19 @@ def _fit_stage(
         stage: The stage.
         views_VNF: The scaled features.
         y_N: The labels.
-        config: The configuration.
+        weight_N: The weights of the images.
+        batch_size: The batch size; that of a smaller data set is its size.
         seed: The seed.
         epochs_before: The number of epochs of earlier stages.
         log_epoch: Called after each epoch.
     """
     if not stage.epochs:
         return
-    device, batch = views_VNF.device, min(config.train.batch_size, len(y_N))
+    device, batch = views_VNF.device, min(batch_size, len(y_N))
     steps = len(y_N) // batch
-    optimizer = make_optimizer(stage.optim, method.param_groups(), method.net.trunk, device)
-    side, meter = SideStream(device), Meter()
-    clock = torch.zeros((), dtype=torch.int64, device=device)
+    on_cpu = device.type == "cpu"
+    optimizer = make_optimizer(stage.optim, method.param_groups(), method.net.trunk, device, fused=on_cpu)
+    side = SideStream(device)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for epoch in range(stage.epochs):
         method.on_epoch_start(epoch, stage.epochs)
@@ -179,6 +213,7 @@ def _fit_stage(
         order_N = epoch_order(stage.sampler, y_N.cpu(), seed, number, done).to(device)
         mix_rng = torch.Generator(device).manual_seed(derive_seed("mixup", seed, number))
         query_N, key_N = draw_views(len(y_N), len(views_VNF), seed, number, device)
+        rows: list[Tensor] = []  # the values of each step for the log
         for step in range(steps):
             rate = learning_rate(stage.optim, epoch * steps + step, steps, stage.epochs)
             set_learning_rate(optimizer, rate)
@@ -189,7 +224,8 @@ def _fit_stage(
                 query, other_B, share = mixup(query, y_B, batch, stage.mixup, mix_rng)
                 mixed = Mixed(other_B, share[0])
             key = views_VNF[key_N[part], rows_B] if stage.two_views else None
-            terms = method.loss(Batch(query, key, y_B, mixed))
+            weight_B = None if weight_N is None else weight_N[rows_B]
+            terms = method.loss(Batch(query, key, y_B, mixed, weight_B=weight_B))
             terms["loss"].backward()
             method.after_backward(side)
             if stage.optim.clip:
@@ -197,18 +233,16 @@ def _fit_stage(
             optimizer.step()
             optimizer.zero_grad()
             method.after_step()
-            meter.add(terms, clock)
-            meter.count += 1
-        try:
-            means = meter.means()
-        except NonFiniteError as error:
+            rows.append(torch.stack([value.detach() for value in terms.values()]))
+        means = torch.stack(rows).mean(0).tolist()
+        if not all(map(math.isfinite, means)):
             raise RunError(
                 f"the loss is not finite in epoch {number + 1}: use a lower learning rate ({stage.lr_flag})",
                 kind="non-finite",
-            ) from error
-        meter.reset()
+            )
         if log_epoch is not None:
-            log_epoch({"stage": stage.name, "epoch": epoch, "epochs": stage.epochs, **means, "lr": rate})
+            values = dict(zip(terms, means, strict=True))
+            log_epoch({"stage": stage.name, "epoch": epoch, "epochs": stage.epochs, **values, "lr": rate})
 
 
 def draw_views(images: int, views: int, seed: int, epoch: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -34,6 +34,7 @@ from longtail.losses.numerics import percent_correct
 from longtail.methods.logistic import fit_logistic_regression
 from longtail.models.backbones import Trunk
 from longtail.progress import log_info
+from longtail.suspects import TRAINING_FEATURES
 from longtail.views import Views
 
 
@@ -283,7 +284,7 @@ def write_training_features(folder: Path, data: DataSet, x_NF: Tensor, found: Ou
     p_NC = found.logits_NC.double().softmax(1)
     rows = found.rows_N.cpu().numpy()
     files.write_arrays(
-        folder / run_folder.TRAINING_FEATURES,
+        folder / TRAINING_FEATURES,
         {
             "features": x_NF[found.rows_N].cpu().numpy().astype(np.float16),
             "labels": data.train.labels[rows],

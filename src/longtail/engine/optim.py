@@ -27,7 +27,8 @@ def make_optimizer(
         groups: The parameter groups of the method, which `split_param_groups` refines.
         trunk: The backbone, whose layers have an order.
         device: On CUDA the learning rates are tensors on the device, where a captured step reads them.
-        fused: Whether our own CUDA kernels train the network; then one of them also does the SGD step.
+        fused: On CUDA, whether our own kernels train the network; then one of them also does the SGD step. On the CPU, whether
+            torch's fused step is used, which needs about a third of the time.
     """
     groups = split_param_groups(groups, trunk, optim)
     kind: Any = torch.optim.SGD
@@ -39,7 +40,7 @@ def make_optimizer(
     if optim.name == "adamw":
         kind, options = torch.optim.AdamW, {"betas": optim.betas, "weight_decay": optim.weight_decay}
     if device.type != "cuda":
-        return kind(groups, lr=optim.lr, **options)
+        return kind(groups, lr=optim.lr, fused=fused or None, **options)
     groups = [{"lr": torch.tensor(optim.lr, device=device), **group} for group in groups]
     if optim.name == "adamw":
         options["capturable"] = True

@@ -26,6 +26,11 @@ def check_labels(y_B: Tensor, classes: int) -> None:
         raise IndexError(f"Target {label} is out of bounds: labels are from 0 to {classes - 1}.") from error
 
 
+def weighted_mean(loss_B: Tensor, weight_B: Tensor | None) -> Tensor:
+    """Return the mean of the losses of images, weighted by image if `weight_B` is given."""
+    return loss_B.mean() if weight_B is None else (weight_B * loss_B).sum() / weight_B.sum()
+
+
 def gather_class_values(values_C: Tensor, y_B: Tensor) -> Tensor:
     """Return values_C[y_B], where a label below 0 is an error instead of counting from the end."""
     return values_C.gather(0, y_B)

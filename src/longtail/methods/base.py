@@ -39,6 +39,8 @@ class Batch(NamedTuple):
     y_B: Tensor
     mixed: Mixed | None = None
     partner: Batch | None = None
+    weight_B: Tensor | None = None
+    """The weights of the images, for methods that `can_weight_images`."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class Stage:
     """The backbone is frozen."""
     shift_norm: bool = False
     """The batch norm of a frozen backbone uses its batch and updates its running averages."""
+    replaces_head: bool = False
+    """The stage starts with a new classifier, so that earlier stages have an effect on the backbone only."""
 
 
 class StageData(NamedTuple):
@@ -70,6 +74,8 @@ class StageData(NamedTuple):
     val: Callable[[], tuple[Tensor, Tensor]] | None
     rng: torch.Generator
     """A generator on the CPU, seeded by the run's seed and the stage."""
+    weight_N: Tensor | None = None
+    """The weights of the training images, if they have any."""
 
 
 class Method(nn.Module):
@@ -86,6 +92,8 @@ class Method(nn.Module):
     """All methods by the name of their settings."""
 
     two_views: ClassVar[bool] = False
+    can_weight_images: ClassVar[bool] = False
+    """Whether `loss_from_features` has an argument `weight_B`."""
     config: Any
     log_prior_C: Tensor
 
@@ -209,7 +217,8 @@ class Method(nn.Module):
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Return the scalar "loss", and other values for the log."""
-        return self.loss_from_features(self.features(batch.query), batch.y_B, *(batch.mixed or ()))
+        weights: Any = {} if batch.weight_B is None else {"weight_B": batch.weight_B}
+        return self.loss_from_features(self.features(batch.query), batch.y_B, *(batch.mixed or ()), **weights)
 
     def loss_from_features(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
         """Return what `loss` returns. This part has many small operations, which `compile` fuses.

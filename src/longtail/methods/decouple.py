@@ -26,7 +26,7 @@ class CRT(CrossEntropy, settings="crt"):
     """Classifier re-training (cRT): a new linear classifier on the frozen backbone, with class-balanced sampling."""
 
     def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
-        return self.first_stage(config), linear_stage(config, sampler="balanced")
+        return self.first_stage(config), linear_stage(config, sampler="balanced", replaces_head=True)
 
     def on_stage_start(self, start: StageData) -> None:
         if self.stage.frozen:
@@ -91,7 +91,7 @@ class NCM(CrossEntropy, settings="ncm"):
     config: cfg.NCM
 
     def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
-        return self.first_stage(config), Stage("means", 0, config.optim)
+        return self.first_stage(config), Stage("means", 0, config.optim, replaces_head=True)
 
     @classmethod
     def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
@@ -101,7 +101,7 @@ class NCM(CrossEntropy, settings="ncm"):
     def on_stage_start(self, start: StageData) -> None:
         if self.stage.name != "means":
             return
-        mean_CF = class_means(*start.train(), len(self.log_prior_C))
+        mean_CF = class_means(*start.train(), len(self.log_prior_C), start.weight_N)
         if self.config.distance == "cosine":  # the length of x is the same for all classes
             mean_CF = F.normalize(mean_CF)
         self.linear.weight.copy_(mean_CF)  # |x - m|² is smallest where m·x - |m|²/2 is largest
@@ -145,10 +145,10 @@ class MiSLAS(Softmax, settings="mislas"):
         scale = head.pop("scale_C")
         return [{"params": list(head.values()), "lr_scale": self.config.classifier_lr}, {"params": [scale]}]
 
-    def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
+    def objective(self, logits_BC: Tensor, y_B: Tensor, weight_B: Tensor | None = None) -> Tensor:
         if self.stage.frozen:
-            return label_aware_smoothing_loss(logits_BC, y_B, self.smooth_C)
-        return cross_entropy_loss(logits_BC, y_B)
+            return label_aware_smoothing_loss(logits_BC, y_B, self.smooth_C, weight_B)
+        return cross_entropy_loss(logits_BC, y_B, weight_B=weight_B)
 
 
 def second_stage(config: cfg.Config, name: str, rate_field: str, decay: float | None = None, **changes: Any) -> Stage:

@@ -87,6 +87,7 @@ class RIDE(DeferredReweighting, settings="ride"):
     """Stage 1: LDAM for each expert, minus its divergence from the mean of all. Stage 2: the router only."""
 
     config: cfg.RIDE
+    can_weight_images = False
     margin_C: Tensor
     temperature_C: Tensor
     late_temperature_C: Tensor
@@ -134,7 +135,9 @@ class RIDE(DeferredReweighting, settings="ride"):
         else:
             self.temperature_C.fill_(self.config.temperature)
 
-    def loss_from_features(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
+    def loss_from_features(  # type: ignore[override]
+        self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor
+    ) -> dict[str, Tensor]:
         x_BEF, logits_BEC = self.heads.each(x_BF)
         if self.stage.frozen:
             return self.router_terms(x_BEF, logits_BEC, y_B)

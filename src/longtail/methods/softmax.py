@@ -24,16 +24,26 @@ from longtail.models.heads import Classifier, CosineHead, make_linear_head
 class Softmax(Method):
     """A method with a loss on the logits, which subclasses define as `objective`. Mixup mixes it like the images."""
 
-    def loss_from_features(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
+    can_weight_images = True
+
+    def loss_from_features(
+        self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor, weight_B: Tensor | None = None
+    ) -> dict[str, Tensor]:
         logits_BC = self.classify(x_BF)
-        loss = self.objective(logits_BC, y_B)
+        loss = self.objective(logits_BC, y_B) if weight_B is None else self.objective(logits_BC, y_B, weight_B)
         if mixed:
             other_B, share = mixed
             loss = share * loss + (1 - share) * self.objective(logits_BC, other_B)
         return {"loss": loss, "accuracy": accuracy(logits_BC, y_B)}
 
-    def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
-        """Return the loss of logits."""
+    def objective(self, logits_BC: Tensor, y_B: Tensor, weight_B: Tensor | None = None) -> Tensor:
+        """Return the loss of logits.
+
+        Args:
+            logits_BC: The logits.
+            y_B: The labels.
+            weight_B: The weight of each image; None for equal weights. A method without it cannot weight images.
+        """
         raise NotImplementedError
 
 
@@ -48,16 +58,18 @@ class ShiftedSoftmax(Softmax):
         shift_C = self.shift()
         return super().prior() if shift_C is None else self.prior_after(shift_C)
 
-    def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
+    def objective(self, logits_BC: Tensor, y_B: Tensor, weight_B: Tensor | None = None) -> Tensor:
         shift_C = self.shift()
         if shift_C is None:
-            return cross_entropy_loss(logits_BC, y_B)
-        return balanced_softmax_loss(logits_BC, y_B, shift_C)
+            return cross_entropy_loss(logits_BC, y_B, weight_B=weight_B)
+        return balanced_softmax_loss(logits_BC, y_B, shift_C, weight_B)
 
-    def loss_from_features(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
+    def loss_from_features(
+        self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor, weight_B: Tensor | None = None
+    ) -> dict[str, Tensor]:
         if mixed or not isinstance(self.config, cfg.Chunked):
-            return super().loss_from_features(x_BF, y_B, *mixed)
-        return softmax_objective(x_BF, y_B, self.linear, self.shift(), self.config.chunk)
+            return super().loss_from_features(x_BF, y_B, *mixed, weight_B=weight_B)
+        return softmax_objective(x_BF, y_B, self.linear, self.shift(), self.config.chunk, weight_B)
 
 
 class CrossEntropy(ShiftedSoftmax, settings="ce"):
@@ -139,8 +151,8 @@ class Focal(DeferredReweighting, settings="focal"):
 
     config: cfg.Focal
 
-    def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
-        return focal_loss(logits_BC, y_B, self.config.gamma, self.weight_C)
+    def objective(self, logits_BC: Tensor, y_B: Tensor, weight_B: Tensor | None = None) -> Tensor:
+        return focal_loss(logits_BC, y_B, self.config.gamma, self.weight_C, weight_B)
 
 
 class LDAM(DeferredReweighting, settings="ldam"):
@@ -160,9 +172,9 @@ class LDAM(DeferredReweighting, settings="ldam"):
         assert isinstance(config.method, cfg.LDAM)
         return CosineHead(width, classes, config.method.scale)
 
-    def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
+    def objective(self, logits_BC: Tensor, y_B: Tensor, weight_B: Tensor | None = None) -> Tensor:
         scale = self.config.scale
-        return ldam_loss(logits_BC / scale, y_B, self.margin_C, scale, self.weight_C)
+        return ldam_loss(logits_BC / scale, y_B, self.margin_C, scale, self.weight_C, weight_B)
 
 
 class ClassBalancedFocal(Softmax, settings="cb-focal"):
@@ -189,5 +201,5 @@ class ClassBalancedFocal(Softmax, settings="cb-focal"):
     def prior(self) -> Tensor:
         return reweight_frequencies(super().prior(), self.weight_C)
 
-    def objective(self, logits_BC: Tensor, y_B: Tensor) -> Tensor:
-        return class_balanced_focal_loss(logits_BC, y_B, self.weight_C, self.config.gamma)
+    def objective(self, logits_BC: Tensor, y_B: Tensor, weight_B: Tensor | None = None) -> Tensor:
+        return class_balanced_focal_loss(logits_BC, y_B, self.weight_C, self.config.gamma, weight_B)

@@ -17,7 +17,7 @@ class SupCon(MomentumContrast, settings="supcon"):
     config: cfg.SupCon
 
     def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
-        return self.first_stage(config, name="contrast"), linear_stage(config)
+        return self.first_stage(config, name="contrast"), linear_stage(config, replaces_head=True)
 
     @property
     def head_stage(self) -> Stage:

@@ -85,8 +85,25 @@ def initialize_head(
         head.get_parameter("bias").copy_(torch.zeros(classes) if bias_C is None else bias_C)
 
 
-def class_means(x_NF: Tensor, y_N: Tensor, classes: int) -> Tensor:
+def class_means(x_NF: Tensor, y_N: Tensor, classes: int, weight_N: Tensor | None = None) -> Tensor:
     """Return the mean of the features of each class, or zero for a class without images.
+
+    Args:
+        x_NF: The features.
+        y_N: The labels.
+        classes: The number of classes.
+        weight_N: The positive weight of each image; None for equal weights.
+    """
+    if weight_N is not None:
+        weight_N1 = weight_N[:, None]
+        total_C1 = class_sums(weight_N1, y_N, classes)
+        return class_sums(weight_N1 * x_NF, y_N, classes) / torch.where(total_C1 > 0, total_C1, 1)
+    n_C = torch.bincount(y_N, minlength=classes)
+    return class_sums(x_NF, y_N, classes) / n_C.clamp(min=1)[:, None]
+
+
+def class_sums(x_NF: Tensor, y_N: Tensor, classes: int) -> Tensor:
+    """Return the sum of the features of each class.
 
     Features are summed in the order of the images; the order of `index_add_` on CUDA differs from run to run.
 
@@ -96,8 +113,7 @@ def class_means(x_NF: Tensor, y_N: Tensor, classes: int) -> Tensor:
         classes: The number of classes.
     """
     n_C = torch.bincount(y_N, minlength=classes)
-    sums_CF = torch.segment_reduce(x_NF[y_N.argsort(stable=True)], "sum", lengths=n_C, initial=0)
-    return sums_CF / n_C.clamp(min=1)[:, None]
+    return torch.segment_reduce(x_NF[y_N.argsort(stable=True)], "sum", lengths=n_C, initial=0)
 
 
 def logistic_weights(x_NF: Tensor, y_N: Tensor, classes: int, has_bias: bool) -> tuple[Tensor, Tensor]:
