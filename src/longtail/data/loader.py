@@ -216,7 +216,7 @@ def make_loader(
     return ResidentLoader(split, batch_size, seed, device, shared)
 
 
-def iterate_frames(split: Split, indices: IntArray, batch_size: int, device: torch.device) -> Iterator[Frames]:
+def iterate_frames(split: Split, indices: IntArray, batch_size: int, device: torch.device) -> Generator[Frames]:
     """Yield images of a split in batches; the last batch may be smaller. Files are always decoded on the CPU.
 
     Args:

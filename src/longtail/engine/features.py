@@ -1,8 +1,8 @@
 """Features of a frozen backbone: of the plain image and of augmented views, computed once and stored in the feature cache.
 
 Images are processed in blocks. A block of one view is a file of the cache, so an interrupted extraction continues after its
-last block, and a larger number of views reuses those that are stored. The random numbers of an augmented view depend only on its
-index and on the images of the block: runs, methods, seeds and folds share the features.
+last block, and a larger number of views reuses those that are stored. The random numbers of an augmented view depend on its
+index and on the images of the block only: runs, methods, seeds and folds share the features.
 """
 
 import contextlib
@@ -248,8 +248,9 @@ class Extraction:
 
     def _run_split(self, plan: SplitPlan, forward: Forward) -> Iterator[int]:
         """Compute and store what is missing of a split; yield the number of forward passes after each batch."""
-        indices = np.concatenate([np.arange(len(plan.split.labels))[plan.rows(b)] for b in plan.missing] or [[]])
-        with contextlib.closing(iterate_frames(plan.split, indices.astype(np.int64), BATCH, self.device)) as frames:
+        numbers = np.arange(len(plan.split.labels))
+        indices = np.concatenate([numbers[:0], *(numbers[plan.rows(block)] for block in plan.missing)])
+        with contextlib.closing(iterate_frames(plan.split, indices, BATCH, self.device)) as frames:
             for block, views in plan.missing.items():
                 rows = plan.rows(block)
                 rngs = [self.make_generator(plan.digests[block], view) for view in views]

@@ -6,6 +6,7 @@ import io
 import logging
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,15 +47,14 @@ def make_onnx_forward(body: nn.Module, image_size: int) -> Forward:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            torch.onnx.export(
-                net, (example,), content, dynamo=False, input_names=[INPUT], dynamic_axes={INPUT: {0: "batch"}}
-            )
+            options: dict[str, Any] = {"input_names": [INPUT], "dynamic_axes": {INPUT: {0: "batch"}}}
+            torch.onnx.export(net, (example,), content, dynamo=False, **options)  # type: ignore[arg-type]
     finally:
         logging.disable(before)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3  # errors only
-    session = onnxruntime.InferenceSession(content.getvalue(), options, providers=["CPUExecutionProvider"])
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = torch.get_num_threads()
+    settings.log_severity_level = 3  # errors only
+    session = onnxruntime.InferenceSession(content.getvalue(), settings, providers=["CPUExecutionProvider"])
     return lambda x: torch.from_numpy(session.run(None, {INPUT: x.numpy(force=True)})[0])
 
 

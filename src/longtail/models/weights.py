@@ -6,6 +6,7 @@ Whether the hub is reachable is checked first, with a short timeout: its client 
 import functools
 import importlib
 import importlib.util
+import math
 import os
 import urllib.error
 import urllib.request
@@ -37,6 +38,13 @@ class PretrainedInput(NamedTuple):
     std: tuple[float, float, float]
     interpolation: str
     crop_pct: float
+
+    @property
+    def normalize(self) -> Literal["half", "clip", "imagenet"]:
+        """The value of `views.normalize` that is closest to `mean` and `std`; no other values are common."""
+        names: tuple[Literal["half", "clip", "imagenet"], ...] = ("half", "clip", "imagenet")
+        wanted = (*self.mean, *self.std)
+        return min(names, key=lambda name: math.dist(wanted, (*STATISTICS[name][0], *STATISTICS[name][1])))
 
 
 def _load_efficientnet_lite(number: int) -> dict[str, Tensor]:
@@ -106,14 +114,6 @@ def pretrained_input(name: str) -> PretrainedInput:
     if known is None or not (known.hf_hub_id or known.url):
         raise UserError(f"timm has no pretrained weights for {name!r}: choose another model", kind="unknown-name")
     return PretrainedInput(known.input_size[-1], known.mean, known.std, known.interpolation, known.crop_pct)
-
-
-def pretrained_normalization(name: str) -> Literal["half", "clip", "imagenet"]:
-    """Return the pixel normalization with which the weights of a timm model were trained."""
-    known = find_timm_config(name)
-    if known and tuple(known.mean) == STATISTICS["clip"][0]:
-        return "clip"
-    return "half" if known and tuple(known.mean) == STATISTICS["half"][0] else "imagenet"
 
 
 @functools.cache
