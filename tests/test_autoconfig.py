@@ -20,7 +20,7 @@ from longtail.autoconfig.rules import HEADER, explain_weights
 from longtail.cli import main
 from longtail.cli.train import default_out
 from longtail.comparison import make_budget
-from longtail.config import Config, DataConfig, PaCo, TrainConfig, to_dict
+from longtail.config import DataConfig, PaCo, TrainConfig, to_dict
 from longtail.data.long_tail import exponential_counts
 from longtail.models.backbones import make_backbone
 from longtail.progress import wrap_line
