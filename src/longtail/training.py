@@ -8,7 +8,7 @@ import contextlib
 import functools
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -372,12 +372,12 @@ def choose_for_images(
     return plan.map(lambda config: with_values(recipes.with_strategy(config, strategy), given))
 
 
-def log_choices(chosen: "ChosenConfig", exclude: str = "") -> None:
+def log_choices(chosen: "ChosenConfig", exclude: Collection[str] = ()) -> None:
     """Log chosen settings with their reasons, on the first process of each machine.
 
     Args:
         chosen: The chosen settings.
-        exclude: A flag that is not listed.
+        exclude: Flags that are not listed.
     """
     if is_main_process():
         log_info("\n".join(chosen.describe(exclude, terminal_width())))

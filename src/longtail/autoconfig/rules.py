@@ -3,7 +3,7 @@
 Method, network, views, batch size and length, contrast, learning rates, validation split.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -32,14 +32,14 @@ class ChosenConfig(NamedTuple):
     candidates: tuple[Config, ...] = ()
     """The configurations from which cross-validation selects one, `config` first; empty without cross-validation."""
 
-    def describe(self, exclude: str = "", width: int | None = None) -> list[str]:
+    def describe(self, exclude: Collection[str] = (), width: int | None = None) -> list[str]:
         """Return lines that list the choices with their reasons, and the warnings.
 
         Args:
-            exclude: A flag that is not listed.
+            exclude: Flags that are not listed.
             width: Columns of the terminal. If the lines do not fit, each reason is on a line of its own.
         """
-        choices = [choice for choice in self.choices if choice.flag != exclude]
+        choices = [choice for choice in self.choices if choice.flag not in exclude]
         flag_width, value_width = (max(len(choice[column]) for choice in choices) for column in (0, 1))
         lines = [f"  {c.flag:{flag_width}}  {c.value:{value_width}}  {c.reason}" for c in choices]
         if width and max(map(len, lines)) > width:

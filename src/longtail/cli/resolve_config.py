@@ -75,7 +75,10 @@ def choose_budget(
     from longtail.autoconfig import choose, choose_plan, inspect_data
 
     facts = inspect_data(data, device)
-    log_choices(choose(name, facts, "paco", given, imbalance), exclude="--method")
+    chosen = choose(name, facts, "paco", given, imbalance)
+    # Cross-validation selects these for each method.
+    selected = ("--optim.lr", "--optim.weight_decay") if chosen.candidates else ()
+    log_choices(chosen, exclude=("--method", *selected))
     return lambda method: choose_plan(name, facts, method, given, imbalance)
 
 
