@@ -465,6 +465,8 @@ HEAD_SETTINGS = {
     "ldam-drw": ((0.1, 0.05),),
     "balanced-softmax": ((0.05, 0.1),),
     "paco": ((0.02, 0.1),),
+    "logistic-regression": ((0.05, 0.02),),  # without effect, as for ncm: these heads are computed without steps
+    "ncm": ((0.05, 0.02),),
 }
 """Learning rates and weight decays among which cross-validation selects for heads on cached features (docs/log.md)."""
 DEFAULT_HEAD_SETTINGS = ((0.05, 0.02), (0.02, 0.1))
