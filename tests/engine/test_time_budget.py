@@ -15,6 +15,8 @@ from longtail import recipes, run_folder
 from longtail.cli import main
 from longtail.durations import describe_duration, parse_duration
 from longtail.engine import time_budget
+from longtail.engine.cross_validation import select_config
+from longtail.engine.head_config import head_config
 from longtail.engine.time_budget import FitTime, HeadCosts, HeadSettings, StepCosts, fit_settings, list_reductions
 from longtail.engine.train import train
 from tests.raises import fails, raises
@@ -220,3 +222,13 @@ def test_the_steps_of_every_method_can_be_timed(name, tmp_path):
     config = replace(config, train=replace(config.train, device="cpu"))
     costs = time_budget.measure_steps(config, load(config.data), torch.device("cpu"), tmp_path / "none")
     assert costs.seconds(2) > costs.seconds(1) > 0
+
+
+def test_the_progress_of_a_cross_validation_counts_all_epochs():
+    """A fit without epochs counts as one, so that the display also moves for heads that are computed at once."""
+    rng, done = torch.Generator().manual_seed(0), []
+    y_N = torch.arange(24) % 3
+    x_VNF = torch.randn(2, 24, 8, generator=rng) + y_N[:, None]
+    heads = [head_config(name, 24, epochs=epochs) for name, epochs in (("ce", 3), ("crt", 4), ("ncm", 5))]
+    select_config(x_VNF, y_N, heads, np.array([8, 8, 8]), folds=4, advance=done.append)
+    assert sum(done) == 4 * (3 + 4 + 1)  # of cRT, only the second stage is trained on features
