@@ -10,7 +10,14 @@ from tyro.conf import Positional, arg
 
 from longtail import recipes
 from longtail.cli.console import make_screen, print_lines
-from longtail.cli.parse import check_data_paths, parse_arguments, reject_both, scan_flags, take_data_argument
+from longtail.cli.parse import (
+    check_data_paths,
+    normalize_flag,
+    parse_arguments,
+    reject_both,
+    scan_flags,
+    take_data_argument,
+)
 from longtail.cli.resolve_config import (
     SHARED_SECTIONS,
     check_not_a_run,
@@ -28,9 +35,9 @@ class Compare:
 
     images: Annotated[Positional[str], arg(name="data", metavar="DATA")]
     """A recipe name (`longtail recipes` lists them), or a folder, shards or a list (.txt .csv .tsv .json) of your images."""
-    methods: tuple[str, ...] | None = None
-    """Names of methods (`longtail recipes` lists them), or all (default: ce balanced-softmax paco; on cached features of a
-    frozen backbone also logistic-regression and ncm)."""
+    methods: tuple[str, ...] = ("ce", "balanced-softmax", "paco")
+    """Names of methods (`longtail recipes` lists them), or all. The default also has logistic-regression and ncm if the
+    features of a frozen backbone are cached."""
     seeds: tuple[int, ...] | None = None
     """Each method is trained once per seed; tests of significance need at least three (default: 0 1 2, or --train.seeds)."""
     imbalance: float | None = None
@@ -77,8 +84,9 @@ def run_compare(args: list[str]) -> None:
         return config if budget else replace(config, **sections)
 
     out, screen = given.out or default_out(name, config), make_screen()
+    methods = given.methods if "methods" in map(normalize_flag, args) else None
     seeds, limit = given.seeds, given.time_limit
-    rows = compare(name, given.methods, out, seeds, given.imbalance, given.epochs, change, budget, limit)
+    rows = compare(name, methods, out, seeds, given.imbalance, given.epochs, change, budget, limit)
     screen.print(to_rich(rows, screen.width))
     print_lines(summary_lines(rows))
     print(f"written to {out}/table.md, {out}/table.json and {out}/comparison.png")
@@ -97,8 +105,7 @@ def resolve_comparison(args: list[str]) -> Comparison:
     given = parse_arguments(Compare, "compare", args, defaults)
     check_not_a_run(name)
     check_data_paths(given.data)
-    if given.methods is not None:
-        recipes.select_methods(given.methods)  # reports unknown names
+    recipes.select_methods(given.methods)  # reports unknown names
     sections, budget = select_sections(given, SHARED_SECTIONS), None
     if recipes.is_user_data(name):
         settings = {"train.seeds": given.train.seeds} | get_given_settings(args, given)
