@@ -385,6 +385,8 @@ def log_choices(chosen: "ChosenConfig", exclude: Collection[str] = ()) -> None:
 
 def check_not_a_run(path: str | Path) -> None:
     """Raise a UserError if the path of the images is a run folder."""
+    if not os.path.exists(path):  # also if the path is too long to exist
+        return
     if (Path(path) / run_folder.CONFIG).exists() or any(Path(path).glob(f"seed*/{run_folder.CONFIG}")):
         command = f"longtail train --from {shlex.quote(str(path))}"
         raise UserError(f"{path} is a run, not a folder of images: to train it again, use `{command}`", kind="conflict")

@@ -71,7 +71,8 @@ def test_is_a_function_of_the_seed(name):
     x, y_N = make_set((8, 4))
     one, again, other = (weights(fit(name, x, y_N, classes=2, seed=seed, epochs=1)) for seed in (0, 0, 1))
     assert all(torch.equal(again[k], v) for k, v in one.items())
-    assert name == "ncm" or any(not torch.equal(other[k], v) for k, v in one.items())
+    is_deterministic = name in ("ncm", "logistic-regression")
+    assert is_deterministic or any(not torch.equal(other[k], v) for k, v in one.items())
 
 
 @pytest.mark.parametrize("name", [name for name in LINEAR if name != "ncm"])  # cosines depend on the shift
