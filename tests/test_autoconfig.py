@@ -365,7 +365,7 @@ def test_an_inspection_suggests_to_skip_unreadable_images(tmp_path, capsys):
 
 def test_compare_in_python_makes_the_same_choices(tmp_path):
     budget = make_budget(folder(tmp_path / "images"))
-    ce, paco = budget("ce"), budget("paco")
+    ce, paco = (budget(name).config for name in ("ce", "paco"))
     assert (ce.model, ce.train, ce.optim, ce.views) == (paco.model, paco.train, paco.optim, paco.views)
     assert ce.train.seeds == (0, 1, 2) and ce.recipe == "folder/chosen"
 

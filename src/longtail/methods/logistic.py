@@ -20,7 +20,7 @@ class LogisticRegression(CrossEntropy, settings="logistic-regression"):
     config: cfg.LogisticRegressionSettings
 
     def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
-        return self.first_stage(config), Stage("regression", 0, config.optim)
+        return self.first_stage(config), Stage("regression", 0, config.optim, replaces_head=True)
 
     @torch.no_grad()
     def on_stage_start(self, start: StageData) -> None:
