@@ -116,7 +116,15 @@ def test_total_size_stays_within_the_limit(monkeypatch):
 
 
 def test_size_limits(monkeypatch):
-    for text, size in {"": 10 * 2**30, "2GiB": 2**31, "1.5 kib": 1536, "3MB": 3_000_000, "77": 77, "0": 0}.items():
+    for text, size in {
+        "": 10 * 2**30,
+        "2GiB": 2**31,
+        "1.5 kib": 1536,
+        "3MB": 3_000_000,
+        "77": 77,
+        "0": 0,
+        "9" * 400: 2**62,
+    }.items():
         monkeypatch.setenv("LONGTAIL_CACHE_SIZE", text)
         assert FeatureCache().limit == size, text
     for text in ("much", "-1", "1 apple", "nan"):
@@ -233,6 +241,13 @@ def test_clear_removes_only_files_of_the_cache(capsys, root):
         file.unlink()
     assert main(["cache", "clear"]) == 0 and not cache.folder.exists()
     assert main(["cache", "info"]) == main(["cache"]) == 0
+
+
+def test_a_time_that_the_system_cannot_show(capsys, monkeypatch):
+    cached = feature_cache.CachedFile(Path("x"), 1, 4.6e18)
+    monkeypatch.setattr(FeatureCache, "list_files", lambda self: [cached])
+    assert main(["cache", "info"]) == 0
+    assert "unknown" in capsys.readouterr().out
 
 
 def test_unknown_subcommands(capsys):

@@ -94,6 +94,13 @@ def test_class_prior_shifts_the_logits(kind, counts):
     assert set(never.predict(X)) == set(model.classes_[1:]) and never.predict_proba(X)[:, 0].max() == 0
 
 
+def test_a_very_large_class_prior_is_scaled():
+    X, y = make_set()
+    model = make(estimators.NearestClassMeanClassifier).fit(X, y)
+    found_NC = model.set_params(class_prior=np.full(3, 1e308)).predict_proba(X)
+    assert np.array_equal(found_NC, model.set_params(class_prior="uniform").predict_proba(X))
+
+
 @pytest.mark.parametrize("prior", ["even", [1.0, 2.0], [1.0, -1.0, 1.0], [0.0, 0.0, 0.0], [np.nan, 1.0, 1.0]])
 def test_a_wrong_class_prior_is_an_error(prior):
     X, y = make_set()

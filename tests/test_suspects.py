@@ -1,6 +1,7 @@
 """Tests of suspected label errors and near-duplicates: values computed by hand, a slow reference, and damaged files."""
 
 import csv
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from longtail import suspects
 from longtail.suspects import (
     ImageFeatures,
+    confidence_thresholds,
     confident_classes,
     confident_suggestions,
     find_duplicates,
@@ -25,14 +27,17 @@ def at_angles(*degrees: float) -> np.ndarray:
 
 
 def test_confident_classes():
-    """The mean probability is 0.6 for class 0 and 0.54 for class 1."""
+    """The mean probability is 0.6 for class 0 and 0.51 for class 1."""
     p_NC = np.array([[0.9, 0.1], [0.8, 0.2], [0.62, 0.38], [0.3, 0.7], [0.1, 0.9], [0.55, 0.45]])
-    assert confident_classes(p_NC, np.array([0, 0, 1, 1, 0, 1])).tolist() == [0, 0, 0, 1, 1, -1]
+    y_N = np.array([0, 0, 1, 1, 0, 1])
+    threshold_C = confidence_thresholds(p_NC[np.arange(6), y_N], y_N, 2)
+    assert threshold_C == pytest.approx([0.6, 0.51])
+    assert confident_classes(p_NC, threshold_C).tolist() == [0, 0, 0, 1, 1, -1]
 
 
 def test_class_without_images_is_never_suggested():
     p_NC = np.array([[0.1, 0.1, 0.8], [0.5, 0.5, 0.0]])
-    assert 2 not in confident_classes(p_NC, np.array([0, 1]))
+    assert 2 not in confident_classes(p_NC, confidence_thresholds(np.array([0.1, 0.5]), np.array([0, 1]), 3))
 
 
 def test_confident_suggestions():
@@ -51,7 +56,7 @@ def test_label_errors_are_sorted_by_probability():
     x_NF = at_angles(0, 5, 10, 80, 85, 90, 84, 88)
     y_N, suggested_N = np.array([0, 0, 0, 1, 1, 1, 0, 0]), np.array([0, 1, 0, 1, 1, 1, 1, 1])
     p_N = np.array([0.9, 0.01, 0.9, 0.9, 0.9, 0.9, 0.3, 0.1])
-    images = ImageFeatures("test", x_NF, y_N, [""] * 8, np.arange(8), suggested_N, p_N)
+    images = ImageFeatures("test", x_NF, y_N, np.array([""] * 8), np.arange(8), suggested_N, p_N)
     assert find_label_errors(images).tolist() == [7, 6]
 
 
@@ -120,6 +125,7 @@ def test_suspects_of_a_run(tmp_path):
         {"features": np.zeros((7, 2), np.int64)},
         {"labels": np.full(7, 2)},
         {"labels": np.full(7, -1)},
+        {"labels": np.full(7, 1e300)},
         {"suggested": np.full(7, 9)},
         {"probabilities_label": np.full(7, np.nan, np.float16)},
         {"probabilities_label": np.full(7, 3, np.float16)},
@@ -128,6 +134,7 @@ def test_suspects_of_a_run(tmp_path):
         {"ids": np.arange(6)},
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_damaged_file_is_absent(changes, tmp_path):
     write_files(tmp_path, **changes)
     assert [images.split for images in read_splits(tmp_path, 2)] == ["test"]
@@ -141,3 +148,29 @@ def test_very_many_images_are_thinned_out(tmp_path, monkeypatch):
     monkeypatch.setattr(suspects, "MAX_COMPARED", 4)
     write_files(tmp_path)
     assert sum(len(images.labels_N) for images in read_splits(tmp_path, 2)) <= 4
+
+
+def test_probabilities_of_test_images_are_computed_in_blocks(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    logits_NC, y_N = rng.normal(size=(50, 4)).astype(np.float16), rng.integers(0, 4, 50)
+    np.savez(tmp_path / "features.npz", features=rng.normal(size=(50, 3)).astype(np.float16), labels=y_N)
+    np.savez(tmp_path / "predictions.npz", logits=logits_NC, labels=y_N)
+    (whole,) = read_splits(tmp_path, 4)
+    monkeypatch.setattr(suspects, "ROWS_AT_ONCE", 7)
+    (found,) = read_splits(tmp_path, 4)
+    exp_NC = np.exp(logits_NC.astype(np.float64))
+    assert found.probability_N == pytest.approx((exp_NC / exp_NC.sum(1, keepdims=True))[np.arange(50), y_N])
+    assert found.suggested_N.tolist() == whole.suggested_N.tolist() and len(set(found.suggested_N)) > 1
+
+
+def test_many_classes_take_little_memory(tmp_path):
+    """Logits of 32 MiB, which a file of 33 KB can contain, take less than three times as much."""
+    y_N = np.zeros(2**15, np.int8)
+    np.savez_compressed(tmp_path / "predictions.npz", logits=np.zeros((2**15, 512), np.float16), labels=y_N)
+    np.savez(tmp_path / "features.npz", features=np.ones((2, 2), np.float16), labels=y_N[:2])
+    tracemalloc.start()
+    try:
+        assert len(read_splits(tmp_path, 512)) == 1
+        assert tracemalloc.get_traced_memory()[1] < 3 * 2**25
+    finally:
+        tracemalloc.stop()

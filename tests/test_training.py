@@ -1,5 +1,6 @@
 """`longtail.train` gives the run of the command, and accepts images in memory and networks."""
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -291,6 +292,22 @@ class Changing(Pairs):
         return torch.rand(3, 8, 8), self.labels[index]
 
 
+class Failing(Pairs):
+    """A Dataset whose fourth item cannot be read."""
+
+    def __getitem__(self, index: int):
+        if index == 3:
+            raise OSError("image file is truncated")
+        return self.images[index], self.labels[index]
+
+
+def open_damaged_image() -> Image.Image:
+    """Return an image of a truncated file, which PIL has not decoded yet."""
+    file = io.BytesIO()
+    Image.effect_noise((64, 64), 50).save(file, "PNG")
+    return Image.open(io.BytesIO(file.getvalue()[:1500]))
+
+
 X = np.zeros((10, 8, 8, 3), np.uint8)
 Y = [0, 1] * 5
 UNUSABLE = {
@@ -319,6 +336,13 @@ UNUSABLE = {
     "images without a length": ((3, Y), "invalid-value"),
     "dataset without labels": (Pairs(X, Y).images, "invalid-value"),
     "random transform": (Changing(X, Y), "conflict"),
+    "dataset that raises": (Failing(X, Y), "bad-image"),
+    "dataset of length 0": (Failing(X[:0], []), "too-few-data"),
+    "damaged PIL image": (([open_damaged_image()] * 10, Y), "bad-image"),
+    "sparse tensor": ((torch.ones(10, 3, 8, 8).to_sparse(), Y), "bad-image"),
+    "tensor without values": ((torch.zeros(10, 3, 8, 8, device="meta"), Y), "bad-image"),
+    "labels without values": ((X, torch.zeros(10, dtype=torch.long, device="meta")), "bad-labels"),
+    "very long path": ((["x" * 10_000] * 10, Y), "missing-file"),
 }
 
 
@@ -367,6 +391,8 @@ def test_data_frames(folder):
     assert by_path.checksum == load_memory((paths, names)).checksum and by_path.train.class_names == CLASSES
     by_category = pandas.DataFrame({"path": map(str, paths), "label": pandas.Categorical(names)})
     assert load_memory(by_category).checksum == by_path.checksum
+    with raises("bad-list", "path"):
+        read_memory(pandas.DataFrame([["x.png", "y.png", 0]], columns=["path", "path", "label"]))
     with raises("bad-list", "species"):
         read_memory(pandas.DataFrame({"path": paths, "species": names}))
     with raises("bad-labels"):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 LOCATION, LIMIT = "LONGTAIL_CACHE", "LONGTAIL_CACHE_SIZE"  # environment variables
-DEFAULT_LIMIT = 10 * 2**30  # bytes
+DEFAULT_LIMIT, MAX_LIMIT = 10 * 2**30, 2**62  # bytes
 FILE_NAME = re.compile(r"[0-9a-f]{64}\.npz")
 UNITS = {"": 1, "B": 1} | {
     prefix + suffix: base**power
@@ -59,7 +59,7 @@ def size_limit() -> int:
     match, units = SIZE.fullmatch(text), {name.lower(): factor for name, factor in UNITS.items()}
     if match is None or match[2].lower() not in units:
         raise UserError(f"${LIMIT} {text!r}: it must be a size, such as 500MiB or 10GiB", kind="invalid-value")
-    return int(float(match[1]) * units[match[2].lower()])
+    return int(min(float(match[1]) * units[match[2].lower()], MAX_LIMIT))
 
 
 def make_key(parts: dict[str, Any]) -> str:

@@ -194,6 +194,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):
                     f"class_prior must have a weight of at least 0 for each of the {len(self.classes_)} classes, "
                     "and one above 0"
                 )
+        share_C = share_C / share_C.max()  # so that their sum is finite
         known_C = (share_C > 0) & (self.method_prior_ > 0)
         ratio_C = np.divide(share_C / share_C.sum(), self.method_prior_, out=np.ones_like(share_C), where=known_C)
         shift_C = np.where(share_C > 0, np.log(ratio_C), NEVER).astype(self.intercept_.dtype)

@@ -27,6 +27,7 @@ probability of the label and the predicted class by a network that was not train
 SUSPECTS = "suspects.csv"
 MAX_FEATURES_BYTES, MAX_PREDICTIONS_BYTES = 2**28, 2**30  # after decompression
 MAX_FEATURE_DIM, MAX_ID_LENGTH = 16_384, 4096
+MAX_IMAGES = 2**21
 MAX_FLOAT16 = 65_504  # features are stored in half precision
 MAX_COMPARED = 10_000  # images; the time grows with the square
 NEIGHBORS = 3  # of each class
@@ -49,7 +50,8 @@ class ImageFeatures:
     split: SplitName
     x_NF: np.ndarray
     labels_N: IntArray
-    ids_N: Sequence[str]
+    ids_N: np.ndarray
+    """Files below the folder of the data, or numbers in the data set."""
     items_N: IntArray
     """Numbers of the images, which name their thumbnails."""
     suggested_N: IntArray
@@ -59,9 +61,9 @@ class ImageFeatures:
 
     def take(self, rows: IntArray) -> "ImageFeatures":
         """Return some of the images."""
-        ids = [self.ids_N[row] for row in rows]
-        labels, items, suggested = self.labels_N[rows], self.items_N[rows], self.suggested_N[rows]
-        return ImageFeatures(self.split, self.x_NF[rows], labels, ids, items, suggested, self.probability_N[rows])
+        labels, ids, items = self.labels_N[rows], self.ids_N[rows], self.items_N[rows]
+        suggested, probability = self.suggested_N[rows], self.probability_N[rows]
+        return ImageFeatures(self.split, self.x_NF[rows], labels, ids, items, suggested, probability)
 
     def take_share(self, share: float) -> "ImageFeatures":
         """Return an evenly spaced share of the images, and at least one."""
@@ -99,15 +101,23 @@ NO_SUSPECTS = Suspects([], [])
 # Label errors
 
 
-def confident_classes(p_NC: FloatArray, y_N: IntArray) -> IntArray:
+def confidence_thresholds(p_N: FloatArray, y_N: IntArray, classes: int) -> FloatArray:
+    """Return the mean probability of each class among its own images (C,); infinity for a class without images.
+
+    Args:
+        p_N: The probability of the label of each image.
+        y_N: The labels.
+        classes: The number of classes.
+    """
+    images_C = np.bincount(y_N, minlength=classes)
+    return np.where(images_C > 0, np.bincount(y_N, p_N, classes) / np.maximum(images_C, 1), np.inf)
+
+
+def confident_classes(p_NC: FloatArray, threshold_C: FloatArray) -> IntArray:
     """Return the class that each image confidently belongs to (N,); -1 for none.
 
-    It is the most probable of the classes whose probability is at least the mean probability of the class among the images with
-    this label.
+    It is the most probable of the classes whose probability is at least the threshold of `confidence_thresholds`.
     """
-    sums_C = np.bincount(y_N, p_NC[np.arange(len(y_N)), y_N], p_NC.shape[1])
-    images_C = np.bincount(y_N, minlength=p_NC.shape[1])
-    threshold_C = np.where(images_C > 0, sums_C / np.maximum(images_C, 1), np.inf)
     confident_NC = np.where(p_NC >= threshold_C, p_NC, -1.0)
     best_N = confident_NC.argmax(1)
     return np.where(confident_NC.max(1) >= 0, best_N, -1)
@@ -125,9 +135,7 @@ def confident_suggestions(suggested_N: IntArray, probability_N: FloatArray, y_N:
         y_N: The labels.
     """
     classes = int(max(suggested_N.max(initial=0), y_N.max(initial=0))) + 1
-    images_C = np.bincount(y_N, minlength=classes)
-    mean_C = np.bincount(y_N, probability_N, classes) / np.maximum(images_C, 1)
-    threshold_C = np.where(images_C > 0, mean_C, np.inf)
+    threshold_C = confidence_thresholds(probability_N, y_N, classes)
     return np.where((suggested_N != y_N) & (1 - probability_N >= threshold_C[suggested_N]), suggested_N, -1)
 
 
@@ -235,7 +243,7 @@ def _make_suspect(
     images: ImageFeatures, row: int, suggested: int | None = None, original: Suspect | None = None, score: float = 0.0
 ) -> Suspect:
     item, label = int(images.items_N[row]), int(images.labels_N[row])
-    return Suspect(images.split, item, images.ids_N[row], label, suggested, original, score)
+    return Suspect(images.split, item, str(images.ids_N[row]), label, suggested, original, score)
 
 
 def thumbnail_name(suspect: Suspect) -> str:
@@ -317,7 +325,11 @@ def _read_training(folder: Path, classes: int) -> ImageFeatures | None:
     stored = files.read_arrays(folder / TRAINING_FEATURES, folder, MAX_FEATURES_BYTES)
     x_NF, y_N, ids_N = stored["features"], stored["labels"], stored["ids"]
     p_N, guess_N = stored["probabilities_label"], stored["suggested"]
-    if not _is_labels(guess_N, len(y_N), classes) or p_N.shape != y_N.shape or p_N.dtype.kind != "f":
+    if (
+        not all(_is_labels(labels_N, len(x_NF), classes) for labels_N in (y_N, guess_N))
+        or p_N.shape != y_N.shape
+        or p_N.dtype.kind != "f"
+    ):
         return None
     if not ((p_N >= 0) & (p_N <= 1.001)).all():  # false for NaN; half precision rounds
         return None
@@ -330,6 +342,8 @@ def _read_test(folder: Path, classes: int) -> ImageFeatures | None:
     stored = files.read_arrays(folder / FEATURES, folder, MAX_FEATURES_BYTES)
     predictions = files.read_arrays(folder / PREDICTIONS, folder, MAX_PREDICTIONS_BYTES)
     logits_NC, all_labels_N = predictions.get("logits"), predictions["labels"]
+    if len(all_labels_N) > MAX_IMAGES:
+        return None
     items_N = evenly_spaced(len(all_labels_N), len(stored["labels"]))
     if not np.array_equal(all_labels_N[items_N], stored["labels"]):
         return None
@@ -339,18 +353,29 @@ def _read_test(folder: Path, classes: int) -> ImageFeatures | None:
     if logits_NC is not None:  # otherwise there are too many classes, and only duplicates are searched
         if logits_NC.shape != (len(all_labels_N), classes) or logits_NC.dtype.kind != "f":
             return None
-        p_NC = _softmax(logits_NC.astype(np.float64))
-        suggested_N = confident_classes(p_NC, all_labels_N)[items_N]
-        p_N = p_NC[items_N, all_labels_N[items_N]]
+        rows = np.arange(len(all_labels_N))
+        blocks = zip(_split(all_labels_N), _softmax_blocks(logits_NC, rows), strict=True)
+        all_p_N = np.concatenate([p_BC[np.arange(len(y_B)), y_B] for y_B, p_BC in blocks])
+        threshold_C = confidence_thresholds(all_p_N, all_labels_N, classes)
+        blocks_BC = _softmax_blocks(logits_NC, items_N)
+        suggested_N = np.concatenate([confident_classes(p_BC, threshold_C) for p_BC in blocks_BC])
+        p_N = all_p_N[items_N]
     ids_N = stored.get("ids", items_N)
     return _make_features("test", stored["features"], stored["labels"], ids_N, items_N, suggested_N, p_N, classes)
 
 
-def _softmax(logits_NC: FloatArray) -> FloatArray:
-    if not np.isfinite(logits_NC).all():
-        raise ValueError("logits are not finite")
-    exp_NC = np.exp(logits_NC - logits_NC.max(1, keepdims=True))
-    return np.asarray(exp_NC / exp_NC.sum(1, keepdims=True))
+def _split(rows_N: IntArray) -> list[IntArray]:
+    return [rows_N[first : first + ROWS_AT_ONCE] for first in range(0, len(rows_N), ROWS_AT_ONCE)]
+
+
+def _softmax_blocks(logits_NC: FloatArray, rows_N: IntArray) -> Iterator[FloatArray]:
+    """Yield the probabilities of images in blocks, since those of all of them can take many times the memory of the logits."""
+    for rows_B in _split(rows_N):
+        logits_BC = logits_NC[rows_B].astype(np.float64)
+        if not np.isfinite(logits_BC).all():
+            raise ValueError("logits are not finite")
+        exp_BC = np.exp(logits_BC - logits_BC.max(1, keepdims=True))
+        yield exp_BC / exp_BC.sum(1, keepdims=True)
 
 
 def _is_labels(y_N: np.ndarray, n: int, classes: int) -> bool:
@@ -369,7 +394,7 @@ def _make_features(
 ) -> ImageFeatures | None:
     """Return the features of a split; None if shapes or types are wrong. Rows that are not finite are left out."""
     n = len(x_NF)
-    if x_NF.ndim < 2 or x_NF.dtype.kind != "f" or not _is_labels(y_N, n, classes):
+    if n > MAX_IMAGES or x_NF.ndim < 2 or x_NF.dtype.kind != "f" or not _is_labels(y_N, n, classes):
         return None
     if ids_N.shape != (n,) or ids_N.dtype.kind not in "iuU" or ids_N.dtype.itemsize > 4 * MAX_ID_LENGTH:
         return None
@@ -377,6 +402,5 @@ def _make_features(
     if not 0 < x_NF.shape[1] <= MAX_FEATURE_DIM:
         return None
     finite = np.flatnonzero((np.abs(x_NF) <= MAX_FLOAT16).all(1))  # false for NaN
-    ids = list(map(str, ids_N))
-    found = ImageFeatures(split, x_NF, y_N.astype(np.int64), ids, items_N, suggested_N, probability_N).take(finite)
+    found = ImageFeatures(split, x_NF, y_N.astype(np.int64), ids_N, items_N, suggested_N, probability_N).take(finite)
     return replace(found, x_NF=found.x_NF.astype(np.float32))

@@ -24,7 +24,7 @@ def test_copies_are_found_and_shown(tmp_path, monkeypatch):
     assert ("test/eel/copy.png", "test/cat/2.png") in pairs
     (images,) = read_splits(folder, 3)
     for name in ("test/eel/copy.png", "test/cat/2.png"):
-        assert (folder / f"examples/{images.items_N[images.ids_N.index(name)]}.png").exists()
+        assert (folder / f"examples/{images.items_N[images.ids_N.tolist().index(name)]}.png").exists()
 
 
 def test_training_images_get_thumbnails(tmp_path, monkeypatch):

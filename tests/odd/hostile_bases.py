@@ -23,6 +23,10 @@ FLAGS = [
     *("--method", "paco", "--train.epochs", "4", "--train.batch_size", "64", "--train.device", "cpu"),
     *("--train.checkpoint_every", "1", "--data.val_fraction", "0.2", "--log.progress", "none", "--log.gradients"),
 ]
+HEAD_FLAGS = [
+    *("--method", "balanced-softmax", "--train.epochs", "2", "--train.device", "cpu", "--log.progress", "none"),
+    *("--model.trainable", "head", "--data.cached_views", "1", "--data.folds", "2"),
+]
 MAPPED = 30  # rows kept of features.npz: t-SNE of more takes longer than all else
 THUMBNAILS = 3
 EXPORT = "model.safetensors"
@@ -60,7 +64,8 @@ class Place:
 class Case:
     number: int
     base: str
-    """finished, pair (two finished runs), begun or export."""
+    """finished, pair (two finished runs), begun, export, head (a finished run on cached features) or fresh (such a run that has
+    not finished)."""
     what: str
     """The change in words."""
     change: Callable[[Place, random.Random], str | None]
@@ -100,6 +105,7 @@ def build_bases(folder: Path) -> None:
         command("train", "digits-lt", *FLAGS, "--method", "ce", "--out", folder / "pair/other")
         with stop_after_epochs(2):
             command("train", "digits-lt", *FLAGS, "--out", folder / "begun", code=143)
+        command("train", "digits-lt", *HEAD_FLAGS, "--out", folder / "head")
         (folder / "export").mkdir()
         command(
             *("export", folder / "finished", "--to", "safetensors", "--prior", "train"),
@@ -107,8 +113,11 @@ def build_bases(folder: Path) -> None:
         )
     (folder / "export" / f"{EXPORT}.md").unlink()
     shutil.copytree(folder / "finished/seed0", folder / "pair/hostile/seed0")
-    for run in (folder / "finished/seed0", folder / "pair/hostile/seed0", folder / "pair/other/seed0"):
-        shorten_run(run)
+    for run in ("finished/seed0", "pair/hostile/seed0", "pair/other/seed0", "head/seed0"):
+        shorten_run(folder / run)
+    write_adapter(folder / "head/seed0")
+    shutil.copytree(folder / "head", folder / "fresh")
+    (folder / "fresh/seed0" / run_folder.METRICS).unlink()
     complete_run(folder / "finished/seed0")
     complete_run(folder / "begun/seed0")
     make_images(folder / "images")
@@ -157,8 +166,21 @@ def shorten_run(run: Path) -> None:
     index["confusions"][0]["items"] = kept
     (run / "examples/index.json").write_text(json.dumps(index))
     for file in (run / "examples").glob("*.png"):
-        if int(file.stem) not in kept:
+        if file.stem not in map(str, kept):
             file.unlink()
+
+
+def write_adapter(run: Path) -> None:
+    """Write adapter.safetensors with the tensors of the head; the file that only runs with pretrained weights have."""
+    header, data = values.split_safetensors((run / run_folder.MODEL).read_bytes())
+    kept = {name: about for name, about in header.items() if not name.startswith(("trunk.", "__"))}
+    content = b"".join(data[slice(*about["data_offsets"])] for about in kept.values())
+    start = 0
+    for about in kept.values():
+        size = about["data_offsets"][1] - about["data_offsets"][0]
+        about["data_offsets"], start = [start, start + size], start + size
+    metadata = {"__metadata__": {"frozen": "0" * 64}}
+    (run / run_folder.ADAPTER).write_bytes(values.join_safetensors(metadata | kept, content))
 
 
 def complete_run(run: Path) -> None:
@@ -240,6 +262,7 @@ def arguments(command: str, place: Place) -> list[str]:
         "from": ["train", "--from", run, "--out", "new", "--log.progress", "none"],
         "from-file": ["train", "--from", str(place.run / run_folder.CONFIG), "--out", "new", "--log.progress", "none"],
         "resume": ["train", "digits-lt", *FLAGS, "--out", run, "--resume"],
+        "resume-head": ["train", "digits-lt", *HEAD_FLAGS, "--out", run, "--resume"],
         "resume-tensorboard": ["train", "digits-lt", *FLAGS, "--log.loggers", "tensorboard", "--out", run, "--resume"],
         "resume-wandb": ["train", "digits-lt", *FLAGS, "--log.loggers", "wandb", "--out", run, "--resume"],
     }

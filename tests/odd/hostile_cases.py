@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from longtail import run_folder
+from longtail.suspects import SUSPECTS, TRAINING_FEATURES
 from tests.odd import hostile_values as values
 from tests.odd.hostile_bases import EXPORT, Case, Place, Spec
 from tests.odd.hostile_checkpoints import checkpoint_cases
@@ -55,7 +56,41 @@ PAIR_READERS = {
     "predictions.npz": ("report", "board"),
     run_folder.GRADIENTS: ("report", "gradient"),
 }
-READERS_OF = {"finished": READERS, "begun": BEGUN_READERS, "pair": PAIR_READERS}
+# Of runs on cached features: files that only they have, or read in another way.
+HEAD_READERS = {
+    run_folder.ADAPTER: ("predict", "export", "eval", "predict-table"),
+    run_folder.CALIBRATION: ("predict", "export", "report"),
+    run_folder.CROSS_VALIDATION: ("report", "board", "resume-head"),
+    TRAINING_FEATURES: ("report", "board", "eval"),
+    "features.npz": ("report", "board"),
+    "predictions.npz": ("report", "board"),
+}
+FRESH_READERS = {
+    run_folder.CONFIG: ("resume-head",),
+    run_folder.ENVIRONMENT: ("resume-head",),
+    run_folder.LOG: ("resume-head", "report"),
+    run_folder.LOCK: ("resume-head",),
+}
+FRESH_WRITTEN = {
+    "checkpoint": ("resume-head",),
+    "examples": ("resume-head",),
+    "features.npz": ("resume-head",),
+    "predictions.npz": ("resume-head",),
+    run_folder.ADAPTER: ("resume-head",),
+    run_folder.CALIBRATION: ("resume-head",),
+    run_folder.CROSS_VALIDATION: ("resume-head",),
+    run_folder.METRICS: ("resume-head",),
+    run_folder.MODEL: ("resume-head",),
+    SUSPECTS: ("resume-head",),
+    TRAINING_FEATURES: ("resume-head",),
+}
+READERS_OF = {
+    "finished": READERS,
+    "begun": BEGUN_READERS,
+    "pair": PAIR_READERS,
+    "head": HEAD_READERS,
+    "fresh": FRESH_READERS,
+}
 EXPORT_READERS = ("predict", "predict-train", "predict-csv", "predict-table", "export")
 # Names that commands write to, beside those that they read.
 WRITTEN = {
@@ -137,12 +172,19 @@ def file_cases() -> Iterator[Spec]:
     def spec(base: str, name: str, kind: str, commands: tuple[str, ...], late: bool = False) -> Spec:
         def change(place: Place, rng: random.Random) -> None:
             path = locate(place, name)
+            if name == run_folder.ADAPTER:  # which is read if there is no other file of the weights
+                (place.run / run_folder.MODEL).unlink()
             path.parent.mkdir(exist_ok=True)
             FILE_KINDS[kind](path, place.outside, rng)
 
         return base, f"{base} {name}: {kind}", change, commands, {"late": late}
 
-    for base, read, written in (("finished", READERS, WRITTEN), ("begun", BEGUN_READERS, BEGUN_WRITTEN)):
+    for base, read, written in (
+        ("finished", READERS, WRITTEN),
+        ("begun", BEGUN_READERS, BEGUN_WRITTEN),
+        ("head", HEAD_READERS, {}),
+        ("fresh", FRESH_READERS, FRESH_WRITTEN),
+    ):
         for name, commands in read.items():
             for kind in FILE_KINDS:
                 yield spec(base, name, kind, commands)
@@ -216,6 +258,10 @@ FIELD_CASES = {
     ("finished", run_folder.CALIBRATION): 7,
     ("finished", run_folder.SKIPPED): 2,
     ("finished", "examples/index.json"): 3,
+    ("head", run_folder.CALIBRATION): 2,
+    ("head", run_folder.CROSS_VALIDATION): 1,
+    ("fresh", run_folder.CONFIG): 1,
+    ("fresh", run_folder.LOG): 2,
     ("begun", run_folder.ENVIRONMENT): 2,
     ("begun", run_folder.LOG): 2,
     ("begun", run_folder.WANDB): 7,
@@ -235,8 +281,8 @@ def text_cases(bases: Path) -> Iterator[Spec]:
 
         return base, f"{base} {name}: {kind}", change, commands, {}
 
-    for base, table in (("finished", READERS), ("begun", BEGUN_READERS)):
-        for name, commands in table.items():
+    for base in ("finished", "begun", "head", "fresh"):
+        for name, commands in READERS_OF[base].items():
             if name.endswith((".json", ".jsonl")):
                 for kind in values.damaged_texts(""):
                     yield spec(base, name, kind, commands)
@@ -248,6 +294,7 @@ ARRAYS = {
     ("pair", "predictions.npz"): ("logits",),
     ("finished", run_folder.GRADIENTS): ("norms", "stages"),
     ("begun", run_folder.GRADIENTS): ("norms",),
+    ("head", TRAINING_FEATURES): ("features", "labels", "ids", "probabilities_label", "suggested"),
 }
 
 
@@ -296,19 +343,22 @@ def archive_cases(bases: Path) -> Iterator[Spec]:
 
 
 def weight_cases(bases: Path) -> Iterator[Spec]:
-    """Replace the header or the tensors of model.safetensors, in a run folder and as an exported file."""
+    """Replace the header or the tensors of a file of weights, in a run folder and as an exported file."""
 
-    def spec(base: str, kind: str, commands: tuple[str, ...]) -> Spec:
+    def spec(base: str, name: str, kind: str, commands: tuple[str, ...]) -> Spec:
         def change(place: Place, rng: random.Random) -> None:
-            file = place.run / EXPORT
+            if name == run_folder.ADAPTER:
+                (place.run / run_folder.MODEL).unlink()
+            file = place.run / name
             file.write_bytes(values.safetensors_damages(file.read_bytes())[kind]())
 
-        return base, f"{base} model.safetensors: {kind}", change, commands, {}
+        return base, f"{base} {name}: {kind}", change, commands, {}
 
     content = (bases / "export" / EXPORT).read_bytes()
     for kind in values.safetensors_damages(content):
-        yield spec("finished", kind, READERS[run_folder.MODEL])
-        yield spec("export", kind, EXPORT_READERS)
+        yield spec("finished", run_folder.MODEL, kind, READERS[run_folder.MODEL])
+        yield spec("export", EXPORT, kind, EXPORT_READERS)
+        yield spec("head", run_folder.ADAPTER, kind, HEAD_READERS[run_folder.ADAPTER])
 
 
 def description_cases(bases: Path) -> Iterator[Spec]:

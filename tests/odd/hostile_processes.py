@@ -52,6 +52,7 @@ class Workshop:
         lift_limits()
         sys.setrecursionlimit(20_000)  # folders may be nested deeply
         preload()
+        os.environ["LONGTAIL_CACHE"] = str(folder / "cache")
         hostile_bases.build_bases(self.bases)
         self.cases = hostile_cases.make_cases(self.bases)
         self.fast = fast_folder(folder)
@@ -185,7 +186,7 @@ def preload() -> None:
         "MPLBACKEND": "Agg",
         "LONGTAIL_COMMIT": "test",
         "LONGTAIL_DATA": "",
-        "JE_ARROW_MALLOC_CONF": "background_thread:false",  # for pyarrow, which pandas imports
+        "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow, which pandas imports, would start a thread
     }
     import sklearn.manifold
     import torch
@@ -205,11 +206,13 @@ GOOD = {
     "finished": ("report", "table", "predict", "export", "eval", "gradient", "latency", "from", "board", "resume"),
     "begun": ("resume", "resume-tensorboard", "resume-wandb", "report", "board"),
     "pair": ("report", "table"),
+    "head": ("report", "predict", "eval"),
+    "fresh": ("resume-head",),
     "export": ("predict-train", "predict-csv", "predict-table", "export"),
 }
 REAL = {
     *("report", "table", "predict", "predict-train", "predict-csv", "predict-table", "predict-weights"),
-    *("export", "eval", "gradient", "latency", "resume"),
+    *("export", "eval", "gradient", "latency", "resume", "resume-head"),
 }
 """Commands that can be run without what `patched` replaces."""
 
@@ -263,6 +266,7 @@ def environment(place: Place) -> dict[str, str]:
         "HOME": str(place.outside / "home"),
         "MPLCONFIGDIR": matplotlib.get_cachedir(),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])),
+        "LONGTAIL_CACHE": str(place.work / "cache"),
         "HF_HUB_OFFLINE": "1",
         "WANDB_MODE": "offline",
         **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), nowhere),

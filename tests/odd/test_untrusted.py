@@ -28,6 +28,7 @@ from longtail.reporting.live import LivePage
 from tests.conftest import tiny
 from tests.inference.made import finished_run
 from tests.odd.harness import within
+from tests.raises import fails
 from tests.report.made import FEW, make_run
 
 CPU = torch.device("cpu")
@@ -746,3 +747,9 @@ def test_class_counts_of_a_file_are_bounded(tmp_path):
     (tmp_path / "counts.txt").write_text("9 " * 2_000_000)
     with within(10):
         assert main(["theory", "--counts", str(tmp_path / "counts.txt")]) == 2
+
+
+def test_a_special_file_in_place_of_images_is_named(tmp_path, capsys):
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", Path("/dev/zero")):
+        fails(capsys, ["train", str(path)], "missing-file", "not a regular file")

@@ -42,12 +42,19 @@ def print_info() -> None:
     """Print location, number of files, size, limit and last use of the cache."""
     cache = FeatureCache()
     stored = cache.list_files()
-    last = time.strftime("%Y-%m-%d %H:%M", time.localtime(stored[-1].last_use)) if stored else "never"
     print(f"location:  {escape_nonprintable(cache.folder)}")
     print(f"files:     {len(stored):,}")
     print(f"size:      {format_size(sum(file.size for file in stored))}")
     print(f"limit:     {format_size(cache.limit)}")
-    print(f"last use:  {last}")
+    print(f"last use:  {format_time(stored[-1].last_use) if stored else 'never'}")
+
+
+def format_time(seconds: float) -> str:
+    """Return a time of a file, which may be any number, as local date and time."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    except (OSError, OverflowError, ValueError):
+        return "unknown"
 
 
 def clear() -> None:

@@ -203,7 +203,7 @@ def format_parse_error(box: str, full_flags: Sequence[str] = ()) -> str:
             parts[-1].append(line)
     message = parts[0] if "╭" in box else parts[1]  # an ASCII box has its title first
     message = message[: message.index("")] if "" in message else message
-    similar = [part[1].split()[0] for part in parts if part and part[0].startswith("Perhaps you meant")]
+    similar = [part[1].split()[0].rstrip(",") for part in parts if part and part[0].startswith("Perhaps you meant")]
     is_unknown = message[0].startswith("Unrecognized")
     hint = f": did you mean {[*full_flags, *similar][0]}?" if is_unknown and (full_flags or similar) else ""
     if message[0].endswith((" True", " False")):

@@ -304,15 +304,24 @@ def ignore_pillow_warnings() -> Iterator[None]:
 @contextmanager
 def open_image(encoded: bytes) -> "Iterator[Image.Image]":
     """The image of a file; anything that a decoder raises on a damaged one is a BadImage."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
-    try:
+    with decoding_error_as_bad_image():
         if not encoded:
             raise BadImage("the file is empty")
         _check_repetitions(encoded)
         with ignore_pillow_warnings(), Image.open(io.BytesIO(encoded), formats=supported_formats()) as image:
             _check_pixels(image)
             yield image
+
+
+@contextmanager
+def decoding_error_as_bad_image() -> Iterator[None]:
+    """Context manager that turns any exception of a decoder into a BadImage."""
+    from PIL import UnidentifiedImageError
+
+    try:
+        yield
     except BadImage:
         raise
     except UnidentifiedImageError as error:  # its message names an object in memory

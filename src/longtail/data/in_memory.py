@@ -211,7 +211,7 @@ def pair_images(images: Any, labels: Any, argument: str) -> LabeledImages:
     found = list_labels(labels, argument)
     try:
         count = len(images)
-    except TypeError as error:
+    except (TypeError, RuntimeError) as error:  # RuntimeError: a nested tensor
         raise UserError(
             f"{argument} has images of the type {type(images).__name__}: give an array, a tensor or a list"
         ) from error
@@ -246,7 +246,10 @@ def list_labels(labels: Any, argument: str) -> list[Any]:
         labels: A sequence, array or tensor.
         argument: The name of the argument, for messages.
     """
-    values = labels.tolist() if hasattr(labels, "tolist") else labels
+    try:
+        values = labels.tolist() if hasattr(labels, "tolist") else labels
+    except (TypeError, RuntimeError):  # a tensor without values, or of an unusual type
+        values = None
     if isinstance(values, str) or not hasattr(values, "__iter__"):
         raise UserError(f"{argument} has labels of the type {type(labels).__name__}: give a list", kind="bad-labels")
     return [to_label(value, argument) for value in values]
@@ -276,7 +279,11 @@ def read_frame(frame: Any, argument: str) -> LabeledImages:
         frame: The DataFrame.
         argument: The name of the argument, for messages.
     """
-    column = find_image_column(list(frame.columns), argument)
+    columns = list(frame.columns)
+    column = find_image_column(columns, argument)
+    for name in (column, LABEL_COLUMN):
+        if columns.count(name) > 1:
+            raise UserError(f"{argument} has several columns {name!r}: keep one of them", kind="bad-list")
     return pair_images(frame[column].tolist(), frame[LABEL_COLUMN], argument)
 
 
@@ -305,9 +312,16 @@ def read_torch(dataset: Any, argument: str) -> LabeledImages:
         argument: The name of the argument, for messages.
     """
     labels: list[Any] = [None] * len(dataset)
+    check_counts(len(labels), len(labels), argument)
 
     def read(index: int) -> Any:
-        item = dataset[index]
+        try:
+            item = dataset[index]
+        except Exception as error:  # code of the user, or of a library
+            raise UserError(
+                f"item {index} of {argument} cannot be read ({type(error).__name__}: {str(error)[:200]}): repair or remove it",
+                kind="bad-image",
+            ) from error
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise UserError(
                 f"item {index} of {argument} has the type {type(item).__name__}: items must be pairs (image, label)"
@@ -434,7 +448,9 @@ def check_files(paths: Sequence[Any], argument: str) -> list[Path]:
             raise UserError(f"image {index} of {argument} has the type {type(path).__name__}, and others are paths")
         check_text(str(path), f"image {index} of {argument}", "path")
     found = [Path(os.path.abspath(path)) for path in paths]
-    missing = [path for path in found if not path.exists()]
+    missing = [
+        path for path in found if not os.path.exists(path)
+    ]  # Path.exists raises errors, such as that of a long name
     if missing:
         raise UserError(
             f"{len(missing):,} of the {len(found):,} files of {argument} do not exist ({preview(missing)}): check the paths",

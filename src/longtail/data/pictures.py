@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtail.data.decode import BadImage, to_upright_rgb
+from longtail.data.decode import BadImage, decoding_error_as_bad_image, to_upright_rgb
 from longtail.data.lazy_images import ImageArray
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ def encode_picture(picture: Any) -> EncodedPicture:
     """Encode a PIL image, an array or a tensor as PPM, or as PGM if it is grayscale, which is fast and lossless."""
     image = to_pil_image(picture)
     is_gray = image.mode in GRAYSCALE_MODES
-    rgb = to_upright_rgb(image)
+    with decoding_error_as_bad_image():  # a PIL image of a file is decoded now
+        rgb = to_upright_rgb(image)
     pixels = rgb.tobytes()
     digest = hashlib.blake2b(f"{rgb.width}x{rgb.height} ".encode() + pixels, digest_size=8).hexdigest()
     kind, pixels = ("P5", rgb.getchannel(0).tobytes()) if is_gray else ("P6", pixels)
@@ -48,8 +49,11 @@ def to_pil_image(picture: Any) -> "Image.Image":
     if isinstance(picture, Image.Image):
         return picture
     if isinstance(picture, Tensor):
-        picture = picture.float() if picture.dtype == torch.bfloat16 else picture  # which NumPy does not have
-        picture = (picture.movedim(0, -1) if picture.dim() == 3 else picture).detach().cpu().numpy()
+        try:
+            picture = picture.float() if picture.dtype == torch.bfloat16 else picture  # which NumPy does not have
+            picture = (picture.movedim(0, -1) if picture.dim() == 3 else picture).detach().cpu().numpy()
+        except (TypeError, RuntimeError) as error:
+            raise BadImage(f"a tensor of the type {picture.dtype}, {picture.layout} cannot be converted") from error
     if not isinstance(picture, np.ndarray):
         raise BadImage(f"{type(picture).__name__} is not an image: give a path, a PIL image, an array or a tensor")
     picture = picture[..., None] if picture.ndim == 2 else picture

@@ -214,8 +214,9 @@ class Session:
             ) from error
         except (OSError, SafetensorError, DiskFullError) as error:
             parent = self.unfinished[seeds[0]].parent
+            fix = "free some space" if disk_full_text(error) else "check its files and their permissions"
             raise RunError(
-                f"cannot write to {parent} ({error_text(error)}): free some space and continue with --resume",
+                f"cannot write to {parent} ({error_text(error)}): {fix}, and continue with --resume",
                 kind="disk-full" if disk_full_text(error) else "not-writable",
             ) from error
         if is_exhausted:

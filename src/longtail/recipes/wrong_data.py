@@ -23,6 +23,11 @@ def wrong_data_error(path: Path, recipes: Iterable[str], list_suffixes: Sequence
     """
     if os.path.isfile(path):
         return UserError(f"{path} {describe_file(path.name.lower(), list_suffixes)}", kind="missing-file")
+    if os.path.lexists(path):  # a FIFO, a socket, a device, or a link to nothing
+        return UserError(
+            f"{path} is not a folder, and not a regular file: name a folder, shards or a list of images",
+            kind="missing-file",
+        )
     similar = files.find_similar_path(path)
     if len(path.parts) > 1:
         hint = f"did you mean {similar!r}?" if similar else "check the path"

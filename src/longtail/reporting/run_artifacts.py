@@ -22,6 +22,7 @@ from longtail.suspects import (
     MAX_FEATURE_DIM,
     MAX_FEATURES_BYTES,
     MAX_FLOAT16,
+    MAX_IMAGES,
     MAX_PREDICTIONS_BYTES,
     PREDICTIONS,
 )
@@ -39,7 +40,6 @@ MAX_THUMBNAIL_BYTES = 2**20  # thumbnails that longtail writes have at most 20 K
 MAX_THUMBNAIL_SIDE = 512  # pixels; thumbnails that longtail writes have at most 96
 MAX_LOG_BYTES, MAX_LOG_LINES, MAX_LOG_VALUES = 2**24, 200_000, 1000  # the last: values in a line
 MAX_INDEX_BYTES, MAX_EXAMPLE_ROWS, MAX_EXAMPLE_IMAGES = 2**22, 50, 20  # limits of examples/index.json
-MAX_TEST_IMAGES = 2**21
 
 
 def read_log(run: run_folder.StartedRun) -> list[dict[str, Any]]:
@@ -193,7 +193,7 @@ def test_counts(run: run_folder.FinishedRun) -> IntArray | None:
     try:
         y_N = files.read_arrays(run.folder / PREDICTIONS, run.folder, MAX_PREDICTIONS_BYTES)["labels"]
         classes = len(run.metrics["per_class"])
-        if y_N.ndim != 1 or len(y_N) > MAX_TEST_IMAGES or y_N.dtype.kind not in "iu":
+        if y_N.ndim != 1 or len(y_N) > MAX_IMAGES or y_N.dtype.kind not in "iu":
             return None
         if len(y_N) and not 0 <= y_N.min() <= y_N.max() < classes:
             return None
@@ -222,7 +222,7 @@ def _read_predictions(path: Path, _: float) -> StoredPredictions | None:
     try:
         stored = files.read_arrays(path, path.parent, MAX_PREDICTIONS_BYTES)
         y_N = stored["labels"]
-        if len(y_N) > MAX_TEST_IMAGES:
+        if len(y_N) > MAX_IMAGES:
             return None
         predicted_N = stored["logits"].argmax(1) if "logits" in stored else stored["top_classes"][:, 0]
         is_valid = y_N.ndim == 1 and y_N.shape == predicted_N.shape and len(y_N) > 0 and y_N.dtype.kind in "iu"
