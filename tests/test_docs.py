@@ -207,6 +207,16 @@ def test_readme_shows_demo_test_and_installation():
         assert command.split() in shown, command
 
 
+@pytest.mark.parametrize("folder", ["src", "docs", "examples", "benchmarks", "notebooks", "."])
+def test_hints_install_the_package_from_a_checkout(folder):
+    """The package is on no index, so that `pip install longtail` installs nothing, or something else."""
+    files = [path for kind in ("py", "md", "ipynb", "toml", "cff") for path in (ROOT / folder).glob(f"*.{kind}")]
+    files += [] if folder == "." else (ROOT / folder).rglob("*.py")
+    assert files
+    wrong = re.compile(r"pip\s+install\s+(-\S+\s+)*[\\'\"]*longtail\b")
+    assert [named(path) for path in files if wrong.search(path.read_text())] == []
+
+
 def test_every_method_stands_in_the_docs():
     text = (ROOT / "docs/methods.md").read_text()
     assert [

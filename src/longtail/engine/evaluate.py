@@ -307,7 +307,7 @@ def latency(method: methods.Method, source: Split, views: Views, device: torch.d
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the peak memory in bytes: of the GPU if there is one, otherwise of the process; 0 if the system does not tell it."""
+    """Return the peak memory in bytes: of the GPU if there is one, otherwise of the process; 0 if unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
     if resource is None:
