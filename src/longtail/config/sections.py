@@ -167,8 +167,9 @@ class ModelConfig(Section):
     trainable: Literal["all", "last-block", "lora", "adapter", "head"] = "all"
     """Which parts of a pretrained network are trained. `last-block`: the last block; of a ResNet the convolutions before it
     are frozen but not the batch norms, as in released PaCo on Places-LT, of other networks all before it, including
-    batch-norm statistics. `lora`: low-rank updates of linear layers and 1x1 convolutions (needs `pip install
-    peft`); `adapter`: AdaptFormer, a small module beside the MLP of each transformer block; `head`: the head only. These three freeze the backbone, including batch-norm statistics."""
+    batch-norm statistics. `lora`: low-rank updates of linear layers and 1x1 convolutions (needs `pip install peft`);
+    `adapter`: AdaptFormer, a small module beside the MLP of each transformer block; `head`: the head only. These three
+    freeze the backbone, including batch-norm statistics."""
     rank: Annotated[int, interval(0, 1024)] = 0
     """`lora`: rank of the updates; `adapter`: width of the modules. 0: 8 for `lora`; for `adapter` the largest power of 2
     with which all modules together have at most as many weights as the classifier."""
