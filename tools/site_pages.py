@@ -28,6 +28,7 @@ SOURCES = {
     "results/index.md": "results/README.md",
     "framework.svg": "src/longtail/reporting/framework.svg",
     "site.css": "tools/site.css",
+    "iframe-worker.js": "tools/iframe-worker.js",
     "CITATION.cff": "CITATION.cff",
     "constraints.txt": "constraints.txt",
     "LICENSE.txt": "LICENSE",
@@ -55,6 +56,8 @@ MODULES = {
 }
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 FENCE = re.compile(r"(^```.*?^```)", re.S | re.M)
+NESTED_ITEM = re.compile(r"^((?:  )+)(?=- )", re.M)
+WITHOUT_NAVIGATION = "index.md"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -86,11 +89,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrite links between files of the repository to links between pages of the site."""
+    """Rewrite links between files of the repository to links between pages of the site, and indent nested lists by four."""
     address = page.file.src_uri
+    if address == WITHOUT_NAVIGATION:
+        page.meta["hide"] = ["navigation"]
     source = SOURCES.get(address, f"docs/{address}")
     parts = FENCE.split(markdown)
-    parts[::2] = [LINK.sub(lambda m: m[1] + find_address(m[2], source, address) + m[3], part) for part in parts[::2]]
+    for i in range(0, len(parts), 2):
+        linked = LINK.sub(lambda m: m[1] + find_address(m[2], source, address) + m[3], parts[i])
+        parts[i] = NESTED_ITEM.sub(r"\1\1", linked)
     return "".join(parts)
 
 
@@ -145,13 +152,11 @@ def format_reference() -> dict[str, str]:
 
 
 def format_names(module: Any) -> str:
-    """Return a line for mkdocstrings for each public function and class of a module, named where it is defined."""
+    """Return a line for mkdocstrings for each public function and class of a module, with the name of its definition."""
     names = getattr(module, "__all__", None) or [name for name, value in vars(module).items() if is_own(value, module)]
-    values = {name: getattr(module, name) for name in names if not name.startswith("_")}
-    places = {
-        name: f"{value.__module__}.{value.__qualname__}" for name, value in values.items() if is_documented(value)
-    }
-    return "".join(f"\n::: {place}\n" for name, place in places.items())
+    values = [getattr(module, name) for name in names if not name.startswith("_")]
+    shown = sorted(filter(is_documented, values), key=inspect.isclass)  # functions first
+    return "".join(f"\n::: {value.__module__}.{value.__qualname__}\n" for value in shown)
 
 
 def is_own(value: Any, module: Any) -> bool:
