@@ -80,6 +80,7 @@ def test_every_block_has_a_known_language():
 # Commands
 
 SMALL = "--model.name resnet8_cifar --data.image_size 32 --train.device cpu"
+WITH_LINEAR_LAYERS = "convnext_atto"  # for low-rank updates
 SHORT = {
     "train": f"--train.epochs 1 --train.batch_size 256 --train.seeds 0 --log.gradients --data.val_fraction 0.2 {SMALL}",
     "compare": f"--methods ce supcon ride-2 --epochs 1 --seeds 0 {SMALL}",
@@ -93,6 +94,8 @@ def shortened(words: list[str]) -> list[str]:
     """Return the words after `longtail`, with settings for a short run."""
     verb, rest = words[0], [word for word in words[1:] if word != "--model.pretrained"]  # no downloads
     extra = shlex.split(SHORT.get(verb, ""))
+    if "lora" in rest:
+        extra = [WITH_LINEAR_LAYERS if word == "resnet8_cifar" else word for word in extra]
     for flag in (word for word in extra if word.startswith("--")):
         if flag in rest:
             at = rest.index(flag)

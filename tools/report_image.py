@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 import longtail
 
 OUT = Path(__file__).resolve().parents[1] / "docs/report.png"
-SIZE = (1280, 1080)  # pixels
+SIZE = (1280, 1010)  # pixels
 MAX_BYTES, COLORS, BORDER = 400 * 1024, 256, "#c8cad6"
 
 
