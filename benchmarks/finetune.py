@@ -21,7 +21,7 @@ from longtail.config import Config, DataConfig, ModelConfig, OptimConfig
 from longtail.data.sources import load
 from longtail.engine.device import choose_device
 from longtail.engine.train import train
-from longtail.models.weights import pretrained_normalization
+from longtail.models.weights import pretrained_input
 from longtail.reporting.result_rows import make_rows
 from longtail.reporting.significance import compare_seeds
 
@@ -57,7 +57,7 @@ def configure(method: str, learns: str, data: DataConfig, args: argparse.Namespa
     return replace(
         config,
         data=replace(data, image_size=args.size),
-        views=replace(config.views, normalize=pretrained_normalization(args.model)),
+        views=replace(config.views, normalize=pretrained_input(args.model).normalize),
         model=ModelConfig(name=args.model, pretrained=pretrained, trainable="head" if learns == "head" else "all"),
         method=replace(config.method, **known),
         optim=OptimConfig(

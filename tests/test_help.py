@@ -112,7 +112,7 @@ def test_help_shows_the_values_for_a_recipe_with_the_given_flags(capsys):
 def test_help_shows_the_values_that_are_chosen_for_a_folder(capsys, tmp_path):
     folder = str(images(tmp_path / "pets"))
     shown = show(capsys, "train", folder, "--epochs", "7", "--help")
-    config = resolve_training([folder, "--train.epochs", "7"])[2]
+    config = resolve_training([folder, "--train.epochs", "7"])[2].config
     chosen = (7, config.optim.lr, config.train.batch_size, config.data.image_size, config.model.name)
     assert all(f"[{value}]" in shown for value in chosen)
     assert "[7]" in show(capsys, "compare", folder, "--epochs", "7", "--help")
@@ -134,7 +134,7 @@ def test_short_names_set_the_same_values(capsys, tmp_path):
     found, expected = (
         resolve_training(parse.expand_short_flags(kind, [folder, *flags.split()]))[2] for flags in (short, full)
     )
-    assert found == expected and found.train.epochs == 3 and found.model.name == "resnet8_cifar"
+    assert found == expected and found.config.train.epochs == 3 and found.config.model.name == "resnet8_cifar"
 
 
 def test_own_flags_of_a_command_are_not_replaced():

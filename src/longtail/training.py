@@ -8,18 +8,21 @@ import contextlib
 import functools
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from longtail import recipes, run_folder
 from longtail.config import Config, DataConfig, list_settings
+from longtail.durations import parse_duration
 from longtail.errors import UserError, unknown_name
+from longtail.plan import Plan
 from longtail.progress import is_main_process, log_info, terminal_width
 
 if TYPE_CHECKING:
     from longtail.autoconfig import ChosenConfig
+    from longtail.engine.time_budget import TimeLimit
 
 SHARED_SECTIONS = ("data", "views", "model", "optim", "train", "log")  # sections that do not depend on the method
 ALL_SECTIONS = ("method", *SHARED_SECTIONS)
@@ -46,18 +49,6 @@ class RecipeChoice(NamedTuple):
     network: str | None = None
     augment: str | None = None
     strategy: int | None = None
-
-
-class Plan(NamedTuple):
-    """What is trained: a configuration, or the one of several candidates that cross-validation selects."""
-
-    config: Config
-    candidates: tuple[Config, ...] = ()
-
-    @property
-    def method(self) -> str:
-        """The name of the method, for the name of the output folder."""
-        return AUTO if len({config.method.name for config in self.candidates}) > 1 else self.config.method.name
 
 
 # Training from Python
@@ -88,6 +79,7 @@ def train(
     test: Any = None,
     from_run: Path | str | None = None,
     loaded: Any = None,
+    time_limit: str | float | None = None,
     **settings: Any,
 ) -> list[Path]:
     """Train one run for each seed in OUT/seedN and evaluate it, as `longtail train` does; return the run folders.
@@ -103,6 +95,8 @@ def train(
         test: Test images in memory; None: a fifth of each class, unless `data` contains test images.
         from_run: A run folder or a config.json to train again, in place of `data`; a run of images in memory needs both.
         loaded: The images that a Config describes: a loaded data set, or images in memory.
+        time_limit: For the user's images: the time that all runs together may take, in seconds or as "90s", "10m" or "1.5h".
+            Settings that are not given are reduced so that the estimated time fits.
         **settings: `method`, `imbalance`, `setting`, `network`, `augment` and `strategy`, which select a recipe, and settings.
             `model` may be an nn.Module that returns one vector per image.
     """
@@ -111,7 +105,31 @@ def train(
 
     is_loaded = loaded is None or isinstance(loaded, DataSet)
     with prepare(data, out, resume, test, from_run, settings, None if is_loaded else loaded) as (plan, folder):
-        return train_config(plan.config, folder, resume, loaded if is_loaded else None, plan.candidates)
+        limit = make_time_limit(plan, time_limit, resume)
+        return train_config(plan.config, folder, resume, loaded if is_loaded else None, plan.candidates, limit)
+
+
+def make_time_limit(plan: Plan, value: str | float | None, resume: bool) -> "TimeLimit | None":
+    """Return the time limit of a plan; None if there is none, or if a run is continued whose settings are known.
+
+    Args:
+        plan: The plan.
+        value: The time limit as the user has given it.
+        resume: Whether existing runs are continued.
+    """
+    from longtail.engine.time_budget import TimeLimit
+
+    if value is None:
+        return None
+    seconds = parse_duration(value)
+    if plan.adapt is not None:
+        return TimeLimit(seconds, plan)
+    if resume:
+        return None
+    raise UserError(
+        "--time-limit is for your own images, whose settings are chosen automatically: set --train.epochs instead",
+        kind="conflict",
+    )
 
 
 def choose_config(data: Any, *, test: Any = None, **settings: Any) -> Config:
@@ -345,21 +363,21 @@ def choose_for_images(
         choice: The arguments that select a recipe.
         given: Settings that are given. They are not changed.
     """
-    from longtail.autoconfig import choose, inspect_data, with_values
+    from longtail.autoconfig import choose_plan, inspect_data, with_values
 
-    chosen = choose(name, inspect_data(data, device), choice.method, given, choice.imbalance)
-    log_choices(chosen)
-    if choice.strategy is None:
-        return Plan(chosen.config, chosen.candidates)
-    return Plan(with_values(recipes.with_strategy(chosen.config, choice.strategy), given))
+    facts, strategy = inspect_data(data, device), choice.strategy
+    plan = choose_plan(name, facts, choice.method, given, choice.imbalance, log_choices)
+    if strategy is None:
+        return plan
+    return plan.map(lambda config: with_values(recipes.with_strategy(config, strategy), given))
 
 
-def log_choices(chosen: "ChosenConfig", exclude: str = "") -> None:
+def log_choices(chosen: "ChosenConfig", exclude: Collection[str] = ()) -> None:
     """Log chosen settings with their reasons, on the first process of each machine.
 
     Args:
         chosen: The chosen settings.
-        exclude: A flag that is not listed.
+        exclude: Flags that are not listed.
     """
     if is_main_process():
         log_info("\n".join(chosen.describe(exclude, terminal_width())))
@@ -367,6 +385,8 @@ def log_choices(chosen: "ChosenConfig", exclude: str = "") -> None:
 
 def check_not_a_run(path: str | Path) -> None:
     """Raise a UserError if the path of the images is a run folder."""
+    if not os.path.exists(path):  # also if the path is too long to exist
+        return
     if (Path(path) / run_folder.CONFIG).exists() or any(Path(path).glob(f"seed*/{run_folder.CONFIG}")):
         command = f"longtail train --from {shlex.quote(str(path))}"
         raise UserError(f"{path} is a run, not a folder of images: to train it again, use `{command}`", kind="conflict")

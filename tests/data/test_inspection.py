@@ -143,7 +143,12 @@ def test_places_that_cannot_be_written_are_told_before_anything_is_read(folder, 
         out, err = capsys.readouterr()
         assert not out and f"--json {place}" in err and err.count("\n") == 1
     fails(capsys, ["data", "inspect", "x" * 300], "unknown-name", "x" * 300)
-    fails(capsys, ["data", "inspect", str(folder), "--data.test_list", "x.txt"], "conflict", "--data.test_list")
+    fails(
+        capsys,
+        ["data", "inspect", str(folder), "--data.test_list", str(folder / "x.txt")],
+        "missing-file",
+        "--data.test_list",
+    )
 
 
 def test_the_verb_shard_and_mistakes(folder, capsys, tmp_path_factory):

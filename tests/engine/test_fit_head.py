@@ -62,7 +62,7 @@ def test_learns(name):
     with torch.no_grad():
         accuracy = (method(x_test[0]).argmax(1) == y_test).double().mean()
     assert accuracy > 0.9
-    assert len(rows) == (0 if name == "ncm" else 40 if name in ("lws", "mislas") else 20)
+    assert len(rows) == (0 if name in ("ncm", "logistic-regression") else 40 if name in ("lws", "mislas") else 20)
     assert not rows or rows[-1]["loss"] < rows[0]["loss"] or name == "mislas"
 
 
@@ -71,10 +71,12 @@ def test_is_a_function_of_the_seed(name):
     x, y_N = make_set((8, 4))
     one, again, other = (weights(fit(name, x, y_N, classes=2, seed=seed, epochs=1)) for seed in (0, 0, 1))
     assert all(torch.equal(again[k], v) for k, v in one.items())
-    assert name == "ncm" or any(not torch.equal(other[k], v) for k, v in one.items())
+    is_deterministic = name in ("ncm", "logistic-regression")
+    assert is_deterministic or any(not torch.equal(other[k], v) for k, v in one.items())
 
 
-@pytest.mark.parametrize("name", [name for name in LINEAR if name != "ncm"])  # cosines depend on the shift
+# Cosines depend on the shift, and the regularization of scikit-learn's regression on the scale.
+@pytest.mark.parametrize("name", [name for name in LINEAR if name not in ("ncm", "logistic-regression")])
 def test_shift_and_scale_of_features_do_not_matter(name):
     x, y_N = make_set()
     one, other = fit(name, x, y_N, epochs=2), fit(name, 7 * x - 3, y_N, epochs=2)

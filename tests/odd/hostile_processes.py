@@ -185,6 +185,7 @@ def preload() -> None:
         "MPLBACKEND": "Agg",
         "LONGTAIL_COMMIT": "test",
         "LONGTAIL_DATA": "",
+        "JE_ARROW_MALLOC_CONF": "background_thread:false",  # for pyarrow, which pandas imports
     }
     import sklearn.manifold
     import torch

@@ -7,8 +7,8 @@ The rules are reasonable defaults; each setting can be changed by its flag.
 
 from longtail.autoconfig.config_choices import Choice, with_values
 from longtail.autoconfig.facts import Facts, inspect_data
-from longtail.autoconfig.rules import ChosenConfig, choose
+from longtail.autoconfig.rules import ChosenConfig, choose, choose_plan
 from longtail.deprecated import find_renamed
 
-__all__ = ["Choice", "ChosenConfig", "Facts", "choose", "inspect_data", "with_values"]
+__all__ = ["Choice", "ChosenConfig", "Facts", "choose", "choose_plan", "inspect_data", "with_values"]
 __getattr__ = find_renamed(__name__, {"Chosen": "ChosenConfig", "look": "inspect_data"})

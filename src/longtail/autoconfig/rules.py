@@ -3,8 +3,8 @@
 Method, network, views, batch size and length, contrast, learning rates, validation split.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +15,7 @@ from longtail.config import Config
 from longtail.engine.fit_head import supports_features
 from longtail.methods import find_method
 from longtail.models.weights import find_timm_config, pretrained_input
+from longtail.plan import Plan
 from longtail.theory import OPTIMUM, auto_alpha
 
 HEADER = "Settings selected for this data and machine (override with the flags shown):"
@@ -31,14 +32,14 @@ class ChosenConfig(NamedTuple):
     candidates: tuple[Config, ...] = ()
     """The configurations from which cross-validation selects one, `config` first; empty without cross-validation."""
 
-    def describe(self, exclude: str = "", width: int | None = None) -> list[str]:
+    def describe(self, exclude: Collection[str] = (), width: int | None = None) -> list[str]:
         """Return lines that list the choices with their reasons, and the warnings.
 
         Args:
-            exclude: A flag that is not listed.
+            exclude: Flags that are not listed.
             width: Columns of the terminal. If the lines do not fit, each reason is on a line of its own.
         """
-        choices = [choice for choice in self.choices if choice.flag != exclude]
+        choices = [choice for choice in self.choices if choice.flag not in exclude]
         flag_width, value_width = (max(len(choice[column]) for choice in choices) for column in (0, 1))
         lines = [f"  {c.flag:{flag_width}}  {c.value:{value_width}}  {c.reason}" for c in choices]
         if width and max(map(len, lines)) > width:
@@ -74,6 +75,35 @@ def choose(
             candidates.append(choose_for_method(images, facts, name, tried, imbalance).config)
     candidates = list(dict.fromkeys(candidates))  # given values may make some of them equal
     return first._replace(config=candidates[0], candidates=tuple(candidates))
+
+
+def choose_plan(
+    images: str | Path,
+    facts: Facts,
+    method: str | None = None,
+    given: Mapping[str, Any] | None = None,
+    imbalance: float | None = None,
+    report: Callable[[ChosenConfig], None] = lambda _: None,
+) -> Plan:
+    """Return what is trained on images, as chosen by `choose`, which describes the arguments.
+
+    Args:
+        images: See `choose`.
+        facts: See `choose`.
+        method: See `choose`.
+        given: See `choose`.
+        imbalance: See `choose`.
+        report: Called with the choices.
+    """
+    given = dict(given or {})
+    chosen = choose(images, facts, method, given, imbalance)
+    report(chosen)
+
+    def adapt(values: Mapping[str, Any]) -> Plan:
+        plan = choose_plan(images, facts, method, {**values, **given}, imbalance)
+        return replace(plan, given=frozenset(given))
+
+    return Plan(chosen.config, chosen.candidates, adapt, frozenset(given))
 
 
 def choose_for_method(
@@ -435,6 +465,8 @@ HEAD_SETTINGS = {
     "ldam-drw": ((0.1, 0.05),),
     "balanced-softmax": ((0.05, 0.1),),
     "paco": ((0.02, 0.1),),
+    "logistic-regression": ((0.05, 0.02),),  # without effect, as for ncm: these heads are computed without steps
+    "ncm": ((0.05, 0.02),),
 }
 """Learning rates and weight decays among which cross-validation selects for heads on cached features (docs/log.md)."""
 DEFAULT_HEAD_SETTINGS = ((0.05, 0.02), (0.02, 0.1))

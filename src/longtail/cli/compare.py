@@ -10,7 +10,14 @@ from tyro.conf import Positional, arg
 
 from longtail import recipes
 from longtail.cli.console import make_screen, print_lines
-from longtail.cli.parse import check_data_paths, parse_arguments, reject_both, scan_flags, take_data_argument
+from longtail.cli.parse import (
+    check_data_paths,
+    normalize_flag,
+    parse_arguments,
+    reject_both,
+    scan_flags,
+    take_data_argument,
+)
 from longtail.cli.resolve_config import (
     SHARED_SECTIONS,
     check_not_a_run,
@@ -19,6 +26,7 @@ from longtail.cli.resolve_config import (
     select_sections,
 )
 from longtail.config import Config, DataConfig, LogConfig, ModelConfig, OptimConfig, TrainConfig, ViewsConfig
+from longtail.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +36,17 @@ class Compare:
     images: Annotated[Positional[str], arg(name="data", metavar="DATA")]
     """A recipe name (`longtail recipes` lists them), or a folder, shards or a list (.txt .csv .tsv .json) of your images."""
     methods: tuple[str, ...] = ("ce", "balanced-softmax", "paco")
-    """Names of methods (`longtail recipes` lists them), or all."""
+    """Names of methods (`longtail recipes` lists them), or all. The default also has logistic-regression and ncm if the
+    features of a frozen backbone are cached."""
     seeds: tuple[int, ...] | None = None
     """Each method is trained once per seed; tests of significance need at least three (default: 0 1 2, or --train.seeds)."""
     imbalance: float | None = None
     """Imbalance factor: size of the largest class divided by that of the smallest class."""
     epochs: int | None = None
     """Epochs of each method (default: those of the recipe, or --train.epochs); second stages are scaled accordingly."""
+    time_limit: Annotated[str | None, arg(metavar="TIME")] = None
+    """For your own images: reduce cached views, folds, candidates and epochs so that all runs together take about this time,
+    such as 90s, 10m or 1.5h. Settings that you give are not changed."""
     out: Path | None = None
     """Output folder (default: runs/compare-DATA-IMBALANCE). Runs that are finished there are not trained again."""
     data: DataConfig
@@ -54,8 +66,8 @@ class Comparison(NamedTuple):
     """The parsed arguments."""
     sections: dict[str, Any]
     """The sections of the configuration that all methods share, by name."""
-    budget: Callable[[str], Config] | None
-    """Returns the configuration of a method by its name, for the user's images."""
+    budget: Callable[[str], Plan] | None
+    """Returns the plan of a method by its name, for the user's images."""
     config: Config
     """The configuration of cross-entropy, or of the recipe with the given settings."""
 
@@ -69,10 +81,12 @@ def run_compare(args: list[str]) -> None:
     from longtail.reporting.table import to_rich
 
     def change(config: Config) -> Config:
-        return replace(config, **sections)
+        return config if budget else replace(config, **sections)
 
     out, screen = given.out or default_out(name, config), make_screen()
-    rows = compare(name, given.methods, out, given.seeds, given.imbalance, given.epochs, change, budget)
+    methods = given.methods if "methods" in map(normalize_flag, args) else None
+    seeds, limit = given.seeds, given.time_limit
+    rows = compare(name, methods, out, seeds, given.imbalance, given.epochs, change, budget, limit)
     screen.print(to_rich(rows, screen.width))
     print_lines(summary_lines(rows))
     print(f"written to {out}/table.md, {out}/table.json and {out}/comparison.png")
@@ -94,10 +108,9 @@ def resolve_comparison(args: list[str]) -> Comparison:
     recipes.select_methods(given.methods)  # reports unknown names
     sections, budget = select_sections(given, SHARED_SECTIONS), None
     if recipes.is_user_data(name):
-        settings = get_given_settings(args, given)
+        settings = {"train.seeds": given.train.seeds} | get_given_settings(args, given)
         if given.epochs is not None:
             settings["train.epochs"] = given.epochs
         budget = choose_budget(name, given.data, given.train.device, settings, given.imbalance)
-        sections = select_sections(budget("ce"), SHARED_SECTIONS)
-        sections["train"] = replace(sections["train"], seeds=given.train.seeds)
+        sections = select_sections(budget("ce").config, SHARED_SECTIONS)
     return Comparison(name, given, sections, budget, replace(config, **sections))

@@ -13,6 +13,7 @@ from typing import Any
 from longtail import recipes
 from longtail.cli.parse import check_path, scan_flags
 from longtail.config import Config, DataConfig, PaCo
+from longtail.plan import Plan
 from longtail.training import (
     ALL_SECTIONS,
     SHARED_SECTIONS,
@@ -59,10 +60,10 @@ def get_given_settings(args: list[str], parsed: Any) -> dict[str, Any]:
 
 def choose_budget(
     name: str, data: DataConfig, device: str, given: Mapping[str, Any], imbalance: float | None
-) -> Callable[[str], Config]:
+) -> Callable[[str], Plan]:
     """Choose the settings with which methods are compared on the user's images, and print the main ones with their reasons.
 
-    Return a function that returns the configuration of a method by its name.
+    Return a function that returns the plan of a method by its name.
 
     Args:
         name: Path to the images.
@@ -71,11 +72,14 @@ def choose_budget(
         given: Settings that are given on the command line. They are not changed.
         imbalance: The value of --imbalance.
     """
-    from longtail.autoconfig import choose, inspect_data
+    from longtail.autoconfig import choose, choose_plan, inspect_data
 
     facts = inspect_data(data, device)
-    log_choices(choose(name, facts, "paco", given, imbalance), exclude="--method")
-    return lambda method: choose(name, facts, method, given, imbalance).config
+    chosen = choose(name, facts, "paco", given, imbalance)
+    # Cross-validation selects these for each method.
+    selected = ("--optim.lr", "--optim.weight_decay") if chosen.candidates else ()
+    log_choices(chosen, exclude=("--method", *selected))
+    return lambda method: choose_plan(name, facts, method, given, imbalance)
 
 
 def choose_queue_and_batch(name: str) -> dict[str, int]:

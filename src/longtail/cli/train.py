@@ -21,14 +21,15 @@ from longtail.config import (
     ViewsConfig,
 )
 from longtail.errors import UserError
+from longtail.plan import Plan
 from longtail.training import (
     ALL_SECTIONS,
-    Plan,
     RecipeChoice,
     default_out,
     is_automatic,
     load_stored_run,
     make_base,
+    make_time_limit,
     rerun_config,
     resolve_config,
     select_sections,
@@ -61,6 +62,9 @@ class Train:
     """Output folder (default: runs/RECIPE-METHOD-IMBALANCE, followed by setting, network and augmentation if given)."""
     resume: bool = False
     """Continue the runs in OUT."""
+    time_limit: Annotated[str | None, arg(metavar="TIME")] = None
+    """For your own images: reduce cached views, folds, candidates and epochs so that all runs together take about this time,
+    such as 90s, 10m or 1.5h. Settings that you give are not changed."""
     verbose: bool = False
     """Show all metrics at the end: also calibration error, k-NN accuracy, latency, and accuracy under shifted class
     frequencies."""
@@ -108,7 +112,8 @@ def run_train(args: list[str]) -> None:
 
     options = (given.setting, given.network, given.augment)
     out = given.out or default_out(name, given.method_name or plan.method, plan.config, *options)
-    folders = train(plan.config, out, given.resume, candidates=plan.candidates)
+    limit = make_time_limit(plan, given.time_limit, given.resume)
+    folders = train(plan.config, out, given.resume, candidates=plan.candidates, limit=limit)
     if is_main_process():
         print_result_tables(table(folders), given.verbose)
         print_baseline(folders)

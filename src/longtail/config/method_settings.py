@@ -220,7 +220,7 @@ class NCMSettings(MethodConfig):
     """Kang et al., 2020: nearest class mean."""
 
     name: ClassVar[str] = "ncm"
-    title: ClassVar[str] = "NCM"
+    title: ClassVar[str] = "Nearest class mean"
 
     distance: Literal["cosine", "l2"] = "cosine"
     """Distance between a feature and the mean feature of a class's training images."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from longtail.config import Config
 from longtail.data.samplers import derive_seed
-from longtail.engine.fit_head import fit_head
+from longtail.engine.fit_head import count_epochs, fit_head
 from longtail.engine.predictions import calibrate, compute_logits
 from longtail.metrics import shot_groups
 
@@ -103,7 +103,7 @@ def predict_out_of_fold(
     classes: int,
     fold_N: Tensor,
     seed: int,
-    on_fit: Callable[[], None] = lambda: None,
+    advance: Callable[[int], None] = lambda _: None,
 ) -> OutOfFold:
     """Return the predictions for the plain image of each fold, by a head that is trained on the other folds.
 
@@ -114,19 +114,20 @@ def predict_out_of_fold(
         classes: The number of classes.
         fold_N: The fold of each image.
         seed: The seed of the fits.
-        on_fit: Called after each fit, for a progress display.
+        advance: Called with numbers of finished epochs, for a progress display. A fit without epochs counts as one.
     """
     logits, rows, prior_C = [], [], torch.empty(0)
     for fold in sorted(set(fold_N.tolist()) - {ALWAYS_TRAINED}):
         held = (fold_N == fold).to(y_N.device)
         train, test = (~held).nonzero()[:, 0], held.nonzero()[:, 0]
         val = (views_VNF[0, train], y_N[train])  # for methods that select a setting: the images outside of the fold
-        method = fit_head(views_VNF[:, train], y_N[train], config, classes, seed, val)
+        method = fit_head(views_VNF[:, train], y_N[train], config, classes, seed, val, lambda _: advance(1))
+        if not count_epochs(method):
+            advance(1)
         with torch.no_grad():
             logits.append(torch.cat(list(compute_logits(method.classify, views_VNF[0, test], classes))))
         rows.append(test)
         prior_C = method.prior()
-        on_fit()
     rows_N = torch.cat(rows)
     return OutOfFold(torch.cat(logits), prior_C, y_N[rows_N], rows_N)
 
@@ -160,7 +161,7 @@ def select_config(
     counts_C: np.ndarray,
     folds: int,
     seed: int = 0,
-    on_fit: Callable[[], None] = lambda: None,
+    advance: Callable[[int], None] = lambda _: None,
 ) -> Selection:
     """Compare configurations by cross-validation, and select the one with the highest balanced accuracy.
 
@@ -173,7 +174,7 @@ def select_config(
         counts_C: The number of training images of each class.
         folds: The number of folds.
         seed: The seed of folds and fits.
-        on_fit: Called after each fit.
+        on_epoch: Called after each epoch of each fit.
     """
     fold_N = assign_folds(y_N.cpu(), folds, seed)
     varied = find_varied_settings(candidates)
@@ -181,7 +182,7 @@ def select_config(
     best: tuple[float, OutOfFold] | None = None
     selected = 0
     for number, config in enumerate(candidates):
-        found = predict_out_of_fold(views_VNF, y_N, config, len(counts_C), fold_N, seed, on_fit)
+        found = predict_out_of_fold(views_VNF, y_N, config, len(counts_C), fold_N, seed, advance)
         result = evaluate_candidate(config, found, counts_C, varied[number])
         results.append(result)
         if best is None or result.accuracy > best[0]:

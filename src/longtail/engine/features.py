@@ -41,7 +41,9 @@ BLOCK = 4 * BATCH
 MIN_PIXELS = 10_000_000
 """Number of pixels, of all views together, from which `make_fast_forward` saves more time than it takes."""
 PROBE_IMAGES = 8
-"""Images of a batch that is timed for an estimate."""
+"""The largest number of images of a batch that is timed for an estimate."""
+PASSES_PER_PROBE_IMAGE = 300
+"""Forward passes to estimate for each image of a batch that is timed, so that an estimate takes at most 2 % of the time."""
 MIN_REPORTED = 10.0
 """Seconds from which the estimated time is logged."""
 
@@ -67,11 +69,7 @@ def cached_features(
         device: The device that computes views and features.
         show: Display the progress and the estimated time.
     """
-    extraction = Extraction(config, trunk, device)
-    plans = extraction.plan_data_set(data)
-    extraction.run(plans, show)
-    train, test, *val = (plan.x_VNF for plan in plans)
-    return FrozenFeatures(train, val[0][0] if val else None, test[0])
+    return Extraction(config, trunk, device).run_data_set(data, config.data.cached_views, show)
 
 
 def split_features(
@@ -110,16 +108,34 @@ def estimate_seconds(config: Config, data: DataSet, trunk: Trunk, device: torch.
         device: The device that computes views and features.
     """
     extraction = Extraction(config, trunk, device)
-    plans = extraction.plan_data_set(data)
+    plans = extraction.plan_data_set(data, config.data.cached_views)
     if not any(plan.missing for plan in plans):
         return 0.0
-    forward = extraction.make_forward(plans)
-    extraction.time_batch(data.train, forward)
-    timed = [extraction.time_batch(data.train, forward) for _ in range(2)]
-    plain, query = (sum(seconds) / len(timed) for seconds in zip(*timed, strict=True))
-    images = sum(plan.num_images(block) for plan in plans for block in plan.missing)
-    passes = sum(plan.num_passes for plan in plans)
-    return images * plain + max(passes - images, 0) * query
+    return extraction.time_passes(data.train, plans).estimate(plans, config.data.cached_views)
+
+
+class PassTimes(NamedTuple):
+    """Measured times of a forward pass."""
+
+    plain: float
+    """Seconds to read an image and compute the features of its plain view."""
+    query: float
+    """Seconds to compute the features of another view of it."""
+
+    def estimate(self, plans: "list[SplitPlan]", num_views: int) -> float:
+        """Return the seconds to compute what is missing of the plain images and of some augmented views.
+
+        Args:
+            plans: What has to be computed.
+            num_views: The number of augmented views, at most that of the plans.
+        """
+        missing = [
+            (plan.num_images(block), sum(view <= num_views for view in views))
+            for plan in plans
+            for block, views in plan.missing.items()
+        ]
+        read = sum(images for images, views in missing if views)
+        return read * self.plain + (sum(images * views for images, views in missing) - read) * self.query
 
 
 class SplitPlan:
@@ -167,17 +183,20 @@ class Extraction:
         self.views = Views(config.views, size, kernels) if views is None else views
         self.weights = hash_weights(trunk.body)
         self.cache = FeatureCache()
+        self._digests: dict[int, list[str]] = {}  # hashes of the blocks of images, by the `id` of their split
 
     # Planning
 
-    def plan_data_set(self, data: DataSet) -> list[SplitPlan]:
-        """Return the plans of the training, test and validation images, in this order."""
-        splits = [(data.train, self.config.data.cached_views), (data.test, 0), *([(data.val, 0)] if data.val else [])]
+    def plan_data_set(self, data: DataSet, num_views: int) -> list[SplitPlan]:
+        """Return the plans of the training images with augmented views, the test and the validation images, in this order."""
+        splits = [(data.train, num_views), (data.test, 0), *([(data.val, 0)] if data.val else [])]
         return [self.plan(split, num_views) for split, num_views in splits]
 
     def plan(self, split: Split, num_views: int) -> SplitPlan:
         """Read the stored features of a split, and return what has to be computed."""
-        digests = hash_images(split)
+        if id(split) not in self._digests:
+            self._digests[id(split)] = hash_images(split)
+        digests = self._digests[id(split)]
         keys = [[self.make_key(split, digest, view) for view in range(1 + num_views)] for digest in digests]
         plan = SplitPlan(split, keys, torch.empty(1 + num_views, len(split.labels), self.trunk.width))
         plan.digests = digests
@@ -222,6 +241,19 @@ class Extraction:
         if sum(math.prod(plan.x_VNF.shape[:2]) for plan in plans) * size**2 < MIN_PIXELS:
             return make_plain_forward(body, self.device)
         return _reuse_fast_forward(body, self.weights, size, self.device)
+
+    def run_data_set(self, data: DataSet, num_views: int, show: bool) -> FrozenFeatures:
+        """Return the features of a data set. What is missing is computed and stored.
+
+        Args:
+            data: The images.
+            num_views: Number of augmented views of each training image.
+            show: Display the progress and the estimated time.
+        """
+        plans = self.plan_data_set(data, num_views)
+        self.run(plans, show)
+        train, test, *val = (plan.x_VNF for plan in plans)
+        return FrozenFeatures(train, val[0][0] if val else None, test[0])
 
     def run(self, plans: list[SplitPlan], show: bool) -> None:
         """Compute and store what is missing. Blocks that are finished are kept if this is interrupted.
@@ -273,16 +305,38 @@ class Extraction:
             return self.views.plain(*batch)
         return self.views.query(batch.images, rng, batch.size_N2)
 
-    def time_batch(self, split: Split, forward: Forward) -> tuple[float, float]:
-        """Return the seconds per image to read it and compute the features of the plain view, and those of another view."""
-        indices = np.linspace(0, len(split.labels) - 1, PROBE_IMAGES).astype(np.int64)
+    def time_passes(self, split: Split, plans: list[SplitPlan]) -> PassTimes:
+        """Return the times of a forward pass, from two timed batches after a warm-up.
+
+        A batch has at most `PROBE_IMAGES` images, and fewer if little is to be computed.
+
+        Args:
+            split: The images that are used.
+            plans: What has to be computed.
+        """
+        images = min(max(sum(plan.num_passes for plan in plans) // PASSES_PER_PROBE_IMAGE, 1), PROBE_IMAGES)
+        is_stored = not any(plan.missing for plan in plans)
+        forward = make_plain_forward(self.trunk.body, self.device) if is_stored else self.make_forward(plans)
+        self.time_batch(split, forward, images)
+        timed = [self.time_batch(split, forward, images) for _ in range(2)]
+        return PassTimes(*(sum(seconds) / len(timed) for seconds in zip(*timed, strict=True)))
+
+    def time_batch(self, split: Split, forward: Forward, images: int) -> tuple[float, float]:
+        """Return the seconds per image to read it and compute the features of the plain view, and those of another view.
+
+        Args:
+            split: The images.
+            forward: Computes features.
+            images: The number of images of the batch.
+        """
+        indices = np.linspace(0, len(split.labels) - 1, images).astype(np.int64)
         rng, times = torch.Generator(self.device).manual_seed(0), [time.perf_counter()]
         with exact_float32(self.device):
-            (batch,) = iterate_frames(split, indices, PROBE_IMAGES, self.device)
+            (batch,) = iterate_frames(split, indices, images, self.device)
             for view in range(2):
                 forward(self.make_view(batch, view, rng)).cpu()
                 times.append(time.perf_counter())
-        return (times[1] - times[0]) / PROBE_IMAGES, (times[2] - times[1]) / PROBE_IMAGES
+        return (times[1] - times[0]) / images, (times[2] - times[1]) / images
 
 
 _fast_forwards: "weakref.WeakKeyDictionary[nn.Module, tuple[tuple[Any, ...], Forward]]" = weakref.WeakKeyDictionary()

@@ -134,7 +134,7 @@ def fit_head(
     method.check(val is not None)
     if weight_N is not None:
         check_can_weight_images(method)
-    first = max((i for i, stage in enumerate(method.stages) if stage.replaces_head), default=0)
+    first = find_first_stage(method)
     head, scaling = method.net.head, None
     if isinstance(head, nn.Linear) and any(stage.epochs for stage in method.stages[first:]):
         scaling = Scaling.of(views_VNF[0], head.bias is not None, weight_N)
@@ -157,6 +157,16 @@ def fit_head(
     if isinstance(head, nn.Linear):
         exclude_classes(head, counts_C == 0)
     return method
+
+
+def find_first_stage(method: Method) -> int:
+    """Return the index of the first stage that is trained on stored features: earlier ones affect the backbone only."""
+    return max((i for i, stage in enumerate(method.stages) if stage.replaces_head), default=0)
+
+
+def count_epochs(method: Method) -> int:
+    """Return the number of epochs of all stages that are trained on stored features."""
+    return sum(stage.epochs for stage in method.stages[find_first_stage(method) :])
 
 
 def check_can_weight_images(method: Method) -> None:

@@ -6,8 +6,11 @@ any other network. A head takes seconds, so these runs have no checkpoints: an i
 with the same result.
 """
 
+import contextlib
+import functools
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,15 +20,15 @@ import torch
 from torch import Tensor
 
 from longtail import files, methods, run_folder
-from longtail.config import Config, differences
+from longtail.config import Config, differences, to_dict
 from longtail.data.sources import DataSet
 from longtail.distributed import is_distributed
 from longtail.engine.cross_validation import OutOfFold, Selection, calibrate_out_of_fold, select_config
 from longtail.engine.device import to_device
 from longtail.engine.environment import describe_model, write_start_files
 from longtail.engine.evaluate import Evaluator, peak_memory
-from longtail.engine.features import FrozenFeatures, cached_features
-from longtail.engine.fit_head import check_supports_features, fit_head, make_feature_method
+from longtail.engine.features import Extraction, FrozenFeatures
+from longtail.engine.fit_head import check_supports_features, count_epochs, fit_head, make_feature_method
 from longtail.engine.loggers import Log, Loggers, truncate_log
 from longtail.engine.run_lock import contains_run
 from longtail.engine.signals import StopSignals
@@ -33,8 +36,9 @@ from longtail.errors import Interrupted, UserError
 from longtail.losses.numerics import percent_correct
 from longtail.methods.logistic import fit_logistic_regression
 from longtail.models.backbones import Trunk
-from longtail.progress import log_info
+from longtail.progress import log_info, open_progress
 from longtail.suspects import TRAINING_FEATURES
+from longtail.text import pluralize
 from longtail.views import Views
 
 
@@ -51,28 +55,94 @@ class HeadRun:
     step_mode: str = "cached"
 
 
-class HeadTrainer:
-    """Trains the heads of all seeds of a configuration on features that are computed once."""
+class FrozenBackbone:
+    """A frozen backbone and its features of a data set, which the heads of several methods and seeds share."""
 
-    def __init__(self, config: Config, data: DataSet, device: torch.device, is_verbose: bool = False) -> None:
-        """Compute the features, or read them from the cache.
+    def __init__(self, config: Config, data: DataSet, device: torch.device) -> None:
+        """Create the backbone. The features are computed when they are needed.
+
+        Args:
+            config: The configuration; the settings of method and head are not used.
+            data: The images.
+            device: The device for the features and the heads.
+        """
+        check_config(config)
+        self.data, self.device = data, device
+        start = time.perf_counter()
+        self.trunk = make_frozen_trunk(config, data, device)
+        self.extraction = Extraction(config, self.trunk, device)
+        self.y_N = torch.from_numpy(data.train.labels).to(device)
+        self.latencies: dict[str, float] = {}  # see Evaluator
+        self.seconds = time.perf_counter() - start
+        self._features: FrozenFeatures | None = None
+
+    def compute_features(self, num_views: int, show: bool) -> FrozenFeatures:
+        """Return the features on the device. They are computed, or read from the cache, at the first call.
+
+        Args:
+            num_views: Number of augmented views of each training image.
+            show: Display the progress.
+        """
+        if self._features is None or len(self._features.train_VNF) != 1 + num_views:
+            start = time.perf_counter()
+            train_VNF, val_NF, test_NF = self.extraction.run_data_set(self.data, num_views, show)
+            val_NF = None if val_NF is None else val_NF.to(self.device)
+            self._features = FrozenFeatures(train_VNF.to(self.device), val_NF, test_NF.to(self.device))
+            self.seconds += time.perf_counter() - start
+        return self._features
+
+    @functools.cached_property
+    def logistic_top1(self) -> float:
+        """The test accuracy in percent of a logistic regression on the features of the plain images."""
+        assert self._features is not None
+        x_NF, test_NF = self._features.train_VNF[0], self._features.test_NF
+        weight_CF, bias_C = fit_logistic_regression(x_NF, self.y_N, len(self.data.train.counts))
+        guess_M = (test_NF @ weight_CF.T + bias_C).argmax(1)
+        return percent_correct(guess_M, torch.from_numpy(self.data.test.labels).to(self.device)).item()
+
+
+class Backbones:
+    """The frozen backbones of several runs, by the settings of data, views and network on which their features depend."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, FrozenBackbone] = {}
+
+    def find(self, config: Config, data: DataSet, device: torch.device) -> FrozenBackbone:
+        """Return the backbone of a configuration. It is created at the first call.
 
         Args:
             config: The configuration.
             data: The images.
             device: The device for the features and the heads.
+        """
+        check_config(config)
+        settings = to_dict(config)
+        counted = {"cached_views", "folds"}  # a backbone has features of any number of views
+        parts = {key: value for key, value in settings["data"].items() if key not in counted}
+        seed = config.train.seeds[0]
+        key = json.dumps([parts, settings["views"], settings["model"], seed, str(device)], sort_keys=True, default=str)
+        if key not in self.made:
+            self.made[key] = FrozenBackbone(config, data, device)
+        return self.made[key]
+
+
+class HeadTrainer:
+    """Trains the heads of all seeds of a configuration on features that are computed once."""
+
+    def __init__(self, config: Config, backbone: FrozenBackbone, is_verbose: bool = False) -> None:
+        """Compute the features, or read them from the cache.
+
+        Args:
+            config: The configuration.
+            backbone: The frozen backbone with the images.
             is_verbose: Whether messages are printed.
         """
         check_config(config)
-        self.config, self.data, self.device, self.is_verbose = config, data, device, is_verbose
+        self.config, self.backbone, self.is_verbose = config, backbone, is_verbose
+        self.data, self.device, self.trunk, self.y_N = backbone.data, backbone.device, backbone.trunk, backbone.y_N
         self.selection: Selection | None = None
-        start = time.perf_counter()
-        self.trunk = make_frozen_trunk(config, data, device)
-        train_VNF, val_NF, test_NF = cached_features(config, data, self.trunk, device, is_verbose)
-        val_NF = None if val_NF is None else val_NF.to(device)
-        self.features = FrozenFeatures(train_VNF.to(device), val_NF, test_NF.to(device))
-        self.y_N = torch.from_numpy(data.train.labels).to(device)
-        self.seconds = {"features": time.perf_counter() - start, "selection": 0.0}
+        self.features = backbone.compute_features(config.data.cached_views, is_verbose)
+        self.selection_seconds = 0.0
 
     def select(self, candidates: Sequence[Config]) -> None:
         """Select a configuration by cross-validation, and show the results.
@@ -85,15 +155,24 @@ class HeadTrainer:
             return
         start = time.perf_counter()
         if self.is_verbose:
-            log_info(f"cross-validation: {len(candidates)} candidates, {folds} folds")
-        self.selection = select_config(
-            self.features.train_VNF, self.y_N, candidates, self.data.train.counts, folds, self.config.train.seeds[0]
-        )
+            log_info(f"cross-validation: {pluralize(len(candidates), 'candidate')}, {folds} folds")
+        y_N, counts_C, seed = self.y_N, self.data.train.counts, self.config.train.seeds[0]
+        with self._show_epochs(candidates, folds) as advance:
+            self.selection = select_config(self.features.train_VNF, y_N, candidates, counts_C, folds, seed, advance)
         self.config = candidates[self.selection.selected]
-        self.seconds["selection"] = time.perf_counter() - start
+        self.selection_seconds = time.perf_counter() - start
         if self.is_verbose:
             for line in describe_selection(self.selection):
                 log_info(line)
+
+    def _show_epochs(
+        self, candidates: Sequence[Config], folds: int
+    ) -> contextlib.AbstractContextManager[Callable[[int], None]]:
+        """Return the progress display of a cross-validation, which counts the epochs of all fits."""
+        counts_C = torch.from_numpy(self.data.train.counts)
+        heads = [make_feature_method(config, counts_C, self.trunk.width) for config in candidates]
+        epochs = folds * sum(max(count_epochs(method), 1) for method in heads)
+        return open_progress(epochs, "cross-validation", "epochs", self.is_verbose)
 
     def train(self, seed: int, folder: Path) -> None:
         """Train and evaluate the head of one seed in a locked folder.
@@ -114,7 +193,7 @@ class HeadTrainer:
             log_info(f"{folder}: {describe_model(run)}")
         with Loggers(folder, config, seed) as loggers, StopSignals() as stop:
             start = time.perf_counter()
-            epochs = sum(stage.epochs for stage in run.method.stages)
+            epochs = count_epochs(run.method)
             with Log(
                 folder / run_folder.LOG,
                 epochs,
@@ -126,7 +205,7 @@ class HeadTrainer:
                 run.method = self.fit(seed, rows)
             cost = {
                 "seconds": time.perf_counter() - start,
-                "setup_seconds": sum(self.seconds.values()),
+                "setup_seconds": self.backbone.seconds + self.selection_seconds,
                 "together": 1,
                 "peak_memory": peak_memory(self.device),
             }
@@ -160,20 +239,14 @@ class HeadTrainer:
             stored[id(self.data.val)] = self.features.val_NF
         views = Views(self.config.views, self.config.data.image_size)
         batch = self.config.train.batch_size
-        evaluator = Evaluator(run.method, self.data, views, self.device, batch, stored, self.is_verbose)
+        latencies = self.backbone.latencies
+        evaluator = Evaluator(run.method, self.data, views, self.device, batch, stored, self.is_verbose, latencies)
         if self.selection is not None:
             files.write_json(run.folder / run_folder.CROSS_VALIDATION, self.selection.to_dict())
             write_training_features(run.folder, self.data, self.features.train_VNF[0], self.selection.out_of_fold)
             if self.data.val is None:
                 files.write_json(run.folder / run_folder.CALIBRATION, calibrate_out_of_fold(self.selection.out_of_fold))
-        return evaluator.finish(run.folder, cost | {"logistic_top1": self.measure_baseline()})
-
-    def measure_baseline(self) -> float:
-        """Return the test accuracy in percent of a logistic regression on the features of the plain images."""
-        x_NF = self.features.train_VNF[0]
-        weight_CF, bias_C = fit_logistic_regression(x_NF, self.y_N, len(self.data.train.counts))
-        guess_M = (self.features.test_NF @ weight_CF.T + bias_C).argmax(1)
-        return percent_correct(guess_M, torch.from_numpy(self.data.test.labels).to(self.device)).item()
+        return evaluator.finish(run.folder, cost | {"logistic_top1": self.backbone.logistic_top1})
 
 
 class EpochRows:

@@ -37,12 +37,13 @@ from longtail.engine.failures import (
     suggest_smaller_batch,
     suggest_smaller_model,
 )
-from longtail.engine.head_runs import HeadTrainer, find_stored_candidate
+from longtail.engine.head_runs import Backbones, HeadTrainer, find_stored_candidate
 from longtail.engine.loggers import Log, Loggers, check_loggers
 from longtail.engine.loop import fit, train_step
 from longtail.engine.meter import NonFiniteError
 from longtail.engine.run_lock import check_folders, contains_run, find_unfinished, lock_folder
 from longtail.engine.signals import StopSignals
+from longtail.engine.time_budget import TimeLimit, plan_time, read_reduced_settings
 from longtail.engine.trainer import Trainer
 from longtail.errors import (
     DiskFullError,
@@ -54,6 +55,7 @@ from longtail.errors import (
     error_text,
 )
 from longtail.files import RefusedFile
+from longtail.plan import Plan
 from longtail.progress import log_info
 
 
@@ -63,6 +65,8 @@ def train(
     resume: bool = False,
     data: DataSet | None = None,
     candidates: Sequence[Config] = (),
+    limit: TimeLimit | None = None,
+    backbones: Backbones | None = None,
 ) -> list[Path]:
     """Train one run for each seed in OUT/seedN and evaluate it, as `longtail train` does; return the run folders.
 
@@ -76,6 +80,9 @@ def train(
         data: The images that `config.data` describes, if they are loaded already.
         candidates: With `data.cached_views`: configurations from which cross-validation selects one, in place of `config`.
             They differ from it in the settings of the head only.
+        limit: A time limit, with the plan in place of `config` and `candidates`. Settings are reduced to fit into it.
+        backbones: Frozen backbones of earlier calls, whose features are used again. The time of the training is then not
+            estimated, because it is a part of a longer work.
     """
     if not isinstance(config, Config):
         raise UserError(f"train takes a Config, such as recipes.digits_lt(), got {type(config).__name__}")
@@ -83,8 +90,9 @@ def train(
     with preserve_global_settings(), report_peer_failure():
         device = start_processes(choose_device(config.train.device))
         check_same_settings(config, out, resume)
-        candidates = [with_world_size(candidate) for candidate in candidates]
-        with Session(with_world_size(config), Path(out), resume, device, data, candidates) as session:
+        plan = limit.plan if limit else Plan(config, tuple(candidates))
+        seconds = limit.seconds if limit else None
+        with Session(plan.map(with_world_size), Path(out), resume, device, data, seconds, backbones) as session:
             for seeds in session.seed_groups():
                 session.train_seeds(seeds)
         return list(session.folders.values())
@@ -95,31 +103,33 @@ class Session:
 
     def __init__(
         self,
-        config: Config,
+        plan: Plan,
         out: Path,
         resume: bool,
         device: torch.device,
         data: DataSet | None = None,
-        candidates: Sequence[Config] = (),
+        time_limit: float | None = None,
+        backbones: Backbones | None = None,
     ) -> None:
         """Check the run folders and load the images. All processes must do this.
 
         Args:
-            config: The configuration, with the number of processes.
+            plan: The configuration, with the number of processes, and the candidates of cross-validation.
             out: The folder above the run folders.
             resume: Whether existing runs are continued.
             device: The device of this process.
             data: The images, if they are loaded already.
-            candidates: Configurations from which cross-validation selects one.
+            time_limit: The time limit in seconds. It has no effect on runs that are continued.
+            backbones: Frozen backbones of earlier calls; None: the time is estimated.
         """
-        self.resume, self.device, self.candidates = resume, device, list(candidates)
+        self.resume, self.device, self.time_limit = resume, device, time_limit
         self.heads: HeadTrainer | None = None
-        self.is_verbose = config.log.progress != "none" and is_main_process()
+        self.is_verbose = plan.config.log.progress != "none" and is_main_process()
+        self.is_planned, self.backbones = backbones is not None, backbones or Backbones()
         self.locks = contextlib.ExitStack()
-        self.folders = {seed: out / f"seed{seed}" for seed in config.train.seeds}
-        if resume and (stored := find_stored_candidate(self.candidates, list(self.folders.values()))):
-            config, self.candidates = stored, []
-        self.config = config
+        self.folders = {seed: out / f"seed{seed}" for seed in plan.config.train.seeds}
+        self.plan = self._continue_plan(plan) if resume else plan
+        self.config = config = self.plan.config
         run_on_main(check_folders, self.folders.values(), config, resume)
         run_on_main(check_seeds, self.folders)
         self.data = self.load_data() if data is None else data
@@ -128,6 +138,27 @@ class Session:
         for folder in self.folders.values():
             if self.is_verbose and folder not in self.unfinished.values():
                 log_info(f"{folder} is finished already")
+
+    def _continue_plan(self, plan: Plan) -> Plan:
+        """Return the plan with the settings with which existing runs were started; the plan itself if there are none."""
+        folders = list(self.folders.values())
+        reduced = read_reduced_settings(folders) if self.time_limit and plan.adapt else None
+        if reduced is not None and plan.adapt is not None:
+            plan = plan.adapt(reduced)
+        stored = find_stored_candidate(plan.candidates, folders)
+        self.is_planned = self.is_planned or any(contains_run(folder) for folder in folders)
+        return Plan(stored) if stored else plan
+
+    def _plan_time(self) -> None:
+        """Log the estimated time, and reduce settings to fit into the time limit. Runs that are continued do not change."""
+        if self.is_planned or (not self.is_verbose and self.time_limit is None):
+            return
+        self.is_planned = True
+        folder = next(iter(self.folders.values()))
+        (self.plan,) = plan_time(
+            [self.plan], [self.data], [folder], self.device, self.backbones, self.time_limit, self.is_verbose
+        )
+        self.config = self.plan.config
 
     def __enter__(self) -> "Session":
         return self
@@ -207,6 +238,7 @@ class Session:
 
     def _train_seeds(self, seeds: Sequence[int], trainers: list[Trainer]) -> None:
         """Create the trainers, append them to a list, and train those in parallel that are at the same step."""
+        self._plan_time()
         if self.config.data.cached_views:
             return self._train_heads(seeds)
         for seed in seeds:
@@ -217,8 +249,9 @@ class Session:
     def _train_heads(self, seeds: Sequence[int]) -> None:
         """Train heads on cached features. The first call computes the features and selects the configuration."""
         if self.heads is None:
-            self.heads = HeadTrainer(self.config, self.data, self.device, self.is_verbose)
-            self.heads.select(self.candidates or [self.config])
+            backbone = self.backbones.find(self.config, self.data, self.device)
+            self.heads = HeadTrainer(self.config, backbone, self.is_verbose)
+            self.heads.select(self.plan.candidates or [self.config])
             self.config = self.heads.config
         for seed in seeds:
             folder = self.unfinished[seed]

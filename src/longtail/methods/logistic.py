@@ -20,14 +20,14 @@ class LogisticRegression(CrossEntropy, settings="logistic-regression"):
     config: cfg.LogisticRegressionSettings
 
     def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
-        return self.first_stage(config), Stage("regression", 0, config.optim)
+        return self.first_stage(config), Stage("regression", 0, config.optim, replaces_head=True)
 
     @torch.no_grad()
     def on_stage_start(self, start: StageData) -> None:
         if self.stage.name != "regression":
             return
         x_NF, y_N = start.train()
-        weight_CF, bias_C = fit_logistic_regression(x_NF, y_N, len(self.log_prior_C), self.config.C)
+        weight_CF, bias_C = fit_logistic_regression(x_NF, y_N, len(self.log_prior_C), self.config.C, start.weight_N)
         if self.linear.bias is None:
             bias_C.zero_()
         else:
@@ -39,7 +39,9 @@ class LogisticRegression(CrossEntropy, settings="logistic-regression"):
         return uniform_prior(super().prior())
 
 
-def fit_logistic_regression(x_NF: Tensor, y_N: Tensor, classes: int, C: float = 1.0) -> tuple[Tensor, Tensor]:
+def fit_logistic_regression(
+    x_NF: Tensor, y_N: Tensor, classes: int, C: float = 1.0, weight_N: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the weights (C, F) and biases (C,) of a class-balanced logistic regression.
 
     A class without images is never predicted.
@@ -49,18 +51,21 @@ def fit_logistic_regression(x_NF: Tensor, y_N: Tensor, classes: int, C: float = 
         y_N: The labels.
         classes: The number of classes.
         C: The inverse strength of the regularization, as in scikit-learn.
+        weight_N: The weight of each image; None for equal weights.
     """
     from sklearn.linear_model import LogisticRegression as Regression
 
     present = y_N.unique()
-    weight_CF = torch.zeros(classes, x_NF.shape[1], device=x_NF.device)
-    bias_C = torch.full((classes,), torch.finfo(torch.float32).min, device=x_NF.device)
+    weight_CF = x_NF.new_zeros(classes, x_NF.shape[1])
+    bias_C = x_NF.new_full((classes,), torch.finfo(torch.float32).min)
     if len(present) == 1:
         bias_C[present] = 0.0
         return weight_CF, bias_C
-    fitted = Regression(C=C, class_weight="balanced", max_iter=1000).fit(x_NF.cpu().numpy(), y_N.cpu().numpy())
-    weight, bias = torch.from_numpy(fitted.coef_).float(), torch.from_numpy(fitted.intercept_).float()
+    regression = Regression(C=C, class_weight="balanced", max_iter=1000)
+    weights = None if weight_N is None else weight_N.cpu().numpy()
+    fitted = regression.fit(x_NF.cpu().numpy(), y_N.cpu().numpy(), weights)
+    weight, bias = torch.from_numpy(fitted.coef_).to(x_NF), torch.from_numpy(fitted.intercept_).to(x_NF)
     if len(present) == 2:  # scikit-learn has one row, for the second class
         weight, bias = torch.cat([-weight, weight]) / 2, torch.cat([-bias, bias]) / 2
-    weight_CF[present], bias_C[present] = weight.to(x_NF.device), bias.to(x_NF.device)
+    weight_CF[present], bias_C[present] = weight, bias
     return weight_CF, bias_C
