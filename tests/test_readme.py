@@ -15,6 +15,8 @@ README = (ROOT / "README.md").read_text()
 MAX_LINES, MAX_IMAGE_BYTES = 150, 400 * 1024
 TABLE = "cifar100_lt"
 METHODS = ("paco", "balanced-softmax", "ce", "supcon")
+OWN_IMAGES = "birds-lt, cpu"  # the folder of results/own_images.json that the README describes
+PLACEHOLDER = "<!-- own images"
 NAMES = [r"CIFAR-100-LT", r"cifar100-lt", r"ResNet-32", r"H200", r"ICCV 2021", r"Python 3\.11 to 3\.13", r"95 %"]
 
 
@@ -54,8 +56,31 @@ def seconds_of_a_run() -> float:
     return find_row("paco")["epochs"] * step["s_per_epoch"]
 
 
+def describe_own_images() -> str | None:
+    """Return the sentence about the automatic settings on a folder of photographs; None if they were not measured."""
+    path = ROOT / "results/own_images.json"
+    folder = json.loads(path.read_text())["folders"].get(OWN_IMAGES) if path.exists() else None
+    if folder is None or not folder["rows"].get("default"):
+        return None
+    rows = folder["rows"]["default"]
+    minutes = (sum(row["seconds"] for row in rows) / len(rows) + folder["features_seconds"]) / 60
+    top1, few = (mean_std([row[metric] for row in rows]) for metric in ("top1", "few"))
+    return (
+        f"On {sum(folder['counts'])} photographs of {len(folder['counts'])} species of birds, training takes {minutes:.0f}"
+        f" minutes of processor time without a GPU. The accuracy is {top1[0]:.1f} ± {top1[1]:.1f} % over all classes and"
+        f" {few[0]:.1f} ± {few[1]:.1f} % on the rare ones ([details](results/own_images.md))."
+    )
+
+
+def test_own_images_are_described():
+    sentence = describe_own_images()
+    if sentence is None or PLACEHOLDER in README:
+        pytest.skip(f"to be written into the README: {sentence}")
+    assert " ".join(sentence.split()) in " ".join(README.split())
+
+
 def list_sentences() -> list[str]:
-    """Return every part of the README that has a figure, made from results/."""
+    """Return every part of the README that has a figure, made from results/, without the sentence on own images."""
     (many_seeds, few_seeds) = sorted({len(find_row(m)["seeds"]) for m in METHODS}, reverse=True)
     epochs = {find_row(method)["epochs"] for method in METHODS}
     assert len(epochs) == 1
@@ -78,7 +103,7 @@ def test_figures_are_those_of_results(sentence):
 
 def test_there_are_no_other_figures():
     text = " ".join(README.split())
-    for sentence in list_sentences():
+    for sentence in [*list_sentences(), describe_own_images() or ""]:
         text = text.replace(sentence, "")
     text = re.sub("|".join(NAMES), "", text)
     text = re.sub(r"\]\([^)]*\)|<!--.*?-->|epochs=\d+|top\(\d+\)", "", text)  # links, comments, arguments

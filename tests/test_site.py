@@ -40,10 +40,15 @@ def pages():
     return module
 
 
-def test_navigation_has_every_page_of_docs_and_results():
-    expected = {path.name for path in (ROOT / "docs").glob("*.md")}
-    expected |= {f"results/{path.name}" for path in (ROOT / "results").glob("*.md")} - {"results/README.md"}
-    assert expected - read_navigation() == set()
+def test_navigation_has_every_page_of_docs():
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} - read_navigation() == set()
+
+
+def test_results_that_are_not_named_are_added_to_the_navigation(pages):
+    config = SimpleNamespace(nav=[{"Results": ["results/index.md", {"All methods": "results/methods.md"}]}])
+    (section,) = pages.on_config(config).nav
+    added = section["Results"][2:]
+    assert "results/published.md" in added and not {"results/index.md", "results/methods.md"} & set(added)
 
 
 @pytest.mark.parametrize(

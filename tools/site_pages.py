@@ -61,8 +61,11 @@ WITHOUT_NAVIGATION = "index.md"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Add the pages of the reference and the examples to the navigation."""
+    """Add the pages of the reference, the examples and further results to the navigation."""
     for section in config.nav or []:
+        if "Results" in section:
+            named = {page if isinstance(page, str) else next(iter(page.values())) for page in section["Results"]}
+            section["Results"] += [name for name in SOURCES if re.match(r"results/.*\.md$", name) and name not in named]
         if "Reference" in section:
             api = [{"Functions": "api/index.md"}, *({title: f"api/{name}.md"} for name, title in MODULES.items())]
             section["Reference"].insert(1, {"Python API": api})
