@@ -11,7 +11,7 @@ CODE := src tests benchmarks examples tools
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo -n)
 
-.PHONY: demo test test-fast test-long test-latest expected-text chromium check format docs metrics lock clean
+.PHONY: demo test test-fast test-long test-latest expected-text chromium check lint-ci format docs site metrics lock clean
 
 demo: $(INSTALLED)
 	$(BIN)/longtail demo
@@ -56,12 +56,20 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Workflows, Dockerfile, CITATION.cff and other files of the project, which cannot be run here.
+lint-ci: $(INSTALLED)
+	$(BIN)/pytest -q -rs tests/test_project_files.py
+
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
 docs: $(INSTALLED)
 	$(BIN)/python -m longtail.cli.reference docs/commands.md
+
+# The documentation as a site in site/, to be read offline. Every warning is an error.
+site: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 # Figures about the code itself: files, lines, docstrings, calls; to compare before and after a change.
 metrics: $(INSTALLED)

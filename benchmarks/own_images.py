@@ -117,7 +117,9 @@ class Folder:
         X, y = views.reshape(-1, views.shape[2]), np.tile(self.data.train.labels, len(views))
         model = make_pipeline(StandardScaler(), LogisticRegression(class_weight="balanced", max_iter=1000))
         scores = model.fit(X, y).decision_function(self.features.test_NF.numpy())
-        metrics = evaluate_predictions(scores, self.data.test.labels, self.data.train.counts, self.data.train.class_names)
+        metrics = evaluate_predictions(
+            scores, self.data.test.labels, self.data.train.counts, self.data.train.class_names
+        )
         return describe(metrics, scores.argmax(1) == self.data.test.labels) | {"cached": True}
 
     def train(self, entry: Entry, seed: int, runs: Path) -> Row:

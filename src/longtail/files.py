@@ -40,6 +40,8 @@ MAX_JSON_VALUES = 2**22
 hundred bytes of memory."""
 ARRAYS_LIMIT = 2**31
 """Largest size in bytes of the arrays of an .npz file, after decompression."""
+HAS_LOCKS = fcntl is not None
+"""Whether `lock` locks files on this system."""
 TEMPORARY_PREFIX = ".longtail-"
 """Temporary files and folders start with this prefix, followed by 16 hexadecimal digits."""
 TEMPORARY_NAME = re.compile(re.escape(TEMPORARY_PREFIX) + r"[0-9a-f]{16}(\..*)?")
@@ -527,6 +529,19 @@ def open_lock(path: Path, folder: Path | None = None) -> IO[bytes]:
     if folder is not None:
         check_inside(path.parent, folder)
     return os.fdopen(_open_for_writing(path, os.O_RDWR), "r+b")
+
+
+def lock(file: IO[bytes], shared: bool = False) -> None:
+    """Lock an open file without waiting; raise BlockingIOError if another process holds a lock that excludes this one.
+
+    Closing the file releases the lock. Systems without `flock` have no locks: there, this function does nothing.
+
+    Args:
+        file: The open file.
+        shared: Whether other processes may hold shared locks at the same time.
+    """
+    if HAS_LOCKS:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
 
 
 def _open_for_writing(path: Path, flags: int) -> int:

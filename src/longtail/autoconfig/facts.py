@@ -1,6 +1,5 @@
 """The facts on which automatic choices depend: labels, image headers, and the machine."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -8,7 +7,7 @@ import numpy as np
 import torch
 
 from longtail.config import DataConfig
-from longtail.data.decode import BadImage, open_image
+from longtail.data.decode import BadImage, machine_memory, open_image
 from longtail.data.lazy_images import LazyImages
 from longtail.data.sources import draw_long_tail, open_data
 from longtail.engine.device import choose_device
@@ -87,4 +86,4 @@ def read_memory(has_gpu: bool) -> int:
     """Return the memory of the GPU, or of the machine, in bytes."""
     if has_gpu:
         return torch.cuda.get_device_properties(0).total_memory
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return machine_memory()

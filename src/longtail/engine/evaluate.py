@@ -2,13 +2,18 @@
 
 import contextlib
 import os
-import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 import numpy as np
 import safetensors.torch
@@ -308,10 +313,13 @@ def latency(method: methods.Method, source: Split, views: Views, device: torch.d
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the peak memory in bytes: of the GPU if there is one, and otherwise of the process."""
+    """Return the peak memory in bytes: of the GPU if there is one, otherwise of the process; 0 if unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if resource is None:
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kibibytes
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def write_results(

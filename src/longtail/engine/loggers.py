@@ -155,7 +155,7 @@ def check_loggers(log: LogConfig) -> None:
             found is None or found.origin is None
         ):  # a folder of that name, such as the event files of a logger, is also found
             raise UserError(
-                f"--log.loggers {name}: it is not installed; run `pip install longtail[log]`", kind="missing-package"
+                f"--log.loggers {name}: it is not installed; run `pip install {name}`", kind="missing-package"
             )
 
 

@@ -1,7 +1,6 @@
 """Run folders before training: which of them may be used, and the lock that admits one process at a time."""
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -159,8 +158,8 @@ def acquire_lock(file: IO[bytes]) -> None:
     """Acquire an exclusive lock; raise OSError if another process trains. A report's short shared lock is waited for."""
     for _ in range(LOCK_ATTEMPTS):
         try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return files.lock(file)
         except OSError:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises if the other lock is exclusive
+            files.lock(file, shared=True)  # raises if the other lock is exclusive
             time.sleep(LOCK_PAUSE)
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    files.lock(file)

@@ -177,7 +177,7 @@ def import_packages(*names: str) -> list[Any]:
         return [importlib.import_module(name) for name in names]
     except ImportError as error:
         raise UserError(
-            f"{error.name} is not installed: pip install 'longtail[export]'", kind="missing-package"
+            f"{error.name} is not installed: pip install onnx onnxruntime onnxscript", kind="missing-package"
         ) from error
 
 

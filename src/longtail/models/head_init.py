@@ -164,7 +164,7 @@ def load_text_weights(name: str, x_NF: Tensor, class_names: Sequence[str]) -> Te
         import open_clip
     except ImportError as error:
         raise UserError(
-            f"--model.head_init text needs the package open-clip-torch ({error}): pip install 'longtail[text]'",
+            f"--model.head_init text needs another package ({error}): pip install open-clip-torch",
             kind="missing-package",
         ) from error
     from longtail.models.weights import find_timm_config

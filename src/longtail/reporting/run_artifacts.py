@@ -4,7 +4,6 @@ A file that is missing, damaged or too large is treated as absent: the functions
 """
 
 import base64
-import fcntl
 import functools
 import io
 from pathlib import Path
@@ -71,9 +70,11 @@ def last_update(run: run_folder.StartedRun) -> float:
 
 def is_training(folder: Path) -> bool | None:
     """Return whether a process on this machine holds the lock of the run folder; None if there is no readable lock."""
+    if not files.HAS_LOCKS:
+        return None
     try:
         with files.open_regular(folder / run_folder.LOCK, folder=folder) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            files.lock(file, shared=True)
     except BlockingIOError:
         return True
     except OSError:
