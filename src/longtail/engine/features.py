@@ -139,7 +139,7 @@ class PassTimes(NamedTuple):
 
 
 class SplitPlan:
-    """What has to be computed for a split.
+    """A plan for the features of a split: which are in the cache, and which have to be computed.
 
     Args:
         split: The images.
