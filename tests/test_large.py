@@ -266,6 +266,7 @@ def stepped(config: Config) -> methods.Method:
         y,
         Mixed(y, torch.tensor(0.5)) if stage.mixup else None,
         Batch(x[1], None, y) if stage.partner else None,
+        extra=tuple(x[1] for _ in stage.extra_views),
     )
     loss = method.loss(batch)["loss"]
     loss.backward()

@@ -193,3 +193,32 @@ def test_what_is_mixed_depends_on_the_step_alone(ahead):
             again = other.next()
             assert torch.equal(again.query, batch.query) and torch.equal(again.partner.query, batch.partner.query)
             assert all(torch.equal(a, b) for a, b in zip(again.mixed, batch.mixed, strict=True))
+
+
+def test_further_views_are_drawn_after_the_others(ahead):
+    """They are views of the same images with draws of their own, and do not change query, key, mixup and partner."""
+    settings = {"two_views": True, "mixup": 1.0, "partner": "balanced"}
+    fewer, more = (steps(batches(stage(**settings, extra_views=extra))) for extra in ((), ("key", "query")))
+    for (a,), (b,) in zip(fewer, more, strict=True):
+        assert not a.extra and len(b.extra) == 2
+        assert torch.equal(a.query, b.query) and torch.equal(a.key, b.key) and torch.equal(a.mixed.share, b.mixed.share)
+        assert torch.equal(a.partner.query, b.partner.query)
+        for view in b.extra:
+            torch.testing.assert_close(shown(view), b.y_B.double(), rtol=1e-4, atol=1e-4)  # not mixed
+
+
+def test_further_views_have_the_settings_of_their_kind():
+    images = np.random.RandomState(0).randint(0, 256, (32, 4, 4, 3), np.uint8)
+    loader = ResidentLoader(
+        Split(images, np.arange(32), tuple(map(str, range(32))), np.arange(32)), B, 3, torch.device("cpu")
+    )
+    plain = ViewConfig(crop="none", flip=False)
+    views = Views(ViewsConfig(query=plain, key=ViewConfig(crop="pad"), normalize="half"), 4)
+    made = Batches(loader, views, 1, torch.channels_last, torch.float32)
+    made.start_stage(0, stage(two_views=True, extra_views=("query", "key", "key")), 0, captured=False)
+    made.prepare(0, 0)
+    batch = made.next()
+    query, *keys = batch.extra
+    assert torch.equal(query, batch.query)
+    drawn = [batch.key, *keys]
+    assert not any(torch.equal(a, b) for a, b in [(drawn[0], drawn[1]), (drawn[0], drawn[2]), (drawn[1], drawn[2])])

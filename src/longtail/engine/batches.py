@@ -94,9 +94,9 @@ class Batches:
         query = torch.empty_like(shape, dtype=self.dtype, device=self.device)
         y = torch.empty(n, dtype=torch.int64, device=self.device)
         mixed = (torch.empty_like(y), torch.empty(n // self.loader.batch_size, device=self.device))
-        return ViewBuffers(
-            query, torch.empty_like(query) if stage.two_views else None, y, stage.mixup, mixed if stage.mixup else None
-        )
+        key = torch.empty_like(query) if stage.two_views else None
+        extra = tuple((name, torch.empty_like(query)) for name in stage.extra_views)
+        return ViewBuffers(query, key, extra, y, stage.mixup, mixed if stage.mixup else None)
 
     def close(self) -> None:
         """Discard the images that were read ahead."""
@@ -159,6 +159,9 @@ class Batches:
                 target.copy_(source)
         if buffers.key is not None:
             self.views.key(images, self.rng, size_N2, buffers.key)
+        for name, out in buffers.extra:
+            make_view = self.views.query if name == "query" else self.views.key
+            make_view(images, self.rng, size_N2, out)
 
     def next(self) -> Batch:
         """Return the batch at the cursor, and advance the cursor."""
@@ -170,7 +173,8 @@ class Batches:
     def _batch(self, buffers: "ViewBuffers", at: Tensor) -> Batch:
         rows = at * self.loader.batch_size + self.rows_B
         key = None if buffers.key is None else self._take(buffers.key, rows)
-        batch = Batch(self._take(buffers.query, rows), key, buffers.y[rows])
+        extra = tuple(self._take(views, rows) for _, views in buffers.extra)
+        batch = Batch(self._take(buffers.query, rows), key, buffers.y[rows], extra=extra)
         if buffers.mixed is None:
             return batch
         other, share = buffers.mixed
@@ -185,6 +189,8 @@ class ViewBuffers(NamedTuple):
 
     query: Tensor
     key: Tensor | None
+    extra: tuple[tuple[str, Tensor], ...]
+    """The kinds of the further views, and the views."""
     y: Tensor
     mixup: float
     mixed: tuple[Tensor, Tensor] | None
@@ -192,4 +198,5 @@ class ViewBuffers(NamedTuple):
 
     def tensors(self) -> list[Tensor]:
         """Return all buffers."""
-        return [t for t in (self.query, self.key, self.y, *(self.mixed or ())) if t is not None]
+        extra = (views for _, views in self.extra)
+        return [t for t in (self.query, self.key, *extra, self.y, *(self.mixed or ())) if t is not None]

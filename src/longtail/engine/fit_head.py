@@ -222,7 +222,7 @@ def _fit_stage(
         number, done = epochs_before + epoch, epoch / stage.epochs
         order_N = epoch_order(stage.sampler, y_N.cpu(), seed, number, done).to(device)
         mix_rng = torch.Generator(device).manual_seed(derive_seed("mixup", seed, number))
-        query_N, key_N = draw_views(len(y_N), len(views_VNF), seed, number, device)
+        query_N, key_N, *extra_N = draw_views(len(y_N), len(views_VNF), seed, number, device, len(stage.extra_views))
         rows: list[Tensor] = []  # the values of each step for the log
         for step in range(steps):
             rate = learning_rate(stage.optim, epoch * steps + step, steps, stage.epochs)
@@ -235,7 +235,8 @@ def _fit_stage(
                 mixed = Mixed(other_B, share[0])
             key = views_VNF[key_N[part], rows_B] if stage.two_views else None
             weight_B = None if weight_N is None else weight_N[rows_B]
-            terms = method.loss(Batch(query, key, y_B, mixed, weight_B=weight_B))
+            extra = tuple(views_VNF[view_N[part], rows_B] for view_N in extra_N)
+            terms = method.loss(Batch(query, key, y_B, mixed, weight_B=weight_B, extra=extra))
             terms["loss"].backward()
             method.after_backward(side)
             if stage.optim.clip:
@@ -255,8 +256,12 @@ def _fit_stage(
             log_epoch({"stage": stage.name, "epoch": epoch, "epochs": stage.epochs, **values, "lr": rate})
 
 
-def draw_views(images: int, views: int, seed: int, epoch: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the view of each image of an epoch as query and as key. They differ if there is more than one view.
+def draw_views(
+    images: int, views: int, seed: int, epoch: int, device: torch.device, extra: int = 0
+) -> tuple[Tensor, ...]:
+    """Return the view of each image of an epoch as query, as key, and as further views.
+
+    Query and key differ if there is more than one view. Further views may be equal to others.
 
     Args:
         images: The number of images.
@@ -264,8 +269,10 @@ def draw_views(images: int, views: int, seed: int, epoch: int, device: torch.dev
         seed: The seed of the run.
         epoch: The epoch, counted over all stages.
         device: The device of the result.
+        extra: The number of further views.
     """
     rng = torch.Generator().manual_seed(derive_seed("views", seed, epoch))
     query_N = torch.randint(views, (images,), generator=rng)
     other_N = torch.randint(1, max(views, 2), (images,), generator=rng)
-    return query_N.to(device), ((query_N + other_N) % views).to(device)
+    extra_N = [torch.randint(views, (images,), generator=rng) for _ in range(extra)]
+    return tuple(view_N.to(device) for view_N in (query_N, (query_N + other_N) % views, *extra_N))

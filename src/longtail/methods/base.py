@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from longtail.config import Config, MethodConfig, OptimConfig, Sampler
     from longtail.models.backbones import Trunk
     from longtail.models.side_stream import SideStream
+
+
+ViewName = Literal["query", "key"]
 
 
 class Mixed(NamedTuple):
@@ -41,6 +44,8 @@ class Batch(NamedTuple):
     partner: Batch | None = None
     weight_B: Tensor | None = None
     """The weights of the images, for methods that `can_weight_images`."""
+    extra: tuple[Tensor, ...] = ()
+    """The further views of a stage with `extra_views`."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,8 @@ class Stage:
     """The flag that sets the learning rate."""
     two_views: bool = False
     """Batches have a second view of each image, the key."""
+    extra_views: tuple[ViewName, ...] = ()
+    """The kinds of further views of each image, in `Batch.extra`. They are drawn like query or key views, and never mixed."""
     sampler: Sampler = "uniform"
     partner: Sampler | None = None
     """The sampler of a second batch for each step."""
@@ -92,6 +99,8 @@ class Method(nn.Module):
     """All methods by the name of their settings."""
 
     two_views: ClassVar[bool] = False
+    extra_views: ClassVar[tuple[ViewName, ...]] = ()
+    """The further views of the first stage."""
     can_weight_images: ClassVar[bool] = False
     """Whether `loss_from_features` has an argument `weight_B`."""
     config: Any
@@ -176,8 +185,8 @@ class Method(nn.Module):
 
     def first_stage(self, config: Config, **changes: Any) -> Stage:
         """Return the only stage of most methods, with changes to the fields of `Stage`."""
-        usual = {"name": "train", "two_views": self.two_views, "sampler": config.train.sampler}
-        fields: dict[str, Any] = usual | changes
+        usual = {"name": "train", "two_views": self.two_views, "extra_views": self.extra_views}
+        fields: dict[str, Any] = usual | {"sampler": config.train.sampler} | changes
         return Stage(epochs=config.train.epochs, optim=config.optim, **fields)
 
     def resolved_settings(self) -> dict[str, float]:
