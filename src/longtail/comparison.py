@@ -10,7 +10,6 @@ from longtail import files, recipes, run_folder
 from longtail.autoconfig import choose_plan, inspect_data, with_values
 from longtail.config import Config, DataConfig
 from longtail.data.sources import DataSet, load_cached
-from longtail.durations import parse_duration
 from longtail.engine.device import choose_device
 from longtail.engine.fit_head import check_supports_features
 from longtail.engine.head_runs import Backbones, find_stored_candidate
@@ -20,7 +19,7 @@ from longtail.engine.train import check_seeds, train
 from longtail.errors import Interrupted, UserError
 from longtail.methods import find_method, make
 from longtail.plan import Plan
-from longtail.progress import format_duration, log_info, log_warning
+from longtail.progress import format_duration, log_info, log_warning, parse_duration
 from longtail.recipes import ALL_METHODS, select_methods
 from longtail.reporting.page import ReportRuns, build_page, write_page
 from longtail.reporting.plots import accuracy_by_method

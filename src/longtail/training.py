@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from longtail import recipes, run_folder
 from longtail.config import Config, DataConfig, list_settings
-from longtail.durations import parse_duration
 from longtail.errors import UserError, unknown_name
 from longtail.plan import Plan
-from longtail.progress import is_main_process, log_info, terminal_width
+from longtail.progress import is_main_process, log_info, parse_duration, terminal_width
 
 if TYPE_CHECKING:
     from longtail.autoconfig import ChosenConfig
@@ -37,7 +36,7 @@ SHORT_NAMES = {
     "seeds": "train.seeds",
     "device": "train.device",
 }
-"""Short names of the most used settings."""
+"""Short names of the most used settings. A command has those whose section it has, unless it has such a flag of its own."""
 
 
 class RecipeChoice(NamedTuple):

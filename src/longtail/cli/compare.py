@@ -18,15 +18,10 @@ from longtail.cli.parse import (
     scan_flags,
     take_data_argument,
 )
-from longtail.cli.resolve_config import (
-    SHARED_SECTIONS,
-    check_not_a_run,
-    choose_budget,
-    get_given_settings,
-    select_sections,
-)
+from longtail.cli.resolve_config import choose_budget, get_given_settings
 from longtail.config import Config, DataConfig, LogConfig, ModelConfig, OptimConfig, TrainConfig, ViewsConfig
 from longtail.plan import Plan
+from longtail.training import SHARED_SECTIONS, check_not_a_run, select_sections
 
 
 @dataclass(frozen=True, kw_only=True)

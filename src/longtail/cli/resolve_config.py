@@ -11,20 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from longtail import recipes
-from longtail.cli.parse import check_path, scan_flags
+from longtail.cli.parse import check_path, normalize_flag, scan_flags
 from longtail.config import Config, DataConfig, PaCo
 from longtail.plan import Plan
 from longtail.training import (
-    ALL_SECTIONS,
-    SHARED_SECTIONS,
     RecipeChoice,
-    check_not_a_run,
     find_resumed_config,
     log_choices,
-    select_sections,
 )
-
-__all__ = ["ALL_SECTIONS", "SHARED_SECTIONS", "check_not_a_run", "select_sections"]
 
 
 def scan_recipe(args: list[str]) -> RecipeChoice:
@@ -53,8 +47,7 @@ def find_resumed_run(data: DataConfig, args: list[str]) -> Config | None:
 
 def get_given_settings(args: list[str], parsed: Any) -> dict[str, Any]:
     """Return the parsed values of the settings that are given on the command line, by flag, such as {"optim.lr": 0.1}."""
-    flags = [arg[2:].split("=")[0].replace("-", "_") for arg in args if arg.startswith("--")]
-    settings = [flag.replace(".no_", ".") for flag in flags if "." in flag]
+    settings = [flag.replace(".no_", ".") for flag in map(normalize_flag, args) if "." in flag]
     return {name: functools.reduce(getattr, name.split("."), parsed) for name in settings}
 
 

@@ -9,8 +9,7 @@ import numpy as np
 from longtail import run_folder
 from longtail.data.decode import IMAGE_FORMATS
 from longtail.inference.formats import INPUT, describe_model
-from longtail.inference.model import UNCALIBRATED, Model
-from longtail.inference.preprocessing import Preprocessing
+from longtail.inference.model import UNCALIBRATED, Model, Preprocessing
 from longtail.metrics import SHOT_GROUPS
 from longtail.reporting import run_artifacts
 from longtail.reporting.significance import group_support
