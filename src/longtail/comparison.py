@@ -269,11 +269,6 @@ def make_budget(
     return lambda method: choose_plan(data, facts, method, settings, imbalance)
 
 
-def with_seeds(config: Config, seeds: Sequence[int]) -> Config:
-    """Return a configuration with other seeds."""
-    return replace(config, train=replace(config.train, seeds=tuple(seeds)))
-
-
 def apply_changes(
     base: Config,
     seeds: Sequence[int] | None = None,
@@ -292,7 +287,7 @@ def apply_changes(
     val_fraction = max(base.data.val_fraction, config.data.val_fraction)  # some methods need a validation split
     config = replace(config, data=replace(config.data, val_fraction=val_fraction))
     if seeds is not None:
-        config = with_seeds(config, seeds)
+        config = replace(config, train=replace(config.train, seeds=tuple(seeds)))
     return recipes.with_epochs(config, config.train.epochs if epochs is None else epochs, base.train.epochs)
 
 

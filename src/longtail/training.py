@@ -174,7 +174,8 @@ def prepare(
         stack.enter_context(use_network(network))
         name = "" if images is None else stack.enter_context(name_images(images, test))
         if isinstance(data, Config):
-            config = change_config(data, choice, given)
+            reject_choice(choice, "a Config")
+            config = replace(data, **apply_settings(data, given)[0])
             check_memory_name(config, name)
             yield Plan(config), Path(out or default_out(config.recipe.split("/")[0], config.method.name, config))
         elif from_run is not None:
@@ -263,18 +264,6 @@ def get_setting(sections: Mapping[str, Any], name: str) -> Any:
     """Return the value of a setting such as "views.query.crop" in the sections of a configuration."""
     section, _, rest = name.partition(".")
     return functools.reduce(getattr, rest.split("."), sections[section])
-
-
-def change_config(config: Config, choice: RecipeChoice, given: Mapping[str, Any]) -> Config:
-    """Return a configuration with given settings.
-
-    Args:
-        config: The configuration.
-        choice: Must be empty, because a configuration does not select a recipe.
-        given: Settings by name.
-    """
-    reject_choice(choice, "a Config")
-    return replace(config, **apply_settings(config, given)[0])
 
 
 def check_memory_name(config: Config, name: str | Path) -> None:

@@ -13,7 +13,7 @@ from tyro.conf import Positional, arg
 from longtail import files, recipes
 from longtail.cli.console import check_output_files, make_screen, write_error_as_user_error
 from longtail.cli.parse import check_path, parse_arguments
-from longtail.cli.resolve_config import choose_queue_and_batch
+from longtail.config import PaCo
 from longtail.errors import UserError, unknown_name
 from longtail.recipes.published_rows import PublishedAccuracy
 
@@ -248,6 +248,15 @@ def run_theory(args: list[str]) -> None:
             plots.draw_theory(results.counts, results.positives["expected"], alphas, figure)
     for file in filter(None, (json, figure)):
         print(f"written to {file}")
+
+
+def choose_queue_and_batch(name: str) -> dict[str, int]:
+    """Return the queue length and the batch size of PaCo that `longtail train` would choose for the user's images."""
+    from longtail.autoconfig import choose, inspect_data
+
+    config = choose(name, inspect_data(recipes.make(name).data), "paco").config
+    assert isinstance(config.method, PaCo)
+    return {"queue": config.method.queue, "batch": config.train.batch_size}
 
 
 def parse_counts(words: tuple[str, ...]) -> tuple[int, ...] | Path | None:

@@ -8,6 +8,7 @@ import ast
 import contextlib
 import dataclasses
 import errno
+import functools
 import inspect
 import io
 import os
@@ -164,6 +165,20 @@ def check_data_paths(data: DataConfig) -> None:
             similar = files.find_similar_path(path)
             hint = f"did you mean {similar!r}?" if similar else "check the path"
             raise UserError(f"--data.{name} {path} does not exist: {hint}", kind="missing-file")
+
+
+def get_given_settings(args: list[str], parsed: Any) -> dict[str, Any]:
+    """Return the parsed values of the settings that are given on the command line, by flag, such as {"optim.lr": 0.1}."""
+    settings = [flag.replace(".no_", ".") for flag in map(normalize_flag, args) if "." in flag]
+    return {name: functools.reduce(getattr, name.split("."), parsed) for name in settings}
+
+
+def format_setting(name: str, value: Any) -> list[str]:
+    """Return the arguments that set a value, such as ["--optim.lr", "0.1"] or ["--model.no_bias"]."""
+    if isinstance(value, bool):
+        section, field = name.rsplit(".", 1)
+        return [f"--{section}.{'' if value else 'no_'}{field}"]
+    return [f"--{name}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
 
 
 def suggest_flags(kind: type, args: list[str], parsed: Any) -> list[str]:
