@@ -27,7 +27,6 @@ from longtail.errors import UserError
 from longtail.inference import export
 from longtail.paper import results, results_page
 from longtail.paper.tables import TABLES
-from longtail.reporting import cells
 from tests.conftest import tiny
 
 __all__ = ["COUNTS", "METHODS", "UserError", "export"]
@@ -279,8 +278,8 @@ def read_results(path: Path) -> dict[str, Any]:
     """Return the tree of a results file with rows and verdicts computed anew from its runs."""
     tree = json.loads(path.read_text())
     tree |= results.read_results(path, tree["table"])
-    rows = cells.make_rows(tree)
-    return tree | {"rows": rows, "verdicts": cells.compare_pairs(rows, tree["table"])}
+    rows = results_page.make_rows(tree)
+    return tree | {"rows": rows, "verdicts": results_page.compare_pairs(rows, tree["table"])}
 
 
 def write_page(tree: dict[str, Any]) -> str:

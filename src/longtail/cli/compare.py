@@ -58,7 +58,7 @@ class Compare:
 
 
 class Comparison(NamedTuple):
-    """What a command line of `longtail compare` results in."""
+    """The methods, settings and folder that a command line of `longtail compare` asks for."""
 
     name: str
     """The recipe or the path to images."""

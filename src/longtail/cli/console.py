@@ -212,8 +212,7 @@ def print_result_tables(rows: "list[ResultRow]", is_verbose: bool = False) -> No
             for it.
     """
     from longtail.reporting.significance import group_support
-    from longtail.reporting.table import shifted_table, to_rich
-    from longtail.reporting.terminal import tables_by_class
+    from longtail.reporting.table import shifted_table, tables_by_class, to_rich
 
     screen = make_screen()
     screen.print(to_rich(rows, screen.width, is_verbose), *tables_by_class(rows), sep="\n")

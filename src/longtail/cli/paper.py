@@ -99,8 +99,7 @@ def run_reproduce(args: list[str]) -> None:
     choose_cells(find_table(given["table"]), given["methods"], given["imbalance"])  # reports unknown names
 
     from longtail.paper.reproduce import reproduce
-    from longtail.paper.results_page import to_rich
-    from longtail.reporting.cells import plot_files, training_lengths
+    from longtail.paper.results_page import plot_files, to_rich, training_lengths
 
     tree = reproduce(given.pop("table"), **given)
     screen, path = make_screen(), given["results"] / tree["name"].replace("-", "_")
@@ -242,11 +241,11 @@ def run_theory(args: list[str]) -> None:
         with write_error_as_user_error(json):
             files.write_output_json(json, results.to_dict())
     if figure:
-        from longtail.paper import theory_figures
+        from longtail.reporting import plots
 
         alphas = [optimum.alpha for optimum in results.optima]
         with write_error_as_user_error(figure):
-            theory_figures.draw_theory(results.counts, results.positives["expected"], alphas, figure)
+            plots.draw_theory(results.counts, results.positives["expected"], alphas, figure)
     for file in filter(None, (json, figure)):
         print(f"written to {file}")
 

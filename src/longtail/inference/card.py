@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from longtail import run_folder
-from longtail.image_formats import IMAGE_FORMATS
+from longtail.data.decode import IMAGE_FORMATS
 from longtail.inference.formats import INPUT, describe_model
 from longtail.inference.model import UNCALIBRATED, Model
 from longtail.inference.preprocessing import Preprocessing

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from longtail.data import decode
+from longtail.data.in_memory import to_pil_image
 from longtail.data.lazy_images import ImageArray
-from longtail.data.pictures import to_pil_image
 from longtail.views import Views
 from longtail.views.view import STATISTICS
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from longtail.reporting.html import Element, el
-from longtail.reporting.svg import Plot, SeriesStyle, swatch
+from longtail.reporting.html import Element, Plot, SeriesStyle, el, swatch
 from longtail.text import csv_safe, pluralize
 
 Inline = Element | str

@@ -8,6 +8,7 @@ import numpy as np
 
 from longtail.metrics import IntArray, shot_groups
 from longtail.reporting import run_artifacts
+from longtail.reporting.html import SeriesStyle
 from longtail.reporting.result_rows import ResultRow
 from longtail.reporting.significance import (
     Support,
@@ -16,7 +17,6 @@ from longtail.reporting.significance import (
     overall_support,
     why_not_comparable,
 )
-from longtail.reporting.svg import SeriesStyle
 from longtail.run_folder import FinishedRun
 
 MAX_CLASSES_SHOWN = 1_000  # in plots and tables

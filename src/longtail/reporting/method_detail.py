@@ -23,9 +23,8 @@ from longtail.reporting.components import (
 from longtail.reporting.confusion import matrix_section
 from longtail.reporting.dataset_results import DatasetResults
 from longtail.reporting.embedding import WORKER
-from longtail.reporting.html import Element, el
+from longtail.reporting.html import LEFT, RIGHT, WIDTH, Element, Plot, Scale, SeriesStyle, el, make_scale
 from longtail.reporting.result_rows import ResultRow
-from longtail.reporting.svg import LEFT, RIGHT, WIDTH, Plot, Scale, SeriesStyle, make_scale
 from longtail.reporting.training_curves import curve_figures
 from longtail.run_folder import FinishedRun
 from longtail.theory.closed_forms import center, positives
