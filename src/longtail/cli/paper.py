@@ -16,6 +16,7 @@ from longtail.cli.parse import check_path, parse_arguments
 from longtail.config import PaCo
 from longtail.errors import UserError, unknown_name
 from longtail.recipes.published_rows import PublishedAccuracy
+from longtail.text import format_percent
 
 if TYPE_CHECKING:
     from longtail import theory
@@ -179,7 +180,7 @@ def make_method_table(is_wide: bool) -> Table:
             recipes.RECIPES[name].published.get((method, f)) for name, factors in columns.items() for f in factors
         ]
         label = [recipes.digits_lt(method).method.label] if is_wide else []
-        table.add_row(method, *label, *map(format_percentage, results))
+        table.add_row(method, *label, *map(format_percent, results))
     return table
 
 
@@ -197,13 +198,8 @@ def make_published_table(name: str) -> Table:
     for row, printed in recipes.RECIPES[name].rows.items():
         config = recipes.make(name, **{choice: value or None for choice, value in row._asdict().items()})
         length = (str(config.train.epochs), str(config.train.batch_size)) if row.setting else ("–", "–")
-        table.add_row(*(value or "–" for value in row), *length, *map(format_percentage, printed))
+        table.add_row(*(value or "–" for value in row), *length, *map(format_percent, printed))
     return table
-
-
-def format_percentage(value: float | None) -> str:
-    """Return a percentage with one decimal, or a dash if there is none."""
-    return "–" if value is None else f"{value:.1f}"
 
 
 # theory

@@ -30,7 +30,7 @@ from longtail.data.lazy_images import (
     empty_class_notes,
     to_path_array,
 )
-from longtail.errors import UserError
+from longtail.errors import UserError, file_error_kind
 from longtail.text import pluralize, preview
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class Shard:
         except Exception as error:  # a damaged file can raise anything
             raise UserError(
                 f"cannot read the shard {path} ({_shorten(error)}): create or download it again",
-                kind=files.read_error_kind(error),
+                kind=file_error_kind(error),
             ) from error
         for name in {*(self.names or ()), *(value for value in self.labels if isinstance(value, str))}:
             check_text(name, path, "class name")

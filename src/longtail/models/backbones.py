@@ -23,7 +23,7 @@ from timm.models.resnet import BasicBlock as WideBasicBlock
 from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
 
-from longtail.errors import UserError, unknown_name
+from longtail.errors import UserError, first_line, unknown_name
 from longtail.kernels import resnet
 from longtail.models import weights
 
@@ -335,7 +335,7 @@ def make_backbone(name: str, pretrained: bool = False, **options: Any) -> nn.Mod
         return timm.create_model(name, num_classes=0, **options)
     except (OSError, RuntimeError, AssertionError, ValueError, ArithmeticError) as error:
         raise UserError(
-            f"cannot create the model {name!r} (pretrained={pretrained}): {_first_line(error)}",
+            f"cannot create the model {name!r} (pretrained={pretrained}): {first_line(error)}",
             kind="download-failed" if isinstance(error, OSError) else "conflict",
         ) from error
 
@@ -356,7 +356,7 @@ def wrap_backbone(body: nn.Module, name: str, image_size: int) -> Trunk:
             x_1F = body.eval()(torch.zeros(1, 3, image_size, image_size))
     except (RuntimeError, AssertionError, ValueError, ArithmeticError) as error:
         raise UserError(
-            f"the model {name!r} does not accept images of {image_size}x{image_size} pixels ({_first_line(error)}): "
+            f"the model {name!r} does not accept images of {image_size}x{image_size} pixels ({first_line(error)}): "
             "set --data.image_size",
             kind="conflict",
         ) from error
@@ -367,11 +367,6 @@ def wrap_backbone(body: nn.Module, name: str, image_size: int) -> Trunk:
             kind="conflict",
         )
     return Trunk(body.train(), x_1F.shape[-1])
-
-
-def _first_line(error: Exception) -> str:
-    """Return the first line of an error message; messages about weights may have hundreds of lines."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 # Fast inference of a frozen backbone
