@@ -15,7 +15,7 @@ from longtail import run_folder
 from longtail.cli import main
 from longtail.files import write_json
 from longtail.inference.card import preparation_code, usage_code
-from longtail.inference.formats import FORMATS
+from longtail.inference.export import FORMATS
 from longtail.inference.model import Preprocessing
 from longtail.views import Views
 from tests.conftest import tiny

@@ -8,13 +8,14 @@ import numpy as np
 
 from longtail import run_folder
 from longtail.data.decode import IMAGE_FORMATS
-from longtail.inference.formats import INPUT, describe_model
 from longtail.inference.model import UNCALIBRATED, Model, Preprocessing
 from longtail.metrics import SHOT_GROUPS
 from longtail.reporting import run_artifacts
 from longtail.reporting.significance import group_support
 from longtail.text import escape_markdown, escape_nonprintable, format_percent
 
+INPUT = "images"
+"""Name of the input of an exported network."""
 MAX_CLASSES = 50
 """Largest number of classes in the table; of more classes, the most frequent and the rarest are listed."""
 GROUPS = {"top1": "all"} | {name: f"{name} ({group.description})" for name, group in SHOT_GROUPS.items()}
@@ -29,17 +30,19 @@ LIMITS = """\
 - A temperature calibrates confidence on average over classes, not for each class."""
 
 
-def make_card(model: Model, to: str, file: str, difference: float, latency: dict[int, tuple[float, float]]) -> str:
+def make_card(
+    model: Model, about: dict[str, Any], to: str, file: str, difference: float, latency: dict[int, tuple[float, float]]
+) -> str:
     """Return the model card of an exported network.
 
     Args:
         model: The model.
+        about: The description that the exported file contains.
         to: The format.
         file: Name of the exported file.
         difference: Largest difference between its logits and those of the original.
         latency: Milliseconds of the original and of the exported network, by batch size.
     """
-    about = describe_model(model)
     record = run_folder.read(model.origin) if model.origin and (model.origin / run_folder.METRICS).is_file() else None
     parts = [
         f"# {escape_markdown(about['method'])}, {escape_markdown(about['network'])}",
