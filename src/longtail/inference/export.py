@@ -1,15 +1,12 @@
 """Export of a network to a file, with a model card. The exported network is run and compared with the original first."""
 
-import contextlib
 import copy
 import io
 import json
-import logging
 import os
 import statistics
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +33,7 @@ from longtail.inference.loading import METADATA_KEY, load, load_exported
 from longtail.inference.model import Model
 from longtail.inference.priors import describe_frequencies
 from longtail.models.adapters import merge_lora
-from longtail.models.backbones import FeatureMaps, Trunk
+from longtail.models.backbones import FeatureMaps, Trunk, silence_exporters
 from longtail.progress import log_info
 from longtail.views import ops
 from longtail.views.view import STATISTICS
@@ -208,19 +205,6 @@ def write_safetensors(network: ExportModule, facts: dict[str, Any], path: Path) 
 def run_safetensors(path: Path) -> Runner:
     """Return a function that runs an exported safetensors file in PyTorch."""
     return eager(ExportModule(load_exported(path, torch.device("cpu"))))
-
-
-@contextlib.contextmanager
-def silence_exporters() -> Iterator[None]:
-    """Suppress messages and warnings of exporters, which are not addressed to users. Errors are still raised."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 FORMATS = {

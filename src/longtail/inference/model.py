@@ -272,11 +272,7 @@ class Model:
         mean = [f"probabilities are averages over {' and '.join(averaged)}"] if averaged else []
         meant = describe_frequencies(self.implied_prior, self.counts)
         if self.prior is None:
-            return [
-                *mean,
-                calibration,
-                f"probabilities assume {meant}. Use --prior to change that",
-            ]
+            return [*mean, calibration, f"probabilities assume {meant}. Use --prior to change that"]
         return [
             *mean,
             calibration,

@@ -191,10 +191,7 @@ class Plot:
 
     def at(self, x: float, y: float) -> Point:
         """Return the position of a data point in the plot."""
-        return (
-            LEFT + self.x(x) * (WIDTH - LEFT - RIGHT),
-            HEIGHT - BOTTOM - self.y(y) * (HEIGHT - TOP - BOTTOM),
-        )
+        return (LEFT + self.x(x) * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - self.y(y) * (HEIGHT - TOP - BOTTOM))
 
     def line(self, points: Sequence[Point], style: SeriesStyle, name: str, is_faint: bool = False) -> None:
         """Add a line."""
