@@ -131,6 +131,11 @@ def error_text(error: BaseException) -> str:
     return " ".join(message.split())
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of the message of an error, or its type; messages of libraries may have hundreds of lines."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 def file_error_kind(error: BaseException, writing: bool = False) -> Kind:
     """Return the kind of a UserError that reports a failure to read or write a file.
 

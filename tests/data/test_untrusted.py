@@ -216,7 +216,7 @@ def test_one_path_that_is_far_longer_than_the_others(tmp_path, monkeypatch):
     (tmp_path / "list.txt").write_text(f"{'x/' * 50_000}a.png 0\n" + f"{file} 1\n" * 100_000)
     outcome = run_guarded(lambda: inspect(DataConfig(name="list", train_list=tmp_path / "list.txt"), quick=True))
     assert outcome.kind == "UserError" and "100,005 characters" in outcome.text
-    assert lazy_images.to_name_array(["a", "bc" * 100], "path").tolist() == ["a", "bc" * 100]
+    assert lazy_images.to_path_array(["a", "bc" * 100]).tolist() == ["a", "bc" * 100]
 
 
 # Folders

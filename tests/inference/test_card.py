@@ -16,7 +16,7 @@ from longtail.cli import main
 from longtail.files import write_json
 from longtail.inference.card import CODE, preparation_code, usage_code
 from longtail.inference.formats import FORMATS
-from longtail.inference.preprocessing import Preprocessing
+from longtail.inference.model import Preprocessing
 from longtail.views import Views
 from tests.conftest import tiny
 from tests.inference.made import CPU, finished_run, folder_config, photographs

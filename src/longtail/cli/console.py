@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from longtail.errors import UserError, error_text
-from longtail.progress import LOGGER, is_main_process, terminal_width, wrap_line
+from longtail.progress import LOGGER, terminal_width, wrap_line
 
 if TYPE_CHECKING:
     from longtail.reporting.table import ResultRow
@@ -180,12 +180,6 @@ def print_messages() -> Iterator[None]:
 def print_lines(lines: Iterable[str]) -> None:
     """Print lines on standard output, wrapped to the width of the terminal."""
     print(*(wrap_line(line, terminal_width()) for line in lines), sep="\n", flush=True)
-
-
-def print_on_main_process(lines: Iterable[str]) -> None:
-    """Print lines on the first process of each machine."""
-    if is_main_process():
-        print_lines(lines)
 
 
 # Tables

@@ -32,7 +32,7 @@ from longtail.data.lazy_images import (
     lazy_array_images,
     resize_images,
 )
-from longtail.errors import UserError, disk_full_as_user_error, error_text
+from longtail.errors import UserError, disk_full_as_user_error, error_text, file_error_kind
 
 SIDE = 32  # pixels
 MAX_NAME_LENGTH = 1000  # of a class name; the 100 names of a pickle can all be the same very long string
@@ -138,7 +138,7 @@ def _read_folder(published: _CifarFiles, folder: Path) -> dict[str, bytes]:
         except OSError as error:
             raise UserError(
                 f"cannot read {folder / name} ({error_text(error)}): download {published.url} again",
-                kind=files.read_error_kind(error),
+                kind=file_error_kind(error),
             ) from error
     return contents
 

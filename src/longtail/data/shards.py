@@ -28,9 +28,9 @@ from longtail.data.lazy_images import (
     check_last_label,
     check_text,
     empty_class_notes,
-    to_name_array,
+    to_path_array,
 )
-from longtail.errors import UserError
+from longtail.errors import UserError, file_error_kind
 from longtail.text import pluralize, preview
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class Shard:
         except Exception as error:  # a damaged file can raise anything
             raise UserError(
                 f"cannot read the shard {path} ({_shorten(error)}): create or download it again",
-                kind=files.read_error_kind(error),
+                kind=file_error_kind(error),
             ) from error
         for name in {*(self.names or ()), *(value for value in self.labels if isinstance(value, str))}:
             check_text(name, path, "class name")
@@ -385,8 +385,8 @@ def _ids(shards: Sequence[Shard]) -> npt.NDArray[np.str_]:
     """Return the stored paths of the images if each has a different one, else file names and rows."""
     paths = [path for shard in shards for path in shard.paths]
     if paths and all(paths) and len(set(paths)) == len(paths) == sum(len(shard.labels) for shard in shards):
-        return to_name_array([path for path in paths if path], "path")
-    return to_name_array([f"{s.path.name}:{row}" for s in shards for row in range(len(s.labels))], "path")
+        return to_path_array([path for path in paths if path])
+    return to_path_array([f"{s.path.name}:{row}" for s in shards for row in range(len(s.labels))])
 
 
 def import_parquet() -> Any:

@@ -26,8 +26,7 @@ from longtail.data.samplers import derive_seed
 from longtail.data.sources import DataSet, Split
 from longtail.engine.device import matmul_precision, preserve_global_settings, uses_kernels
 from longtail.feature_cache import FeatureCache, hash_blocks, make_key
-from longtail.models.backbones import Trunk
-from longtail.models.fast_forward import Forward, make_fast_forward, make_plain_forward
+from longtail.models.backbones import Forward, Trunk, make_fast_forward, make_plain_forward
 from longtail.progress import format_duration, log_info, open_progress
 from longtail.views import Views
 

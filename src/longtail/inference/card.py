@@ -9,12 +9,11 @@ import numpy as np
 from longtail import run_folder
 from longtail.data.decode import IMAGE_FORMATS
 from longtail.inference.formats import INPUT, describe_model
-from longtail.inference.model import UNCALIBRATED, Model
-from longtail.inference.preprocessing import Preprocessing
+from longtail.inference.model import UNCALIBRATED, Model, Preprocessing
 from longtail.metrics import SHOT_GROUPS
 from longtail.reporting import run_artifacts
 from longtail.reporting.significance import group_support
-from longtail.text import escape_markdown, escape_nonprintable
+from longtail.text import escape_markdown, escape_nonprintable, format_percent
 
 MAX_CLASSES = 50
 """Largest number of classes in the table; of more classes, the most frequent and the rarest are listed."""
@@ -156,10 +155,6 @@ def class_row(
     count = "–" if model.counts is None else f"{model.counts[c]:,}"
     tested = "–" if tested_C is None else f"{tested_C[c]:,}"
     return escape_markdown(model.class_names[c]), count, format_percent(accuracy[c] if accuracy else None), tested
-
-
-def format_percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
 
 
 def bullet_list(items: Iterable[str]) -> str:

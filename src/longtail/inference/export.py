@@ -17,6 +17,7 @@ from longtail.errors import (
     disk_full_text,
     error_text,
     file_error_kind,
+    first_line,
     unknown_name,
 )
 from longtail.inference.card import make_card
@@ -135,9 +136,9 @@ def write_and_load(model: Model, network: ExportModule, to: str, path: Path) -> 
     except Exception as error:  # exporters raise many types of exceptions for unsupported networks
         if disk_full_text(error):
             raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise RunError(
-            f"{model.config.model.name} cannot be exported as {to} ({reason}): try --to safetensors", kind="unsupported"
+            f"{model.config.model.name} cannot be exported as {to} ({first_line(error)}): try --to safetensors",
+            kind="unsupported",
         ) from error
 
 

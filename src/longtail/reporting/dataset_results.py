@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from longtail.metrics import IntArray, shot_groups
+from longtail.metrics import IntArray, evenly_spaced, shot_groups
 from longtail.reporting import run_artifacts
 from longtail.reporting.html import SeriesStyle
 from longtail.reporting.result_rows import ResultRow
@@ -103,5 +103,4 @@ def read_classes(run: FinishedRun) -> ClassList | None:
     total = len(counts)
     names = [str(name) for name in run.metrics.get("class_names") or range(total)]
     order = np.argsort(-counts, kind="stable")
-    shown = np.linspace(0, total - 1, min(total, MAX_CLASSES_SHOWN)).round().astype(int)
-    return ClassList(names, counts, order[shown])
+    return ClassList(names, counts, order[evenly_spaced(total, MAX_CLASSES_SHOWN)])

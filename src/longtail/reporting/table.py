@@ -211,14 +211,10 @@ def class_accuracy_table(row: ResultRow) -> Table:
     parts = [worst_first] if is_short else [worst_first[:NUM_WORST], worst_first[-NUM_BEST:]]
     for part in parts:
         for c in part:
-            counts = (_format_count(counts_C, c) for counts_C in (training_C, test_C))
+            counts = ("–" if counts_C is None else f"{counts_C[c]:,}" for counts_C in (training_C, test_C))
             table.add_row(_class_cell(names[c]), *counts, f"{accuracy_C[c]:.1f} %")
         table.add_section()
     return table
-
-
-def _format_count(counts_C: np.ndarray | None, c: int) -> str:
-    return "–" if counts_C is None else f"{counts_C[c]:,}"
 
 
 def _class_cell(name: str) -> Text:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from longtail import run_folder
-from longtail.metrics import FloatArray
+from longtail.metrics import FloatArray, evenly_spaced
 from longtail.progress import format_duration
 from longtail.reporting import run_artifacts
 from longtail.reporting.components import TableCell, figure, grid, missing_note, section, table, user_text
@@ -61,7 +61,7 @@ def _curve_figure(title: str, key: str, logs: Mapping[str, Log], optimum: float 
         if len(points) == 1:
             plot.dots(points, SeriesStyle(i), [label])
         elif points:
-            plot.marked_line(_subsample(points), SeriesStyle(i), label)
+            plot.marked_line([points[j] for j in evenly_spaced(len(points), MAX_POINTS)], SeriesStyle(i), label)
     if optimum is not None:
         plot.reference([(x.low, optimum), (x.high, optimum)], f"optimum {optimum:.3f}")
     stages = max((list(dict.fromkeys(str(row.get("stage")) for row in log)) for log in logs.values()), key=len)
@@ -198,10 +198,6 @@ def _finite(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def _subsample(points: list[Point]) -> list[Point]:
-    return [points[i] for i in np.linspace(0, len(points) - 1, min(len(points), MAX_POINTS)).round().astype(int)]
-
-
 # Gradient norms
 
 
@@ -272,7 +268,7 @@ def gradient_section(dataset: DatasetResults) -> Element | None:
     plot = Plot("Gradients of the classifier", description, x, y, *labels)
     columns: dict[str, Sequence[Any]] = {"rank": range(1, num_classes + 1)}
     for row, norms in found:
-        shown = np.linspace(0, norms.num_classes - 1, min(norms.num_classes, MAX_CLASSES_SHOWN)).round().astype(int)
+        shown = evenly_spaced(norms.num_classes, MAX_CLASSES_SHOWN)
         low, mean, high = (
             [(float(c + 1), max(float(norm_C[c]), y.low)) for c in shown] for norm_C in norms.seed_range()
         )
