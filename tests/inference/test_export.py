@@ -15,8 +15,9 @@ from longtail import methods, recipes
 from longtail.cli import main
 from longtail.config import ModelConfig
 from longtail.errors import RunError
-from longtail.inference import export
-from longtail.inference.export import FORMATS, ExportModule, ExportResult, eager
+from longtail.inference import formats
+from longtail.inference.export import ExportResult
+from longtail.inference.formats import FORMATS, ExportModule, eager
 from longtail.inference.model import UNCALIBRATED, Model, Preprocessing
 from longtail.inference.priors import describe_frequencies
 from longtail.views import Views
@@ -175,8 +176,8 @@ def test_a_file_that_disagrees_is_not_written(run, tmp_path, monkeypatch):
     out, (suffix, write, true) = tmp_path / "x.safetensors", FORMATS["safetensors"]
     out.write_text("old")
 
-    def run_as(runner: export.Runner) -> None:
-        monkeypatch.setitem(FORMATS, "safetensors", export.Format(suffix, write, lambda path: runner))
+    def run_as(runner: formats.Runner) -> None:
+        monkeypatch.setitem(FORMATS, "safetensors", formats.Format(suffix, write, lambda path: runner))
 
     right = true(longtail.export(run, "safetensors", tmp_path / "y/x.safetensors").path)
     run_as(lambda images: tuple(part + (len(images) > 1) for part in right(images)))  # right at batch 1 alone
@@ -192,7 +193,7 @@ def test_a_file_that_disagrees_is_not_written(run, tmp_path, monkeypatch):
     def breaks(*_):
         raise ValueError("no such operator\nand more")
 
-    monkeypatch.setitem(FORMATS, "safetensors", export.Format(suffix, breaks, true))
+    monkeypatch.setitem(FORMATS, "safetensors", formats.Format(suffix, breaks, true))
     with raises("unsupported", "safetensors (no such operator)", error=RunError):
         longtail.export(run, "safetensors", out)
     assert sorted(f.name for f in tmp_path.iterdir()) == ["x.safetensors", "y"] and out.read_text() == "old"

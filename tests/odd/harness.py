@@ -102,7 +102,7 @@ def before_the_work(trains: bool = False) -> Iterator[None]:
         mock.patch("torchvision.datasets.utils.download_url", side_effect=no_network),
         mock.patch.object(Server, "serve_forever"),
         mock.patch("longtail.inference.export.MAX_SECONDS", 0.0),
-        mock.patch("longtail.inference.export.export_program", side_effect=RuntimeError("seconds of work")),
+        mock.patch("longtail.inference.formats.export_program", side_effect=RuntimeError("seconds of work")),
         mock.patch.dict(os.environ, {"LONGTAIL_DATA": ""}),
     ):
         yield

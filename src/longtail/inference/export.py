@@ -1,23 +1,15 @@
-"""Export of a network to a file, with a model card. The exported network is run and compared with the original first."""
+"""Export of a network to a file or folder, with a model card. It is run and compared with the original before it is kept."""
 
-import copy
-import io
-import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from safetensors.torch import save
-from torch import Tensor, nn
 
-from longtail import __version__, files, run_folder
-from longtail.config import to_dict
+from longtail import files, run_folder
 from longtail.errors import (
     RunError,
     UserError,
@@ -28,195 +20,16 @@ from longtail.errors import (
     first_line,
     unknown_name,
 )
-from longtail.inference.card import INPUT, make_card
-from longtail.inference.loading import METADATA_KEY, load, load_exported
+from longtail.inference.card import make_card
+from longtail.inference.formats import FORMATS, ExportModule, Format, Runner, describe_model, eager
+from longtail.inference.hub import CARD, check_replaceable, is_for_timm, make_front_matter, run_hub, upload, write_hub
+from longtail.inference.loading import load
 from longtail.inference.model import Model
-from longtail.inference.priors import describe_frequencies
-from longtail.models.adapters import merge_lora
-from longtail.models.backbones import FeatureMaps, Trunk, silence_exporters
 from longtail.progress import log_info
-from longtail.views import ops
-from longtail.views.view import STATISTICS
 
-OUTPUTS = ("logits", "probabilities")
-INPUT_WORDS = (
-    "RGB images after cropping and resizing, uint8 (batch, 3, {size}, {size}); normalization is part of the network"
-)
-LOGITS_WORDS = "float32 (batch, {classes}), the output of the trained network"
-PROBABILITIES_WORDS = "float32 (batch, {classes}), with the temperature and the class frequencies below"
-
-
-class ExportModule(nn.Module):
-    """Module that maps uint8 images (B, 3, size, size) to logits and probabilities (B, C), in float32 on the CPU."""
-
-    shift_C: Tensor
-    mean_C11: Tensor
-    std_C11: Tensor
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.network = copy.deepcopy(model.method).cpu().float().eval()
-        merge_lora(self.network)
-        for module in self.network.modules():
-            if isinstance(module, Trunk):
-                module.precision = torch.float32
-            if isinstance(module, Trunk | FeatureMaps):
-                module.fused = False
-        self.size, self.temperature = model.image_size, model.temperature or 1.0
-        self.register_buffer("shift_C", model.shift().float())
-        for name, numbers in zip(("mean_C11", "std_C11"), STATISTICS[model.config.views.normalize], strict=True):
-            self.register_buffer(name, torch.tensor(numbers)[:, None, None])
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        x = ops.normalize(ops.to_float(images), self.mean_C11, self.std_C11)
-        logits_BC = self.network.classify(self.network.features(x))
-        return logits_BC, (logits_BC / self.temperature + self.shift_C).softmax(1)
-
-
-def describe_model(model: Model) -> dict[str, Any]:
-    """Return the description that an exported file contains, as plain JSON without the paths of the training data."""
-    config = to_dict(model.config)
-    config["data"] |= {"root": None, "train_list": None, "test_list": None}
-    if model.config.model.trainable == "lora":  # its updates are merged
-        config["model"] |= {"trainable": "all"}
-    size, classes = {"size": model.image_size}, {"classes": len(model.class_names)}
-    words = (LOGITS_WORDS.format(**classes), PROBABILITIES_WORDS.format(**classes))
-    return {
-        "longtail": __version__,
-        "method": model.config.method.label,
-        "network": model.config.model.name,
-        "input": {INPUT: INPUT_WORDS.format(**size)},
-        "outputs": dict(zip(OUTPUTS, words, strict=True)),
-        "class_names": list(model.class_names),
-        "counts": None if model.counts is None else model.counts.tolist(),
-        "preprocessing": model.preprocessing.describe() | {"side": model.preprocessing.side},
-        "temperature": model.temperature,
-        "logits_stand_for": describe_frequencies(model.implied_prior, model.counts),
-        "prior": None if model.prior is None else {"name": model.prior.name, "shares": model.prior.shares_C.tolist()},
-        "config": config,
-    }
-
-
-# Formats: functions that write a network, and functions that run the file.
-
-Runner = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-OPSET = 18
-
-
-class Format(NamedTuple):
-    """An export format."""
-
-    suffix: str
-    write: Callable[[ExportModule, dict[str, Any], Path], None]
-    run: Callable[[Path], Runner]
-
-
-def eager(network: ExportModule) -> Runner:
-    """Return a function that runs a network in PyTorch."""
-
-    def run(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        with torch.no_grad():
-            logits, probabilities = network(torch.from_numpy(images))
-        return logits.numpy(), probabilities.numpy()
-
-    return run
-
-
-# torch.export, and ONNX based on it
-
-
-def export_program(network: ExportModule) -> torch.export.ExportedProgram:
-    """Export a network with torch.export, for any batch size.
-
-    It is traced with two images, because a batch size of one would become a constant.
-    """
-    images = torch.zeros(2, 3, network.size, network.size, dtype=torch.uint8)
-    batch = torch.export.Dim("batch", min=1)
-    with torch.no_grad(), silence_exporters():
-        program = torch.export.export(network, (images,), dynamic_shapes=({0: batch},))
-    for graph in (m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)):
-        for node in graph.graph.nodes:
-            node.meta.pop("stack_trace", None)  # contains paths of this machine
-    return program
-
-
-def write_torch(network: ExportModule, facts: dict[str, Any], path: Path) -> None:
-    """Write a .pt2 file. It is created in memory first, because torch's writer terminates the process if the disk is full."""
-    content = io.BytesIO()
-    with silence_exporters():
-        torch.export.save(export_program(network), content, extra_files={f"{METADATA_KEY}.json": json.dumps(facts)})
-    path.write_bytes(content.getvalue())
-
-
-def run_torch(path: Path) -> Runner:
-    """Return a function that runs a .pt2 file."""
-    with silence_exporters():
-        return eager(torch.export.load(path).module())  # type: ignore[arg-type]
-
-
-def write_onnx(network: ExportModule, facts: dict[str, Any], path: Path) -> None:
-    """Write an ONNX file. Its metadata contain the whole description as `longtail`, and the most important entries
-    separately."""
-    import_packages("onnx", "onnxscript")
-    program = export_program(network)
-    with silence_exporters():
-        exported = torch.onnx.export(
-            program, dynamo=True, verbose=False, opset_version=OPSET, input_names=[INPUT], output_names=[*OUTPUTS]
-        )
-        assert exported is not None
-        for value in (*exported.model.graph.inputs, *exported.model.graph.outputs):
-            assert value.shape is not None
-            value.shape[0] = "batch"
-        separate = ("class_names", "preprocessing", "temperature", "logits_stand_for")
-        exported.model.metadata_props.update(
-            {key: json.dumps(facts[key]) for key in separate} | {METADATA_KEY: json.dumps(facts)}
-        )
-        exported.save(path, external_data=False)
-
-
-def run_onnx(path: Path) -> Runner:
-    """Return a function that runs an ONNX file on the CPU."""
-    (runtime,) = import_packages("onnxruntime")
-    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return lambda images: tuple(session.run([*OUTPUTS], {INPUT: images}))
-
-
-def import_packages(*names: str) -> list[Any]:
-    """Import optional packages; raise a UserError that says how to install them if one is missing."""
-    import importlib
-
-    try:
-        return [importlib.import_module(name) for name in names]
-    except ImportError as error:
-        raise UserError(
-            f"{error.name} is not installed: pip install onnx onnxruntime onnxscript", kind="missing-package"
-        ) from error
-
-
-# safetensors
-
-
-def write_safetensors(network: ExportModule, facts: dict[str, Any], path: Path) -> None:
-    """Write the weights with the description as metadata."""
-    weights = {k: v.contiguous() for k, v in network.network.net.state_dict().items()}
-    path.write_bytes(save(weights, metadata={METADATA_KEY: json.dumps(facts)}))
-
-
-def run_safetensors(path: Path) -> Runner:
-    """Return a function that runs an exported safetensors file in PyTorch."""
-    return eager(ExportModule(load_exported(path, torch.device("cpu"))))
-
-
-FORMATS = {
-    "onnx": Format(".onnx", write_onnx, run_onnx),
-    "torch": Format(".pt2", write_torch, run_torch),
-    "safetensors": Format(".safetensors", write_safetensors, run_safetensors),
-}
-
-
-# Export
-
-
+HUB = "hub"
+EXPORTS = FORMATS | {HUB: Format("", write_hub, run_hub)}
+"""All formats. That of the hub is a folder, the others are files."""
 BATCH_SIZES = (1, 7)
 """Batch sizes of the comparison."""
 TOLERANCE = 1e-4
@@ -235,6 +48,8 @@ class ExportResult:
     """Largest difference between its logits and those of the original."""
     latency: dict[int, tuple[float, float]]
     """Milliseconds per batch on the CPU, of the original and of the exported network, by batch size."""
+    url: str | None = None
+    """The address of the repository that the folder was uploaded to."""
 
     def summary(self) -> list[str]:
         """Return sentences about the result, for users."""
@@ -242,7 +57,10 @@ class ExportResult:
         checked = (
             f"checked at batch {' and '.join(map(str, BATCH_SIZES))}: logits differ by at most {self.difference:.1e}"
         )
-        return [checked, *times, f"written to {self.path} and {self.card}"]
+        where = (
+            f"written to {self.path}" if self.card.parent == self.path else f"written to {self.path} and {self.card}"
+        )
+        return [checked, *times, where, *([f"uploaded to {self.url}"] if self.url else [])]
 
 
 def export(
@@ -250,29 +68,35 @@ def export(
     to: str = "onnx",
     out: Path | str | None = None,
     prior: str | Path | Mapping[str, float] | None = None,
+    repo: str | None = None,
 ) -> ExportResult:
     """Export a network. This function is the equivalent of `longtail export`.
 
     Args:
         run: A loaded model, or a path for `longtail.load`.
-        to: The format: "onnx", "torch" (a .pt2 file of torch.export) or "safetensors".
-        out: The file to write; by default in the folder export/ of the run.
+        to: The format: "onnx", "torch" (a .pt2 file of torch.export), "safetensors", or "hub" (a folder in the layout of the
+            Hugging Face hub).
+        out: The file or folder to write; by default in the folder export/ of the run.
         prior: Expected class frequencies; see `longtail.load`.
+        repo: With "hub": the repository, USER/NAME, to which the folder is uploaded. A new repository is private.
     """
-    if to not in FORMATS:
-        raise unknown_name("format", to, FORMATS)
+    if to not in EXPORTS:
+        raise unknown_name("format", to, EXPORTS)
+    if repo is not None and to != HUB:
+        raise UserError("--repo uploads the format `hub`: add --to hub", kind="conflict")
     model = run if isinstance(run, Model) else load(run, "cpu")
     model = model if prior is None else model.expecting(prior)
     if model.others or model.tta != "none":
         raise UserError("export takes one network, without test-time augmentation: load one seed", kind="unsupported")
     path, network = output_path(model, to, out), ExportModule(model)
-    card_path = path.with_name(f"{path.name}.md")
+    card_path = path / CARD if to == HUB else path.with_name(f"{path.name}.md")
     try:
         with disk_full_as_user_error(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         if model.origin is not None and model.origin.is_dir() and path.parent == model.origin / "export":
             files.check_inside(path.parent, model.origin)
         write_to = files.replace_file if out is None else files.replace_output
+        write_to = files.replace_folder if to == HUB else write_to
         with write_to(path) as fresh:
             log_info(f"1 of 3: converting the network to {to}")
             exported = write_and_load(model, network, to, fresh)
@@ -280,13 +104,19 @@ def export(
             difference = compare_outputs(eager(network), exported, model.image_size)
             log_info("3 of 3: measuring the latency")
             latency = {n: compare_latency(eager(network), exported, model.image_size, n) for n in BATCH_SIZES}
-            files.write_text(card_path, make_card(model, describe_model(model), to, path.name, difference, latency))
+            if to == HUB:
+                for_timm = is_for_timm(fresh)
+                code = "timm" if for_timm else "safetensors"
+                card = make_front_matter(model, for_timm) + make_card(model, code, path.name, difference, latency)
+                files.write_text(fresh / CARD, card)
+            else:
+                files.write_text(card_path, make_card(model, to, path.name, difference, latency))
     except OSError as error:
         raise UserError(
             f"cannot write {path} ({error_text(error)}): choose a file in a writable folder",
             kind=file_error_kind(error, writing=True),
         ) from error
-    return ExportResult(path, card_path, difference, latency)
+    return ExportResult(path, card_path, difference, latency, upload(path, repo) if repo is not None else None)
 
 
 def write_and_load(model: Model, network: ExportModule, to: str, path: Path) -> Runner:
@@ -299,8 +129,8 @@ def write_and_load(model: Model, network: ExportModule, to: str, path: Path) -> 
         path: The file.
     """
     try:
-        FORMATS[to].write(network, describe_model(model), path)
-        return FORMATS[to].run(path)
+        EXPORTS[to].write(network, describe_model(model), path)
+        return EXPORTS[to].run(path)
     except (UserError, OSError):
         raise
     except Exception as error:  # exporters raise many types of exceptions for unsupported networks
@@ -314,9 +144,14 @@ def write_and_load(model: Model, network: ExportModule, to: str, path: Path) -> 
 
 def output_path(model: Model, to: str, out: Path | str | None) -> Path:
     """Return the path of the exported file; raise a UserError if it would replace the original."""
-    suffix, origin = FORMATS[to].suffix, model.origin or Path("model")
+    suffix, origin = EXPORTS[to].suffix, model.origin or Path("model")
     folder = origin / "export" if origin.is_dir() else origin.parent
-    path = Path(out) if out else folder / f"{'model' if origin.is_dir() else origin.name.split('.')[0]}{suffix}"
+    name = "model" if origin.is_dir() else origin.name.split(".")[0]
+    path = Path(out) if out else folder / (HUB if to == HUB else f"{name}{suffix}")
+    if to == HUB:
+        files.check_working_directory((path, origin))
+        check_replaceable(path)
+        return path
     if path.suffix != suffix:
         raise UserError(f"--out {path}: the name must end in {suffix}")
     files.check_working_directory((path, origin))

@@ -1,5 +1,6 @@
 """Loading of networks from run folders, exported files, and checkpoints of the released PaCo code."""
 
+import functools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,8 @@ from longtail.views import Views
 
 METADATA_KEY = "longtail"
 """Key of the description of the network in the metadata of an exported file."""
+TIMM_CLASSIFIER = "timm_classifier"
+"""Key of the name of the classifier, in the description of a file whose weights have the names of timm."""
 METADATA_SCHEMA: dict[str, Any] = {
     "config": anything,
     "class_names": [text],
@@ -38,6 +41,7 @@ METADATA_SCHEMA: dict[str, Any] = {
     "preprocessing": {"side": count},
     "temperature": optional(lambda value: is_temperature(value)),
     "prior": optional({"name": text, "shares": [share]}),
+    TIMM_CLASSIFIER: optional(text),
 }
 CHECKPOINT_SUFFIXES = (".pth", ".pt", ".tar")
 
@@ -54,8 +58,8 @@ def load(
     """Load a network. The training data are not needed.
 
     Args:
-        path: A run folder, a folder that contains runs with the same settings, a .safetensors file, or a checkpoint of the
-            released PaCo code (.pth.tar).
+        path: A run folder, a folder that contains runs with the same settings, an exported .safetensors file or folder, or a
+            checkpoint of the released PaCo code (.pth.tar).
         device: "auto", "cpu" or "cuda".
         prior: Expected class frequencies: "uniform", "train" (as in the training data), a CSV or JSON file, or a mapping of
             class names to weights.
@@ -69,6 +73,8 @@ def load(
         with use_network(model):
             return load(path, device, prior, class_names, None, tta, ensemble)
     path, torch_device = Path(path), choose_device(device, "device")
+    if not ensemble and is_exported_folder(path):
+        path = path / run_folder.MODEL
     is_file = os.path.isfile(path)
     if is_file and ensemble:
         raise UserError(f"{path} has a single network: name a folder with several seeds for an ensemble")
@@ -85,6 +91,13 @@ def load(
         found = load_ensemble(path, torch_device) if ensemble else load_run(path, torch_device)
     found = replace(found, tta=tta)
     return found if prior is None else found.expecting(prior)
+
+
+def is_exported_folder(path: Path) -> bool:
+    """Return whether `longtail export --to hub` wrote a folder, or its copy."""
+    model = path / run_folder.MODEL
+    is_run = os.path.lexists(path / run_folder.METRICS)
+    return not is_run and os.path.isfile(model) and METADATA_KEY in _read_header(model)
 
 
 def load_run(path: Path, device: torch.device) -> Model:
@@ -195,7 +208,7 @@ def is_temperature(value: Any) -> bool:
 
 
 def load_exported(path: Path, device: torch.device) -> Model:
-    """Load a file that `longtail export --to safetensors` wrote, with the description of the network in its metadata."""
+    """Load a file that `longtail export` wrote, with the description of the network in its metadata."""
     facts = read_metadata(path)
     try:
         config = from_dict(Config, facts["config"])
@@ -206,11 +219,25 @@ def load_exported(path: Path, device: torch.device) -> Model:
     prior = Prior(shares["name"], np.asarray(shares["shares"], np.float64)) if shares else None
     side = facts["preprocessing"]["side"]
     check_resolution(side, config, path)
-    method = load_stored_network(path, config, counts, device).drop_training_modules().eval()
+    classifier = facts.get(TIMM_CLASSIFIER)
+    stored_name = functools.partial(rename_to_timm, classifier=classifier) if classifier else str
+    method = load_stored_network(path, config, counts, device, stored_name).drop_training_modules().eval()
     preprocessing = Preprocessing(Views(config.views, config.data.image_size), side)
     temperature = facts.get("temperature")
     return Model(
         method, config, preprocessing, names, None if known is None else counts, device, temperature, prior, path
+    )
+
+
+def rename_to_timm(name: str, classifier: str) -> str:
+    """Return the name in timm of a weight of a network with a linear head.
+
+    Args:
+        name: The name in this package.
+        classifier: The name of the classifier in timm, for example "fc".
+    """
+    return (
+        name.removeprefix("trunk.body.") if name.startswith("trunk.") else f"{classifier}.{name.removeprefix('head.')}"
     )
 
 
