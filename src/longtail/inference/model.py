@@ -36,7 +36,7 @@ Picture: TypeAlias = Union[str, Path, "Image.Image", np.ndarray, Tensor]
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """The preprocessing of a network: decoding, resizing and cropping."""
+    """The preprocessing of a network, identical to that of evaluation: decoding, resizing and cropping."""
 
     views: Views
     side: int = 0

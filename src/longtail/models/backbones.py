@@ -369,7 +369,7 @@ def wrap_backbone(body: nn.Module, name: str, image_size: int) -> Trunk:
     return Trunk(body.train(), x_1F.shape[-1])
 
 
-# Fast inference of a frozen backbone
+# Fast inference of a frozen backbone in float32: ONNX Runtime on the CPU if it is installed, otherwise PyTorch
 
 
 Forward = Callable[[Tensor], Tensor]

@@ -278,7 +278,7 @@ def normalize(x: Tensor, mean_C11: Tensor, std_C11: Tensor) -> Tensor:
     return (x - mean_C11) / std_C11
 
 
-# Random parameters
+# Random parameters of any shape, drawn from a generator on its device
 
 
 def uniform(shape: tuple[int, ...], low: float, high: float, rng: torch.Generator) -> Tensor:
