@@ -184,7 +184,7 @@ def test_colors_differ_for_color_blind_readers(theme, eye):
 
 def test_formatting():
     check_text("test_html/three", "".join(join_items([["a"], ["b"], ["c"]])))
-    check_text("test_html/many", "".join(join_items([[str(i)] for i in range(9)], 4)))
+    check_text("test_html/many", "".join(join_items([[str(i)] for i in range(9)])))
     assert (format_count(1, "class"), format_count(1200, "class"), format_count(2, "seed")) == (
         "one class",
         "1,200 classes",
