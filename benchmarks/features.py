@@ -22,8 +22,7 @@ import torch.nn.functional as F
 from measure import Row, save, table, where
 from torch import Tensor, nn
 
-from longtail.models.backbones import make_trunk
-from longtail.models.fast_forward import Forward, make_onnx_forward, make_plain_forward
+from longtail.models.backbones import Forward, make_onnx_forward, make_plain_forward, make_trunk
 
 CPU = torch.device("cpu")
 

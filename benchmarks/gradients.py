@@ -18,7 +18,7 @@ import longtail
 from longtail import recipes, run_folder
 from longtail.config import Config
 from longtail.metrics import FloatArray
-from longtail.reporting.gradients import ClassGradientNorms
+from longtail.reporting.training_curves import ClassGradientNorms
 
 METHODS = ("supcon", "ce-supcon", "paco")
 IMBALANCE, SETTING = 100, "equal"

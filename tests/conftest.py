@@ -1,6 +1,7 @@
 """Small configurations that train in a second."""
 
 import os
+import signal
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,11 @@ from longtail.reporting.embedding import WORKER
 
 evaluate.LATENCY_SECONDS = 0.0  # six passes instead of a hundred after every training
 torch.set_num_threads(1)  # 2 cores, small networks: threads cost more than they give
+
+# Tests send these signals. A shell ignores them in the processes that it starts in the background.
+for number, handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
+    if hasattr(signal, number) and signal.getsignal(getattr(signal, number)) is signal.SIG_IGN:
+        signal.signal(getattr(signal, number), handler)
 
 
 def tiny(method: str = "paco", **train) -> Config:

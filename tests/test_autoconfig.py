@@ -15,8 +15,7 @@ from safetensors.torch import load_file
 
 from longtail import files, recipes, run_folder
 from longtail.autoconfig import Facts, choose, inspect_data
-from longtail.autoconfig.config_choices import SET_BY_USER, with_values
-from longtail.autoconfig.rules import HEADER, explain_weights
+from longtail.autoconfig.rules import HEADER, SET_BY_USER, explain_weights, with_values
 from longtail.cli import main
 from longtail.cli.train import default_out
 from longtail.comparison import make_budget

@@ -11,7 +11,7 @@ from PIL import Image
 
 import longtail
 from longtail import comparison, methods, recipes, run_folder
-from longtail.autoconfig.config_choices import SET_BY_USER
+from longtail.autoconfig.rules import SET_BY_USER
 from longtail.cli import main
 from longtail.comparison import apply_changes, compare, make_budget, select_methods
 from longtail.engine import time_budget

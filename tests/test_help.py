@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from longtail import recipes
-from longtail.cli import COMMAND_GROUPS, COMMANDS, SUBCOMMANDS, flags, main, parse
+from longtail.cli import COMMAND_GROUPS, COMMANDS, SUBCOMMANDS, main, parse
 from longtail.cli.compare import resolve_comparison
 from longtail.cli.help import EXAMPLES
 from longtail.cli.train import resolve_training
@@ -29,10 +29,10 @@ def read_options(text: str) -> list[str]:
 
 
 def accepted_flags(kind: type) -> set[str]:
-    listed = flags.list_flags(kind)
-    for name, section in flags.list_sections(kind).items():
-        listed += flags.list_flags(section, f"{name}.")
-    short = {f"--{name}" for name in flags.find_short_flags(kind)}
+    listed = parse.list_flags(kind)
+    for name, section in parse.list_sections(kind).items():
+        listed += parse.list_flags(section, f"{name}.")
+    short = {f"--{name}" for name in parse.find_short_flags(kind)}
     return {flag.name for flag in listed} | short | {name.replace("_", "-") for name in short}
 
 
@@ -63,9 +63,9 @@ def test_help_all_lists_every_flag(command, capsys):
     lines = show(capsys, *command.split(), "--help-all").splitlines()
     assert max(map(len, lines)) <= 80
     text = " ".join(line.strip() for line in lines)
-    own = [flag.name for flag in flags.list_flags(KINDS[command])]
-    sections = flags.list_sections(KINDS[command])
-    every = own + [flag.name for name, section in sections.items() for flag in flags.list_flags(section, f"{name}.")]
+    own = [flag.name for flag in parse.list_flags(KINDS[command])]
+    sections = parse.list_sections(KINDS[command])
+    every = own + [flag.name for name, section in sections.items() for flag in parse.list_flags(section, f"{name}.")]
     assert [name for name in every if name not in text] == []
 
 
@@ -84,7 +84,7 @@ def test_examples_are_parsed(command, tmp_path, monkeypatch):
     assert words[: len(name) + 1] == ["longtail", *name]
     kind, args = KINDS[command], words[len(name) + 1 :]
     default = None
-    if flags.list_sections(kind):
+    if parse.list_sections(kind):
         assert not args[0].startswith("-")
         default = present.default_arguments(command, "paco")
     parse.parse_arguments(kind, command, parse.expand_short_flags(kind, args), default)
@@ -132,7 +132,7 @@ def test_short_names_set_the_same_values(capsys, tmp_path):
     assert parse.expand_short_flags(kind, full.split()) == full.split()
     folder = str(images(tmp_path / "pets"))
     found, expected = (
-        resolve_training(parse.expand_short_flags(kind, [folder, *flags.split()]))[2] for flags in (short, full)
+        resolve_training(parse.expand_short_flags(kind, [folder, *words.split()]))[2] for words in (short, full)
     )
     assert found == expected and found.config.train.epochs == 3 and found.config.model.name == "resnet8_cifar"
 

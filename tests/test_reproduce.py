@@ -25,21 +25,19 @@ from longtail.paper.reproduce import MARGIN, estimate_seconds, reproduce, second
 from longtail.paper.results import ResultsFile
 from longtail.paper.results_page import (
     BRACKETS,
-    comparison_section,
-    describe_verdict,
-    list_missing,
-    parallel_note,
-    to_markdown,
-)
-from longtail.paper.tables import TABLES, MethodVariant, PaperTable, make_cell
-from longtail.reporting.cells import (
     MIXED_LENGTHS,
     compare_pairs,
+    comparison_section,
     curves_by_factor,
+    describe_verdict,
+    list_missing,
     make_rows,
+    parallel_note,
     plot_files,
+    to_markdown,
     training_lengths,
 )
+from longtail.paper.tables import TABLES, MethodVariant, PaperTable, make_cell
 from tests.expected_text import check_text
 from tests.raises import fails, raises
 

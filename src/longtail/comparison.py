@@ -10,7 +10,6 @@ from longtail import files, recipes, run_folder
 from longtail.autoconfig import choose_plan, inspect_data, with_values
 from longtail.config import Config, DataConfig
 from longtail.data.sources import DataSet, load_cached
-from longtail.durations import parse_duration
 from longtail.engine.device import choose_device
 from longtail.engine.fit_head import check_supports_features
 from longtail.engine.head_runs import Backbones, find_stored_candidate
@@ -20,7 +19,7 @@ from longtail.engine.train import check_seeds, train
 from longtail.errors import Interrupted, UserError
 from longtail.methods import find_method, make
 from longtail.plan import Plan
-from longtail.progress import format_duration, log_info, log_warning
+from longtail.progress import format_duration, log_info, log_warning, parse_duration
 from longtail.recipes import ALL_METHODS, select_methods
 from longtail.reporting.page import ReportRuns, build_page, write_page
 from longtail.reporting.plots import accuracy_by_method
@@ -270,11 +269,6 @@ def make_budget(
     return lambda method: choose_plan(data, facts, method, settings, imbalance)
 
 
-def with_seeds(config: Config, seeds: Sequence[int]) -> Config:
-    """Return a configuration with other seeds."""
-    return replace(config, train=replace(config.train, seeds=tuple(seeds)))
-
-
 def apply_changes(
     base: Config,
     seeds: Sequence[int] | None = None,
@@ -293,7 +287,7 @@ def apply_changes(
     val_fraction = max(base.data.val_fraction, config.data.val_fraction)  # some methods need a validation split
     config = replace(config, data=replace(config.data, val_fraction=val_fraction))
     if seeds is not None:
-        config = with_seeds(config, seeds)
+        config = replace(config, train=replace(config.train, seeds=tuple(seeds)))
     return recipes.with_epochs(config, config.train.epochs if epochs is None else epochs, base.train.epochs)
 
 

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from longtail.errors import RunError, UserError
-from longtail.torchrun import read_world
 
 T = TypeVar("T")
 
@@ -151,6 +150,8 @@ def local_main_first(work: Callable[[], T]) -> T:
     """Call a function on one process of each machine first, and then on the others, for example to download a file once."""
     if not is_distributed():
         return work()
+    from longtail.torchrun import read_world  # for several processes only
+
     is_first = read_world().local_rank == 0
     results = [work()] if is_first else []
     all_max(0)  # a barrier

@@ -26,6 +26,7 @@ Kind = Literal[
     "invalid-value",  # a setting or argument with a wrong type or out of range
     "missing-file",  # a path that does not exist, or holds nothing of the kind asked for
     "missing-package",
+    "missing-token",  # no access token for the model hub
     "mismatch",  # a run, checkpoint or export that does not belong to the data, the settings or the other runs
     "non-finite",  # a loss or a feature that is NaN or infinite
     "not-writable",  # an output path that cannot be written, other than for lack of space
@@ -37,6 +38,7 @@ Kind = Literal[
     "unreadable-file",  # a path that cannot be read: permissions, or a directory in place of a file
     "unsafe-file",  # a file that was refused: a link that leaves its folder, a device, a FIFO, or too large
     "unsupported",  # a combination that this package does not implement
+    "upload-failed",
 ]
 
 
@@ -127,6 +129,11 @@ def error_text(error: BaseException) -> str:
     """
     message = disk_full_text(error) or getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(message.split())
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of the message of an error, or its type; messages of libraries may have hundreds of lines."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def file_error_kind(error: BaseException, writing: bool = False) -> Kind:

@@ -25,7 +25,7 @@ try:
 except ImportError:  # Windows has no flock
     fcntl = None  # type: ignore[assignment]
 
-from longtail.errors import RefusedFile, UserError, disk_full_as_user_error, file_error_kind
+from longtail.errors import RefusedFile, UserError, disk_full_as_user_error
 from longtail.text import find_closest
 
 if TYPE_CHECKING:
@@ -55,8 +55,6 @@ FILE_KINDS = {
     stat.S_IFBLK: "a device",
 }
 
-
-read_error_kind = file_error_kind  # former name
 
 # Reading
 

@@ -11,7 +11,7 @@ from longtail.config import Config
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained: a configuration, or the one of several candidates that cross-validation selects."""
+    """The settings of a training: a configuration, or the one of several candidates that cross-validation selects."""
 
     config: Config
     candidates: tuple[Config, ...] = ()

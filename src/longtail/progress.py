@@ -1,4 +1,4 @@
-"""Messages and progress of long operations.
+"""Messages, progress of long operations, and durations.
 
 Library code calls `log_info` and `log_warning` instead of `print`. They log to the logger "longtail": the command line writes
 these messages to standard output and standard error. In Python, `logging.basicConfig(level=logging.INFO, format="%(message)s")`
@@ -7,6 +7,8 @@ displays them.
 
 import contextlib
 import logging
+import math
+import re
 import shutil
 import sys
 import textwrap
@@ -14,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
+from longtail.errors import UserError
 from longtail.torchrun import read_world
 
 T = TypeVar("T")
@@ -158,3 +161,27 @@ def format_duration(seconds: float) -> str:
     minutes, s = divmod(round(seconds), 60)
     hours, m = divmod(minutes, 60)
     return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
+
+
+# Time limits
+
+
+UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
+DURATION = re.compile(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)")
+
+
+def parse_duration(value: str | float) -> float:
+    """Return the seconds of a time limit such as "90s", "10m", "1.5h", "600" or 600. Other values are a UserError."""
+    match = DURATION.fullmatch(str(value).strip().lower())
+    seconds = float(match[1]) * UNITS[match[2]] if match and match[2] in UNITS else math.nan
+    if not 0 < seconds < math.inf:
+        raise UserError(f"--time-limit {value}: it must be a time above zero, such as 90s, 10m or 1.5h")
+    return seconds
+
+
+def describe_duration(seconds: float) -> str:
+    """Return a rounded duration, such as "40 s", "4 min" or "2.5 h"."""
+    if seconds < 90:
+        step = 10 if seconds >= 10 else 1
+        return f"{max(round(seconds / step), 1) * step} s"
+    return f"{round(seconds / 60)} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

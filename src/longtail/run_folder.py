@@ -265,19 +265,18 @@ def load_common_config(path: Path) -> Config:
     return replace(config, train=replace(config.train, processes=1))
 
 
-def read_json(path: Path, folder: Path | None = None, limit: int = files.TEXT_LIMIT) -> Any:
+def read_json(path: Path, limit: int = files.TEXT_LIMIT) -> Any:
     """Return the content of a JSON file of a run.
 
     Args:
-        path: The file. It must be a regular file, and not a symbolic link that leaves `folder`.
-        folder: The folder that the file belongs to; by default its own directory.
+        path: The file. It must be a regular file, and not a symbolic link that leaves its directory.
         limit: The largest size in bytes.
 
     Raises:
         UserError: The file cannot be read, or is not valid JSON.
     """
     try:
-        return files.parse_json(files.read_text(path, limit=limit, folder=folder or path.parent))
+        return files.parse_json(files.read_text(path, limit=limit, folder=path.parent))
     except OSError as error:
         raise UserError(f"cannot read {path} ({error_text(error)}): {HINT}", kind=file_error_kind(error)) from error
     except (ValueError, RecursionError) as error:

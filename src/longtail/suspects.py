@@ -18,7 +18,7 @@ import numpy as np
 
 from longtail import files
 from longtail.metrics import BoolArray, FloatArray, IntArray, evenly_spaced
-from longtail.text import FORMULA_STARTS, csv_safe, escape_nonprintable
+from longtail.text import csv_safe, csv_safe_path, escape_nonprintable
 
 FEATURES, PREDICTIONS = "features.npz", "predictions.npz"
 TRAINING_FEATURES = "training_features.npz"
@@ -263,10 +263,10 @@ def suspect_rows(suspects: Suspects, class_names: Sequence[str]) -> list[tuple[s
             (
                 "duplicate" if original else "label",
                 suspect.split,
-                _safe_path(suspect.id),
+                csv_safe_path(suspect.id),
                 _safe_cell(class_names[suspect.label]),
                 "" if suspect.suggested is None else _safe_cell(class_names[suspect.suggested]),
-                _safe_path(original.id) if original else "",
+                csv_safe_path(original.id) if original else "",
                 _safe_cell(class_names[original.label]) if original else "",
                 f"{suspect.score:.4f}",
             )
@@ -276,11 +276,6 @@ def suspect_rows(suspects: Suspects, class_names: Sequence[str]) -> list[tuple[s
 
 def _safe_cell(text: str) -> str:
     return csv_safe(escape_nonprintable(text))
-
-
-def _safe_path(path: str) -> str:
-    shown = escape_nonprintable(path)
-    return f"./{shown}" if shown.startswith(FORMULA_STARTS) else shown
 
 
 def write_suspects(path: Path, suspects: Suspects, class_names: Sequence[str]) -> None:

@@ -54,6 +54,11 @@ def quote_markdown(text: object) -> str:
     return f"{fence}{space}{shown}{space}{fence}"
 
 
+def format_percent(value: float | None) -> str:
+    """Return a percentage with one decimal, or a dash if there is none."""
+    return "–" if value is None else f"{value:.1f}"
+
+
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # characters with which a spreadsheet formula begins
 
 
@@ -64,3 +69,9 @@ def csv_safe(text: str) -> str:
     except ValueError:
         return f"'{text}" if text.startswith(FORMULA_STARTS) else text
     return text
+
+
+def csv_safe_path(path: str) -> str:
+    """Return a printable path that a spreadsheet does not evaluate: "./" is put before formulas, so that it stays a path."""
+    shown = escape_nonprintable(path)
+    return f"./{shown}" if shown.startswith(FORMULA_STARTS) else shown

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from longtail import recipes, run_folder
 from longtail.config import Config, DataConfig, list_settings
-from longtail.durations import parse_duration
 from longtail.errors import UserError, unknown_name
 from longtail.plan import Plan
-from longtail.progress import is_main_process, log_info, terminal_width
+from longtail.progress import is_main_process, log_info, parse_duration, terminal_width
 
 if TYPE_CHECKING:
     from longtail.autoconfig import ChosenConfig
@@ -37,7 +36,7 @@ SHORT_NAMES = {
     "seeds": "train.seeds",
     "device": "train.device",
 }
-"""Short names of the most used settings."""
+"""Short names of the most used settings. A command has those whose section it has, unless it has such a flag of its own."""
 
 
 class RecipeChoice(NamedTuple):
@@ -175,7 +174,8 @@ def prepare(
         stack.enter_context(use_network(network))
         name = "" if images is None else stack.enter_context(name_images(images, test))
         if isinstance(data, Config):
-            config = change_config(data, choice, given)
+            reject_choice(choice, "a Config")
+            config = replace(data, **apply_settings(data, given)[0])
             check_memory_name(config, name)
             yield Plan(config), Path(out or default_out(config.recipe.split("/")[0], config.method.name, config))
         elif from_run is not None:
@@ -264,18 +264,6 @@ def get_setting(sections: Mapping[str, Any], name: str) -> Any:
     """Return the value of a setting such as "views.query.crop" in the sections of a configuration."""
     section, _, rest = name.partition(".")
     return functools.reduce(getattr, rest.split("."), sections[section])
-
-
-def change_config(config: Config, choice: RecipeChoice, given: Mapping[str, Any]) -> Config:
-    """Return a configuration with given settings.
-
-    Args:
-        config: The configuration.
-        choice: Must be empty, because a configuration does not select a recipe.
-        given: Settings by name.
-    """
-    reject_choice(choice, "a Config")
-    return replace(config, **apply_settings(config, given)[0])
 
 
 def check_memory_name(config: Config, name: str | Path) -> None:

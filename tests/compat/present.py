@@ -19,7 +19,7 @@ import torch
 
 import longtail
 from longtail import methods, nn, recipes, run_folder
-from longtail.cli import compare, data, docs, paper, predict, report, resolve_config, train
+from longtail.cli import compare, data, docs, paper, predict, report, train
 from longtail.cli.parse import parse_arguments
 from longtail.config import Config, from_dict, to_dict
 from longtail.config.migrate import migrate_flags
@@ -27,7 +27,7 @@ from longtail.errors import UserError
 from longtail.inference import export
 from longtail.paper import results, results_page
 from longtail.paper.tables import TABLES
-from longtail.reporting import cells
+from longtail.training import ALL_SECTIONS
 from tests.conftest import tiny
 
 __all__ = ["COUNTS", "METHODS", "UserError", "export"]
@@ -63,7 +63,7 @@ WORDS = {int: "1", float: "1.5", str: "x", Path: "x"}  # values for flags withou
 def default_arguments(verb: str, method: str) -> Any:
     """Return the values that the flags of a verb have where they are not given; None for verbs without sections."""
     config = recipes.digits_lt(method)
-    sections = {name: getattr(config, name) for name in resolve_config.ALL_SECTIONS}
+    sections = {name: getattr(config, name) for name in ALL_SECTIONS}
     kind = VERBS[verb][0]
     fields = {field.name for field in dataclasses.fields(kind)}
     given = {name: section for name, section in sections.items() if name in fields}
@@ -279,8 +279,8 @@ def read_results(path: Path) -> dict[str, Any]:
     """Return the tree of a results file with rows and verdicts computed anew from its runs."""
     tree = json.loads(path.read_text())
     tree |= results.read_results(path, tree["table"])
-    rows = cells.make_rows(tree)
-    return tree | {"rows": rows, "verdicts": cells.compare_pairs(rows, tree["table"])}
+    rows = results_page.make_rows(tree)
+    return tree | {"rows": rows, "verdicts": results_page.compare_pairs(rows, tree["table"])}
 
 
 def write_page(tree: dict[str, Any]) -> str:

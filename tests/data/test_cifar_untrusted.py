@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from longtail.config import DataConfig
-from longtail.data import archive, array_pickle, cifar
+from longtail.data import array_pickle, cifar
 from longtail.data.inspection import inspect
 from tests.data.guard import run_guarded
 from tests.data.test_sources import cifar100_entries, write
@@ -266,13 +266,13 @@ def test_header_of_gigabytes(tmp_path, kind):
 
 
 def test_member_of_gigabytes_that_is_skipped(tmp_path):
-    assert f"{archive.MAX_TOTAL_BYTES:,}" in outcome_of(
+    assert f"{cifar.MAX_TOTAL_BYTES:,}" in outcome_of(
         compressed(tmp_path, header("other", tarfile.REGTYPE, 2**32), 3 * 2**30)
     )
 
 
 def test_many_members(tmp_path):
-    assert f"{archive.MAX_HEADER_BYTES:,}" in outcome_of(
+    assert f"{cifar.MAX_HEADER_BYTES:,}" in outcome_of(
         compressed(tmp_path, header("empty", tarfile.REGTYPE, 0) * 400_000)
     )
 
@@ -286,7 +286,7 @@ def test_global_headers_that_are_copied_to_every_member(tmp_path):
     records = b"".join(b"8 %s=\n" % f"{n:04x}".encode() for n in range(50_000))
     entries = header("global", tarfile.XGLTYPE, len(records)), records.ljust(-(-len(records) // 512) * 512, b"\0")
     said = outcome_of(compressed(tmp_path, *entries, header("empty", tarfile.REGTYPE, 0) * 1200))
-    assert f"{archive.MAX_HEADER_BYTES:,}" in said
+    assert f"{cifar.MAX_HEADER_BYTES:,}" in said
 
 
 def test_sparse_maps(tmp_path):
@@ -327,7 +327,7 @@ def test_files_of_a_folder_are_regular_and_not_too_large(tmp_path, monkeypatch):
     with raises("unsafe-file", "100,000"):
         cifar.open_cifar("cifar100", root, False, 32)
     monkeypatch.undo()
-    monkeypatch.setattr(archive, "MAX_TOTAL_BYTES", 1_900_000)  # each of them would do, but not all
+    monkeypatch.setattr(cifar, "MAX_TOTAL_BYTES", 1_900_000)  # each of them would do, but not all
     with raises("unsafe-file", "test"):
         cifar.open_cifar("cifar100", root, False, 32)
     monkeypatch.undo()

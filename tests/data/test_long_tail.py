@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from longtail import metrics
 from longtail.data import long_tail
 
 BALANCED = np.random.RandomState(3).permutation(np.repeat(np.arange(100), 500))  # labels of the size of CIFAR-100
@@ -68,7 +69,7 @@ def test_step_counts():
 
 
 def test_shot_groups_at_their_bounds():
-    groups = long_tail.shot_groups([101, 100, 20, 19, 0])
+    groups = metrics.shot_groups([101, 100, 20, 19, 0])
     assert groups["many"].tolist() == [True, False, False, False, False]
     assert groups["medium"].tolist() == [False, True, True, False, False]
     assert groups["few"].tolist() == [False, False, False, True, True]

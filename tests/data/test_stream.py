@@ -20,17 +20,23 @@ from sklearn.datasets import load_sample_images
 import longtail
 from longtail import recipes
 from longtail.config import Config, DataConfig
-from longtail.data import decode, jpeg, stream
-from longtail.data.decode import BadImage, decode_to_fit, read_file
-from longtail.data.jpeg import Header, read_header
+from longtail.data import decode
+from longtail.data import loader as loaders
+from longtail.data.decode import BadImage, JpegHeader, decode_to_fit, read_file, read_jpeg_header
 from longtail.data.lazy_images import Split, StreamedImages
-from longtail.data.loader import ResidentLoader, StreamLoader, iterate_frames, make_loader
+from longtail.data.loader import (
+    PREFETCHED_BATCHES,
+    BatchReader,
+    ResidentLoader,
+    StreamLoader,
+    iterate_frames,
+    make_loader,
+)
 from longtail.data.sources import load
-from longtail.data.stream import PREFETCHED_BATCHES, BatchReader
 from longtail.engine import examples
 from longtail.engine.cuda_graph import use_own_stream
 from longtail.errors import RankError, RunError
-from longtail.kernels import canvas, nvrtc
+from longtail.kernels import nvrtc, views
 from longtail.views import Views
 from tests.data.files import bad_files
 from tests.emulator import ORDERS, emulate
@@ -64,17 +70,17 @@ def test_headers_are_read_as_pil_reads_them(orientation, order):
     exif[0x010F], exif[0x0112], exif[0x0132] = "a camera", orientation, "2026:01:01 00:00:00"
     encoded = as_file(PHOTO, exif=exif.tobytes())
     assert order.encode() in encoded[:64] and Image.open(io.BytesIO(encoded)).getexif()[0x0112] == orientation
-    assert read_header(encoded) == Header(427, 640, 3, 8, orientation)
+    assert read_jpeg_header(encoded) == JpegHeader(427, 640, 3, 8, orientation)
 
 
 def test_headers_of_other_kinds():
-    assert read_header(as_file(PHOTO.convert("L"), progressive=True)) == Header(427, 640, 1, 8, 1)
-    assert read_header(as_file(PHOTO.convert("CMYK"))) == Header(427, 640, 4, 8, 1)
-    assert read_header(as_file(PHOTO, "PNG")) is None
+    assert read_jpeg_header(as_file(PHOTO.convert("L"), progressive=True)) == JpegHeader(427, 640, 1, 8, 1)
+    assert read_jpeg_header(as_file(PHOTO.convert("CMYK"))) == JpegHeader(427, 640, 4, 8, 1)
+    assert read_jpeg_header(as_file(PHOTO, "PNG")) is None
     whole = as_file(PHOTO, exif=PHOTO.getexif())
     for end in range(300):  # cut short anywhere before its pixels, it is no header, and never an error
-        assert read_header(whole[:end]) in (None, read_header(whole))
-    assert read_header(whole[:20]) is None
+        assert read_jpeg_header(whole[:end]) in (None, read_jpeg_header(whole))
+    assert read_jpeg_header(whole[:20]) is None
 
 
 def test_a_plain_jpeg_is_what_pil_makes_of_it(monkeypatch):
@@ -199,9 +205,9 @@ def test_readers_share_a_stream(monkeypatch):
     """Each evaluation has a reader: with a stream for each, those of captured branches would soon be handed out twice."""
     asked = []
     monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: asked.append(device) or object())
-    stream.copy_stream.cache_clear()
+    loaders.copy_stream.cache_clear()
     one, other = (BatchReader(numbered(9), torch.device("cuda", 0)) for _ in range(2))
-    stream.copy_stream.cache_clear()
+    loaders.copy_stream.cache_clear()
     assert one.stream is other.stream and len(asked) == 1
 
 
@@ -299,9 +305,9 @@ def test_too_little_memory_is_no_reason_to_ask_the_cpu():
         next(BatchReader(photos(), CPU, decoder).read_batches([np.arange(24)]))
 
 
-@pytest.mark.parametrize("workers, most", [(0, stream.CONCURRENT_READS), (6, 6)])
+@pytest.mark.parametrize("workers, most", [(0, loaders.CONCURRENT_READS), (6, 6)])
 def test_few_threads_read_at_a_time_where_the_device_decodes(workers, most, monkeypatch):
-    monkeypatch.setattr(stream, "available_cores", lambda: 16)
+    monkeypatch.setattr(loaders, "available_cores", lambda: 16)
     files, busy, seen, lock = photos(), 0, [], threading.Lock()
 
     def slowly(index):
@@ -333,18 +339,18 @@ def test_what_is_no_file_is_not_waited_for(tmp_path):
 def test_images_are_laid_on_canvases_in_one_launch(side, device, monkeypatch, tmp_path):
     """Rows of a multiple of sixteen bytes are copied so; the rest of a canvas, and one without an image, is left alone."""
     if device in ORDERS:
-        emulated = emulate(canvas.cuda_source(), tmp_path)
+        emulated = emulate(views.canvas_source(), tmp_path)
         emulated.order, device = device, "cpu"
-        monkeypatch.setattr(canvas, "cuda_source", lambda: emulated)
+        monkeypatch.setattr(views, "canvas_source", lambda: emulated)
     rng = torch.Generator().manual_seed(0)
     sizes = {0: (48, 48), 1: (1, 1), 3: (31, 16), 4: (side, 33), 6: (2, 32), 7: (5, 48)}
     images = {i: torch.randint(256, (3, *s), generator=rng, dtype=torch.uint8).to(device) for i, s in sizes.items()}
     images[7] = torch.cat([images[7].flatten()[:1], images[7].flatten()])[1:].view(3, 5, 48)  # begins at an odd place
     wanted, found = torch.full((2, 8, 3, side, side), 9, dtype=torch.uint8, device=device)
     monkeypatch.setattr(nvrtc, "is_available", lambda device: False)
-    canvas.copy_to_canvases(images, wanted)
+    views.copy_to_canvases(images, wanted)
     monkeypatch.setattr(nvrtc, "is_available", lambda device: True)
-    canvas.copy_to_canvases(images, found)
+    views.copy_to_canvases(images, found)
     assert torch.equal(found, wanted) and (wanted[2] == 9).all() and (wanted[0, :, :48, :48] != 9).any()
     for i, (height, width) in sizes.items():
         assert torch.equal(found[i, :, :height, :width], images[i])
@@ -353,19 +359,19 @@ def test_images_are_laid_on_canvases_in_one_launch(side, device, monkeypatch, tm
 def test_the_kernel_compiles(tmp_path, monkeypatch):
     pytest.importorskip("cuda.bindings", reason="comes with torch for CUDA")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert canvas.cuda_source().cubin("copy_to_canvases", "sm_80")[0][:4] == b"\x7fELF"
+    assert views.canvas_source().cubin("copy_to_canvases", "sm_80")[0][:4] == b"\x7fELF"
 
 
 def test_where_images_are_decoded():
-    assert jpeg.make_decoder(CPU, "auto") is None and jpeg.make_decoder(CPU, "cpu") is None
+    assert decode.make_decoder(CPU, "auto") is None and decode.make_decoder(CPU, "cpu") is None
     with raises("conflict", "--data.decode gpu"):
-        jpeg.make_decoder(CPU, "gpu")
+        decode.make_decoder(CPU, "gpu")
 
 
 @cuda
 def test_decoded_on_cuda_they_are_nearly_those_of_the_cpu():
     device = torch.device("cuda")
-    decoder = jpeg.make_decoder(device, "gpu")
+    decoder = decode.make_decoder(device, "gpu")
     plan = np.arange(24).reshape(3, 8)
     for ours, theirs in zip(
         BatchReader(photos(), device, decoder).read_batches(plan),
@@ -382,7 +388,7 @@ def test_decoded_on_cuda_they_are_nearly_those_of_the_cpu():
 def test_batches_decoded_on_cuda_are_not_overwritten_by_later_ones():
     """While the device is busy with other work, which is when a decoder may be given memory that is still to be read."""
     device = torch.device("cuda")
-    decoder = jpeg.make_decoder(device, "gpu")
+    decoder = decode.make_decoder(device, "gpu")
     plan, busy = [np.arange(24)] * 40, torch.randn(4096, 4096, device=device)
     sums = []
     for frames in BatchReader(photos(), device, decoder).read_batches(plan):
@@ -397,7 +403,7 @@ def test_images_are_decoded_on_cuda_while_a_step_is_at_work():
     device = torch.device("cuda")
 
     def corners() -> list[int]:
-        frames = BatchReader(photos(), device, jpeg.make_decoder(device, "gpu")).read_batches(
+        frames = BatchReader(photos(), device, decode.make_decoder(device, "gpu")).read_batches(
             np.arange(24).reshape(3, 8)
         )
         return [each.images[:, :, :8, :8].long().sum().item() for each in frames]
@@ -407,7 +413,7 @@ def test_images_are_decoded_on_cuda_while_a_step_is_at_work():
         torch.cuda._sleep(8 * 10**9)  # cycles: seconds
         done = torch.cuda.Event()
         done.record()
-        with torch.cuda.stream(stream.copy_stream(device)):
+        with torch.cuda.stream(loaders.copy_stream(device)):
             assert corners() == wanted and not done.query()
 
 
@@ -481,15 +487,15 @@ def test_so_many_batches_are_in_memory_at_a_time(monkeypatch):
     for batch in range(8):
         loader.seek(0, batch)
     loader.close()
-    assert PREFETCHED_BATCHES + 1 < max(alive) + 1 <= stream.BUFFERED_BATCHES  # one more lies where steps look for it
+    assert PREFETCHED_BATCHES + 1 < max(alive) + 1 <= loaders.BUFFERED_BATCHES  # one more lies where steps look for it
 
 
 def test_canvases_that_memory_would_not_hold_are_refused_beforehand(monkeypatch):
-    need = stream.BUFFERED_BATCHES * 2 * 5 * 3 * 12 * 12
+    need = loaders.BUFFERED_BATCHES * 2 * 5 * 3 * 12 * 12
     loader = StreamLoader(source(), 5, 0, CPU)
-    monkeypatch.setattr(stream, "available_memory", lambda: need)
+    monkeypatch.setattr(loaders, "available_memory", lambda: need)
     loader.set_chunks(2, 8)
-    monkeypatch.setattr(stream, "available_memory", lambda: need - 1)
+    monkeypatch.setattr(loaders, "available_memory", lambda: need - 1)
     flags = ("--data.resolution", "--train.batch_size", "--train.accumulate")
     with raises("out-of-memory", "10 images", "12x12", "GiB", *flags):
         loader.set_chunks(2, 8)
@@ -626,7 +632,7 @@ def test_bad_images_stop_a_streamed_training_or_are_left_out(folder, tmp_path):
 def test_canvases_are_no_larger_than_asked_for(folder):
     data = load(config(folder, resolution=64).data)
     frames = next(iterate_frames(data.train, np.arange(38), 38, CPU))
-    assert frames.images.shape == (38, 3, 64, 64) and frames.size_N2.max() <= 64 and stream.PREFETCHED_BATCHES < 10
+    assert frames.images.shape == (38, 3, 64, 64) and frames.size_N2.max() <= 64 and loaders.PREFETCHED_BATCHES < 10
 
 
 @pytest.mark.parametrize("owner, work", [(StreamLoader, "set_chunks"), (StreamLoader, "seek"), (Views, "query")])

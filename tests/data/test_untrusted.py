@@ -15,11 +15,10 @@ import pytest
 from PIL import GifImagePlugin, Image
 
 from longtail.config import DataConfig
-from longtail.data import decode, lazy_images, parquet_pages, shards
-from longtail.data.decode import BadImage, probe_image, read_file
+from longtail.data import decode, lazy_images, shards
+from longtail.data.decode import IMAGE_FORMATS, OPTIONAL_FORMATS, BadImage, probe_image, read_file, supported_formats
 from longtail.data.inspection import inspect
 from longtail.data.write_shards import shard
-from longtail.image_formats import IMAGE_FORMATS, OPTIONAL_FORMATS, supported_formats
 from longtail.inference.card import PREPARED
 from tests.data.guard import run_guarded
 from tests.data.test_sources import fill
@@ -217,7 +216,7 @@ def test_one_path_that_is_far_longer_than_the_others(tmp_path, monkeypatch):
     (tmp_path / "list.txt").write_text(f"{'x/' * 50_000}a.png 0\n" + f"{file} 1\n" * 100_000)
     outcome = run_guarded(lambda: inspect(DataConfig(name="list", train_list=tmp_path / "list.txt"), quick=True))
     assert outcome.kind == "UserError" and "100,005 characters" in outcome.text
-    assert lazy_images.to_name_array(["a", "bc" * 100], "path").tolist() == ["a", "bc" * 100]
+    assert lazy_images.to_path_array(["a", "bc" * 100]).tolist() == ["a", "bc" * 100]
 
 
 # Folders
@@ -520,7 +519,7 @@ def test_labels_that_are_not_one_value_in_a_row(tmp_path, kind):
 )
 def test_damaged_page_headers_are_refused(content):
     with pytest.raises(ValueError):
-        parquet_pages.CompactReader(content).read_struct()
+        shards.CompactReader(content).read_struct()
 
 
 def test_sizes_of_pages_are_those_of_pyarrow(tmp_path):
@@ -530,7 +529,7 @@ def test_sizes_of_pages_are_those_of_pyarrow(tmp_path):
         group = pq.read_metadata(path).row_group(0)
         with open(path, "rb") as file:
             for chunk in map(group.column, range(group.num_columns)):
-                size = parquet_pages.decompressed_size(file, chunk)
+                size = shards.decompressed_size(file, chunk)
                 assert 0 < chunk.total_uncompressed_size - size < 1000  # the headers
 
 

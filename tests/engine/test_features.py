@@ -18,7 +18,7 @@ from longtail.data.sources import DataSet, load
 from longtail.engine import features
 from longtail.engine.features import Extraction, cached_features, estimate_seconds, hash_weights, split_features
 from longtail.feature_cache import FeatureCache
-from longtail.models import fast_forward
+from longtail.models import backbones
 from longtail.models.backbones import Trunk, make_trunk, wrap_backbone
 from longtail.views import Views
 from tests.inference.made import folder_config, photographs
@@ -40,7 +40,7 @@ def passes(monkeypatch) -> list[int]:
     found: list[int] = []
     make = features.make_plain_forward
 
-    def counted(body: nn.Module, device: torch.device) -> fast_forward.Forward:
+    def counted(body: nn.Module, device: torch.device) -> backbones.Forward:
         forward = make(body, device)
         return lambda x: found.append(len(x)) or forward(x)  # type: ignore[func-returns-value]
 
@@ -170,7 +170,7 @@ def test_an_interrupted_extraction_continues(config, passes, monkeypatch):
     FeatureCache().clear()
     passes.clear()
 
-    def interrupted(body: nn.Module, device: torch.device) -> fast_forward.Forward:
+    def interrupted(body: nn.Module, device: torch.device) -> backbones.Forward:
         forward = make(body, device)
 
         def run(x: torch.Tensor) -> torch.Tensor:
@@ -267,24 +267,24 @@ def test_fast_features_match_float32(name):
     x = torch.randn(3, 3, 64, 64)
     with torch.no_grad():
         expected = body.eval()(x)
-    exact = fast_forward.make_onnx_forward(body, 64)(x)
-    for found in (exact, fast_forward.make_plain_forward(body, CPU)(x)):
+    exact = backbones.make_onnx_forward(body, 64)(x)
+    for found in (exact, backbones.make_plain_forward(body, CPU)(x)):
         assert found.dtype == torch.float32 and F.cosine_similarity(found.double(), expected.double()).min() >= 0.9999
-    fast = fast_forward.make_fast_forward(body.train(), 64, CPU)
+    fast = backbones.make_fast_forward(body.train(), 64, CPU)
     assert torch.equal(fast(x), exact) and body.training  # ONNX Runtime was chosen
 
 
 def test_networks_that_cannot_be_exported_run_in_pytorch(monkeypatch):
     trunk = make_trunk("resnet8_cifar", image_size=16)
     x = torch.randn(2, 3, 16, 16)
-    expected = fast_forward.make_plain_forward(trunk.body, CPU)(x)
+    expected = backbones.make_plain_forward(trunk.body, CPU)(x)
 
     def fail(*_, **__):
         raise RuntimeError("unsupported operation")
 
     for replacement in (fail, lambda *_: lambda x: torch.randn(2, 64)):  # no export, and inexact features
-        monkeypatch.setattr(fast_forward, "make_onnx_forward", replacement)
-        assert torch.equal(fast_forward.make_fast_forward(trunk.body, 16, CPU)(x), expected)
+        monkeypatch.setattr(backbones, "make_onnx_forward", replacement)
+        assert torch.equal(backbones.make_fast_forward(trunk.body, 16, CPU)(x), expected)
 
 
 def test_large_amounts_of_work_use_the_fast_network_once(config, monkeypatch):

@@ -13,12 +13,12 @@ from PIL import Image
 import longtail
 from longtail import recipes, run_folder
 from longtail.cli import main
-from longtail.durations import describe_duration, parse_duration
 from longtail.engine import time_budget
 from longtail.engine.cross_validation import select_config
 from longtail.engine.head_config import head_config
 from longtail.engine.time_budget import FitTime, HeadCosts, HeadSettings, StepCosts, fit_settings, list_reductions
 from longtail.engine.train import train
+from longtail.progress import describe_duration, parse_duration
 from tests.raises import fails, raises
 
 VIEWS, FOLDS, EPOCHS = "data.cached_views", "data.folds", "train.epochs"

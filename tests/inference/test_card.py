@@ -14,9 +14,9 @@ import longtail
 from longtail import run_folder
 from longtail.cli import main
 from longtail.files import write_json
-from longtail.inference.card import preparation_code, usage_code
+from longtail.inference.card import CODE, preparation_code, usage_code
 from longtail.inference.formats import FORMATS
-from longtail.inference.preprocessing import Preprocessing
+from longtail.inference.model import Preprocessing
 from longtail.views import Views
 from tests.conftest import tiny
 from tests.inference.made import CPU, finished_run, folder_config, photographs
@@ -53,7 +53,7 @@ def files(tmp_path_factory) -> list[Path]:
 
 
 @pytest.mark.parametrize("name", ["model.onnx", 'x"); exit()\n```\n<b>\x85\u202e\udcff\U0001f600\\.pt2'])
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("to", CODE)
 def test_a_file_name_is_only_a_string_in_the_code(to, name):
     preprocessing = Preprocessing(Views(tiny("ce").views, 32), 0)
     code = usage_code(to, name, preprocessing)

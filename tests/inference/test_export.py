@@ -18,8 +18,7 @@ from longtail.errors import RunError
 from longtail.inference import formats
 from longtail.inference.export import ExportResult
 from longtail.inference.formats import FORMATS, ExportModule, eager
-from longtail.inference.model import UNCALIBRATED, Model
-from longtail.inference.preprocessing import Preprocessing
+from longtail.inference.model import UNCALIBRATED, Model, Preprocessing
 from longtail.inference.priors import describe_frequencies
 from longtail.views import Views
 from tests.conftest import tiny

@@ -283,7 +283,7 @@ def set_limits() -> None:
 
 def act(command: str, place: Place) -> int:
     if command == "board":
-        from longtail.reporting.live import LivePage
+        from longtail.reporting.server import LivePage
 
         page = LivePage([place.top]).page()
         (place.work / "board.html").write_bytes(page)

@@ -24,7 +24,7 @@ from longtail.cli import main
 from longtail.engine import checkpoint
 from longtail.engine.train import train
 from longtail.reporting import embedding, run_artifacts
-from longtail.reporting.live import LivePage
+from longtail.reporting.server import LivePage
 from tests.conftest import tiny
 from tests.inference.made import finished_run
 from tests.odd.harness import within

@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from longtail import recipes, run_folder
-from longtail.reporting import confusion, images_to_check, terminal
+from longtail.reporting import confusion, sections
+from longtail.reporting import table as tables
 from longtail.reporting.confusion import Confusion, find_confusions, matrix_section
 from longtail.reporting.dataset_results import group_by_dataset
 from longtail.reporting.page import report
@@ -83,7 +84,7 @@ def test_suspected_labels_are_shown(folder):
     predicted_N = np.where(np.arange(len(y_N)) == 9, 3, y_N)
     write_predictions(folder / "seed1", predicted_N)
     (dataset,) = group_by_dataset([only_row(folder)])
-    page = Page(str(images_to_check.check_section(dataset)))
+    page = Page(str(sections.check_section(dataset)))
     (found,) = page.tables
     assert [text for text, _ in found[1]][1:3] == ["class 1", "class 3"] and found[1][-1][0] == "test/9.jpg"
     (link,) = [a["href"] for a in page.of("a") if a["download"] == "suspects.csv"]
@@ -111,11 +112,11 @@ def printed(*tables, width=80) -> str:
 
 def test_classes_and_confusions_in_the_terminal(folder):
     row = only_row(folder)
-    classes, confusions = terminal.tables_by_class([row])
+    classes, confusions = tables.tables_by_class([row])
     assert classes.row_count == 4 and list(classes.columns[1].cells) and confusions.row_count == 3
     assert list(confusions.columns[2].cells) == ["4 of 16", "3 of 16", "2 of 16"]
     assert list(classes.columns[2].cells) == [str(PER_CLASS)] * 4
-    assert terminal.tables_by_class([row, row]) == []
+    assert tables.tables_by_class([row, row]) == []
     assert "class 3" in printed(classes, confusions)
 
 
@@ -124,15 +125,15 @@ def test_worst_and_best_of_many_classes(tmp_path):
     shares = np.linspace(0, 1, classes)
     make_run(tmp_path / "a/seed0", recipes.digits_lt("ce"), 0, [10] * classes, right=shares)
     row = only_row(tmp_path / "a")
-    found = [float(cell.split()[0]) for cell in terminal.class_accuracy_table(row).columns[3].cells]
+    found = [float(cell.split()[0]) for cell in tables.class_accuracy_table(row).columns[3].cells]
     accuracies = sorted(row.per_class())
-    shown = [*accuracies[: terminal.NUM_WORST], *accuracies[-terminal.NUM_BEST :]]
+    shown = [*accuracies[: tables.NUM_WORST], *accuracies[-tables.NUM_BEST :]]
     np.testing.assert_allclose(found, shown, atol=0.06)
 
 
 def test_hostile_names_in_the_terminal(tmp_path):
     make_run(tmp_path / "a/seed0", recipes.digits_lt("ce"), 0, FEW, HOSTILE, right=0)
-    text = printed(*terminal.tables_by_class([only_row(tmp_path / "a")]), width=70)
+    text = printed(*tables.tables_by_class([only_row(tmp_path / "a")]), width=70)
     assert "\x1b" not in text and "[red]" in text
 
 

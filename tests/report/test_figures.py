@@ -15,7 +15,7 @@ import longtail
 from longtail import recipes, run_folder
 from longtail.cli import main
 from longtail.paper.figures import FIGURES, figure, read_points
-from longtail.reporting import gradients, plots, run_artifacts
+from longtail.reporting import plots, run_artifacts, training_curves
 from longtail.reporting.page import report
 from longtail.reporting.result_rows import make_rows
 from tests.raises import fails, raises
@@ -45,7 +45,7 @@ def folder(tmp_path):
 
 
 def pulls(folder):
-    (found,) = gradients.gradient_norms_by_dataset(make_rows(run_folder.read_finished(folder))).values()
+    (found,) = training_curves.gradient_norms_by_dataset(make_rows(run_folder.read_finished(folder))).values()
     return {pull.label: pull for pull in found}
 
 
@@ -63,12 +63,12 @@ def test_gradient_curve_is_mean_of_last_stage(folder):
 
 
 def test_seed_range_and_head_tail_ratio():
-    pull = gradients.ClassGradientNorms("x", np.array([[8.0, 2, 1], [4, 2, 2]]))
+    pull = training_curves.ClassGradientNorms("x", np.array([[8.0, 2, 1], [4, 2, 2]]))
     assert pull.seed_range().tolist() == [[4, 2, 1], [6, 2, 1.5], [8, 2, 2]]
     assert (
         pull.head_tail_ratio == 4 and pull.label_with_ratio.startswith("x: ") and pull.label_with_ratio.endswith(" 4.0")
     )
-    many = gradients.ClassGradientNorms("x", np.array([[9.0, 3] + [1.0] * 16 + [0.5, 1.5]]))
+    many = training_curves.ClassGradientNorms("x", np.array([[9.0, 3] + [1.0] * 16 + [0.5, 1.5]]))
     assert many.head_tail_ratio == 6  # the first two of twenty over the last two
 
 
@@ -181,7 +181,7 @@ def test_latency_reports_unreadable_input(folder, tmp_path):
 
 def test_extra_loss_marks_minimum(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("longtail.paper.theory_figures.save_figure", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr("longtail.reporting.plots.save_figure", lambda figure, path: drawn.append(figure))
     figure("extra", out=tmp_path / "e.svg")
     (axis,) = drawn[0].axes
     curve, dot = axis.lines

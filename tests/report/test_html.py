@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from longtail.reporting.components import NBSP, data_link, format_count, format_difference, join_items
-from longtail.reporting.html import TrustedText, el
-from longtail.reporting.svg import COLORS, Plot, Scale, SeriesStyle, format_number, make_scale
+from longtail.reporting.html import COLORS, Plot, Scale, SeriesStyle, TrustedText, el, format_number, make_scale
 from tests.expected_text import check_text
 from tests.report.made import Page
 

@@ -10,10 +10,10 @@ import pytest
 
 from longtail import recipes, run_folder
 from longtail.engine.run_lock import open_locked
-from longtail.reporting import live, run_artifacts, training_curves
-from longtail.reporting.live import LivePage
+from longtail.reporting import run_artifacts, server, training_curves
 from longtail.reporting.page import report
 from longtail.reporting.result_rows import dataset_name
+from longtail.reporting.server import LivePage
 from tests.report.made import FEW, Page, begin_run, log_line, make_run, under_way
 
 HOSTILE = "<script>alert(1)</script>"
@@ -22,7 +22,7 @@ HOSTILE = "<script>alert(1)</script>"
 @pytest.fixture(autouse=True)
 def eager(monkeypatch):
     """Let live pages scan at every request."""
-    monkeypatch.setattr(live, "SCAN_INTERVAL", 0.0)
+    monkeypatch.setattr(server, "SCAN_INTERVAL", 0.0)
 
 
 def read(board: LivePage) -> Page:
@@ -119,16 +119,16 @@ def test_run_starts_progresses_and_finishes(tmp_path):
 
 def test_page_is_cached(tmp_path, monkeypatch):
     made = make_run(tmp_path / "done/seed0", recipes.digits_lt("paco"), 0, FEW)
-    log, calls, finished = begin_run(tmp_path / "going/seed0", 1) / run_folder.LOG, [], live.results_sections
-    monkeypatch.setattr(live, "results_sections", lambda rows: calls.append(len(rows)) or finished(rows))
+    log, calls, finished = begin_run(tmp_path / "going/seed0", 1) / run_folder.LOG, [], server.results_sections
+    monkeypatch.setattr(server, "results_sections", lambda rows: calls.append(len(rows)) or finished(rows))
     board = LivePage([tmp_path])
     assert board.page() is board.page()
     log.write_text(log.read_text() + log_line(1))
     assert epochs_of(under_way(read(board))[CE]) == (2, 8) and calls == [1]  # results are kept while others are trained
     (made / run_folder.METRICS).write_text((made / run_folder.METRICS).read_text() + "\n")
     assert board.page() and calls == [1, 1]
-    monkeypatch.setattr(live, "SCAN_INTERVAL", 60.0)
-    monkeypatch.setattr(live, "fingerprint", lambda folders: pytest.fail("looked again"))
+    monkeypatch.setattr(server, "SCAN_INTERVAL", 60.0)
+    monkeypatch.setattr(server, "fingerprint", lambda folders: pytest.fail("looked again"))
     assert board.version() == board.version()
 
 
@@ -177,7 +177,7 @@ def test_unexpected_error_is_reported_until_resolved(tmp_path, monkeypatch):
     make_run(tmp_path / "a/seed0", recipes.digits_lt("ce"), 0, FEW)
     board = LivePage([tmp_path])
     with monkeypatch.context() as patch:
-        patch.setattr("longtail.reporting.live.results_sections", lambda rows: {}["foreseen"])
+        patch.setattr("longtail.reporting.server.results_sections", lambda rows: {}["foreseen"])
         assert "KeyError('foreseen')" in read(board).words()
     begin_run(tmp_path / "b/seed0", 1)
     assert "Summary" in read(board).words()
@@ -231,7 +231,7 @@ def test_run_without_process_is_stopped(tmp_path):
 
 
 def left_of(board):
-    board._scanned = -live.SCAN_INTERVAL  # as if a second had passed
+    board._scanned = -server.SCAN_INTERVAL  # as if a second had passed
     (row,) = under_way(read(board)).values()
     return row[LEFT][0]
 

@@ -18,7 +18,7 @@ import longtail
 from longtail import recipes, run_folder
 from longtail.engine.loggers import Log
 from longtail.engine.train import train
-from longtail.reporting import live, server
+from longtail.reporting import server
 from longtail.reporting.page import content_security_policy
 from tests.conftest import tiny
 from tests.processes import start
@@ -148,8 +148,8 @@ def test_listens_on_loopback_only(served):
 
 
 def test_concurrent_readers_share_one_page(served, monkeypatch):
-    calls, made = [], live.unfinished_section
-    monkeypatch.setattr(live, "unfinished_section", lambda begun: calls.append(1) or time.sleep(0.2) or made(begun))
+    calls, made = [], server.unfinished_section
+    monkeypatch.setattr(server, "unfinished_section", lambda begun: calls.append(1) or time.sleep(0.2) or made(begun))
     found = []
     readers = [threading.Thread(target=lambda: found.append(ask(served.port)[2])) for _ in range(8)]
     for reader in readers:

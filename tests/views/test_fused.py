@@ -6,9 +6,9 @@ import torch
 from longtail.config import ViewConfig, ViewsConfig
 from longtail.kernels import nvrtc, views
 from longtail.kernels.nvrtc import template_instance
-from longtail.views import Views, color, crops, ops, policies
+from longtail.views import Views, color, ops, policies
 from longtail.views.ops import Op
-from longtail.views.view import STATISTICS
+from longtail.views.view import STATISTICS, draw_box
 from tests.emulator import ORDERS, Emulated, emulate
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -143,7 +143,7 @@ def test_crops_are_equal_up_to_rounding(side, size, device):
     x, rng = make_images(24, device, side), torch.Generator(device).manual_seed(4)
     sizes = torch.randint(side // 3, side + 1, (24, 2), generator=rng, device=device)
     sizes[0] = side
-    box = crops.draw_box(sizes, (0.08, 1.0), rng)
+    box = draw_box(sizes, (0.08, 1.0), rng)
     flip = torch.rand(24, generator=rng, device=device) < 0.5
     wanted = ops.to_uint8(ops.resized_crop(x, *box, size, flip)).int()
     far = (views.crop(x, *box, size, flip).int() - wanted).abs()

@@ -18,7 +18,7 @@ from longtail.data.sources import Split
 from longtail.engine.batches import Batches
 from longtail.methods import Batch, Stage
 from longtail.views import Views
-from longtail.views.mixup import mixup
+from longtail.views.view import mixup
 
 
 def mixed(batches: int, batch: int, alpha: float = 1.0, seed: int = 0) -> tuple[Tensor, ...]:

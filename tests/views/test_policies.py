@@ -18,9 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torchvision.transforms.autoaugment import AutoAugment, AutoAugmentPolicy
 
 from longtail.config import ViewConfig, ViewsConfig
-from longtail.views import Views, crops, make_view, ops, policies
+from longtail.views import Views, make_view, ops, policies
 from longtail.views.ops import Op
-from longtail.views.view import STATISTICS
+from longtail.views.view import ASPECT_RATIO, STATISTICS, draw_box
 from longtail.views.view import normalization_tensors as statistics_of
 from tests.raises import raises
 from tests.views.reference import apply_by_torchvision, move_by_pil
@@ -379,10 +379,10 @@ def sizes(n: int, height: int, width: int) -> Tensor:
 
 @pytest.mark.parametrize("height, width, scale", [(32, 32, (0.2, 1.0)), (48, 80, (0.08, 1.0)), (30, 64, (0.5, 1.0))])
 def test_box_is_torchvisions(height: int, width: int, scale: tuple[float, float]) -> None:
-    box = crops.draw_box(sizes(DRAWS, height, width), scale, seeded())
+    box = draw_box(sizes(DRAWS, height, width), scale, seeded())
     blank = torch.empty(3, height, width)
     torch.manual_seed(0)
-    drawn = [T.RandomResizedCrop.get_params(blank, list(scale), list(crops.ASPECT_RATIO)) for _ in range(3000)]
+    drawn = [T.RandomResizedCrop.get_params(blank, list(scale), list(ASPECT_RATIO)) for _ in range(3000)]
     top, left, h, w = torch.tensor(drawn).unbind(1)
     assert (box.top >= 0).all() and (box.top + box.height <= height).all()
     assert (box.left >= 0).all() and (box.left + box.width <= width).all()
@@ -402,10 +402,10 @@ def test_box_is_torchvisions(height: int, width: int, scale: tuple[float, float]
 @pytest.mark.parametrize("height, width", [(8, 64), (64, 8), (9, 12), (50, 49)])
 def test_box_falls_back_to_the_center(height: int, width: int) -> None:
     """Where no candidate can fit (all of the area, in a ratio the image does not have) the box is torchvision's."""
-    box = crops.draw_box(sizes(200, height, width), (1.0, 1.0), seeded())
+    box = draw_box(sizes(200, height, width), (1.0, 1.0), seeded())
     torch.manual_seed(0)
     blank = torch.empty(3, height, width)
-    theirs = Counter(T.RandomResizedCrop.get_params(blank, [1.0, 1.0], list(crops.ASPECT_RATIO)) for _ in range(200))
+    theirs = Counter(T.RandomResizedCrop.get_params(blank, [1.0, 1.0], list(ASPECT_RATIO)) for _ in range(200))
     ours = Counter(zip(*(b.tolist() for b in box), strict=True))
     assert ours.most_common(1)[0][0] == theirs.most_common(1)[0][0]
     assert max(height, width) / min(height, width) < 1.5 or len(ours) == 1
@@ -453,7 +453,7 @@ def test_a_canvas_that_is_full_is_an_image() -> None:
 
 def test_boxes_lie_within_their_images() -> None:
     wanted = torch.tensor([[40, 96], [96, 40], [33, 33], [7, 90]]).repeat(500, 1)
-    top, left, height, width = crops.draw_box(wanted, (0.08, 1.0), seeded())
+    top, left, height, width = draw_box(wanted, (0.08, 1.0), seeded())
     inside = (top >= 0) & (left >= 0) & (top + height <= wanted[:, 0]) & (left + width <= wanted[:, 1])
     assert inside.all() and (height > 0).all() and (width > 0).all()
     share = (height * width) / (wanted[:, 0] * wanted[:, 1])
@@ -492,7 +492,7 @@ def test_flip_can_be_off() -> None:
 def test_resized_crop_view_is_torchvisions() -> None:
     x, rng = patches(64), seeded()
     flips = torch.rand(16, generator=rng) < 0.5
-    box = crops.draw_box(sizes(16, 64, 64), (0.2, 1.0), rng)
+    box = draw_box(sizes(16, 64, 64), (0.2, 1.0), rng)
     ours = raw(x, ViewConfig(crop="resized", crop_scale=(0.2, 1.0)), 32)
     for i, (top, left, h, w) in enumerate(zip(*(b.tolist() for b in box), strict=True)):
         theirs = TF.resized_crop(TF.to_pil_image(x[i]), top, left, h, w, [32, 32])

@@ -5,9 +5,8 @@ and the reason for each setting. Settings that the user gives are not changed, a
 The rules are reasonable defaults; each setting can be changed by its flag.
 """
 
-from longtail.autoconfig.config_choices import Choice, with_values
 from longtail.autoconfig.facts import Facts, inspect_data
-from longtail.autoconfig.rules import ChosenConfig, choose, choose_plan
+from longtail.autoconfig.rules import Choice, ChosenConfig, choose, choose_plan, with_values
 from longtail.deprecated import find_renamed
 
 __all__ = ["Choice", "ChosenConfig", "Facts", "choose", "choose_plan", "inspect_data", "with_values"]

@@ -1,7 +1,7 @@
 """The command `compare`."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -12,21 +12,16 @@ from longtail import recipes
 from longtail.cli.console import make_screen, print_lines
 from longtail.cli.parse import (
     check_data_paths,
+    get_given_settings,
     normalize_flag,
     parse_arguments,
     reject_both,
     scan_flags,
     take_data_argument,
 )
-from longtail.cli.resolve_config import (
-    SHARED_SECTIONS,
-    check_not_a_run,
-    choose_budget,
-    get_given_settings,
-    select_sections,
-)
 from longtail.config import Config, DataConfig, LogConfig, ModelConfig, OptimConfig, TrainConfig, ViewsConfig
 from longtail.plan import Plan
+from longtail.training import SHARED_SECTIONS, check_not_a_run, log_choices, select_sections
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +53,7 @@ class Compare:
 
 
 class Comparison(NamedTuple):
-    """What a command line of `longtail compare` results in."""
+    """The methods, settings and folder that a command line of `longtail compare` asks for."""
 
     name: str
     """The recipe or the path to images."""
@@ -114,3 +109,27 @@ def resolve_comparison(args: list[str]) -> Comparison:
         budget = choose_budget(name, given.data, given.train.device, settings, given.imbalance)
         sections = select_sections(budget("ce").config, SHARED_SECTIONS)
     return Comparison(name, given, sections, budget, replace(config, **sections))
+
+
+def choose_budget(
+    name: str, data: DataConfig, device: str, given: Mapping[str, Any], imbalance: float | None
+) -> Callable[[str], Plan]:
+    """Choose the settings with which methods are compared on the user's images, and print the main ones with their reasons.
+
+    Return a function that returns the plan of a method by its name.
+
+    Args:
+        name: Path to the images.
+        data: The `data` section with the given flags.
+        device: The value of --train.device.
+        given: Settings that are given on the command line. They are not changed.
+        imbalance: The value of --imbalance.
+    """
+    from longtail.autoconfig import choose, choose_plan, inspect_data
+
+    facts = inspect_data(data, device)
+    chosen = choose(name, facts, "paco", given, imbalance)
+    # Cross-validation selects these for each method.
+    selected = ("--optim.lr", "--optim.weight_decay") if chosen.candidates else ()
+    log_choices(chosen, exclude=("--method", *selected))
+    return lambda method: choose_plan(name, facts, method, given, imbalance)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from longtail.errors import UserError, error_text
-from longtail.progress import LOGGER, is_main_process, terminal_width, wrap_line
+from longtail.progress import LOGGER, terminal_width, wrap_line
 
 if TYPE_CHECKING:
     from longtail.reporting.table import ResultRow
@@ -182,12 +182,6 @@ def print_lines(lines: Iterable[str]) -> None:
     print(*(wrap_line(line, terminal_width()) for line in lines), sep="\n", flush=True)
 
 
-def print_on_main_process(lines: Iterable[str]) -> None:
-    """Print lines on the first process of each machine."""
-    if is_main_process():
-        print_lines(lines)
-
-
 # Tables
 
 
@@ -212,8 +206,7 @@ def print_result_tables(rows: "list[ResultRow]", is_verbose: bool = False) -> No
             for it.
     """
     from longtail.reporting.significance import group_support
-    from longtail.reporting.table import shifted_table, to_rich
-    from longtail.reporting.terminal import tables_by_class
+    from longtail.reporting.table import shifted_table, tables_by_class, to_rich
 
     screen = make_screen()
     screen.print(to_rich(rows, screen.width, is_verbose), *tables_by_class(rows), sep="\n")

@@ -15,12 +15,12 @@ from tyro.conf import Positional, arg
 from longtail import files, recipes
 from longtail.cli.console import check_output_files, make_screen, print_lines, write_error_as_user_error
 from longtail.cli.help import make_help
-from longtail.cli.parse import check_data_paths, parse_arguments, take_data_argument
-from longtail.cli.resolve_config import check_not_a_run, format_setting, get_given_settings
+from longtail.cli.parse import check_data_paths, format_setting, get_given_settings, parse_arguments, take_data_argument
 from longtail.config import DataConfig
 from longtail.errors import UserError
 from longtail.progress import terminal_width
 from longtail.text import escape_nonprintable
+from longtail.training import check_not_a_run
 
 if TYPE_CHECKING:
     from longtail.data.inspection import Inspection

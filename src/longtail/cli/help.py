@@ -9,10 +9,9 @@ from typing import Any
 
 from longtail import recipes
 from longtail.cli.compare import resolve_comparison
-from longtail.cli.flags import SHORT_FLAGS, Flag, find_short_flags, first_paragraph, list_flags, list_sections
-from longtail.cli.resolve_config import ALL_SECTIONS, select_sections
+from longtail.cli.parse import Flag, find_short_flags, first_paragraph, list_flags, list_sections
 from longtail.cli.train import resolve_training
-from longtail.training import default_out
+from longtail.training import ALL_SECTIONS, SHORT_NAMES, default_out, select_sections
 
 HELP_FLAGS = ("-h", "--help")
 HELP_ALL_FLAGS = ("--help-all", "--help_all")
@@ -20,7 +19,7 @@ HELP_ALL_FLAGS = ("--help-all", "--help_all")
 WIDTH = 80
 FLAG_WIDTH = 26  # columns of the short help for a flag and its value
 OPTIONS_SHOWN = 10
-MAIN_OPTIONS = ("method", "methods", *SHORT_FLAGS, "out", "resume")  # shown before the other options of a command
+MAIN_OPTIONS = ("method", "methods", *SHORT_NAMES, "out", "resume")  # shown before the other options of a command
 
 EXAMPLES = {
     "cache": "longtail cache",

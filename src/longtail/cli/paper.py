@@ -13,9 +13,10 @@ from tyro.conf import Positional, arg
 from longtail import files, recipes
 from longtail.cli.console import check_output_files, make_screen, write_error_as_user_error
 from longtail.cli.parse import check_path, parse_arguments
-from longtail.cli.resolve_config import choose_queue_and_batch
+from longtail.config import PaCo
 from longtail.errors import UserError, unknown_name
 from longtail.recipes.published_rows import PublishedAccuracy
+from longtail.text import format_percent
 
 if TYPE_CHECKING:
     from longtail import theory
@@ -99,8 +100,7 @@ def run_reproduce(args: list[str]) -> None:
     choose_cells(find_table(given["table"]), given["methods"], given["imbalance"])  # reports unknown names
 
     from longtail.paper.reproduce import reproduce
-    from longtail.paper.results_page import to_rich
-    from longtail.reporting.cells import plot_files, training_lengths
+    from longtail.paper.results_page import plot_files, to_rich, training_lengths
 
     tree = reproduce(given.pop("table"), **given)
     screen, path = make_screen(), given["results"] / tree["name"].replace("-", "_")
@@ -180,7 +180,7 @@ def make_method_table(is_wide: bool) -> Table:
             recipes.RECIPES[name].published.get((method, f)) for name, factors in columns.items() for f in factors
         ]
         label = [recipes.digits_lt(method).method.label] if is_wide else []
-        table.add_row(method, *label, *map(format_percentage, results))
+        table.add_row(method, *label, *map(format_percent, results))
     return table
 
 
@@ -198,13 +198,8 @@ def make_published_table(name: str) -> Table:
     for row, printed in recipes.RECIPES[name].rows.items():
         config = recipes.make(name, **{choice: value or None for choice, value in row._asdict().items()})
         length = (str(config.train.epochs), str(config.train.batch_size)) if row.setting else ("–", "–")
-        table.add_row(*(value or "–" for value in row), *length, *map(format_percentage, printed))
+        table.add_row(*(value or "–" for value in row), *length, *map(format_percent, printed))
     return table
-
-
-def format_percentage(value: float | None) -> str:
-    """Return a percentage with one decimal, or a dash if there is none."""
-    return "–" if value is None else f"{value:.1f}"
 
 
 # theory
@@ -242,13 +237,22 @@ def run_theory(args: list[str]) -> None:
         with write_error_as_user_error(json):
             files.write_output_json(json, results.to_dict())
     if figure:
-        from longtail.paper import theory_figures
+        from longtail.reporting import plots
 
         alphas = [optimum.alpha for optimum in results.optima]
         with write_error_as_user_error(figure):
-            theory_figures.draw_theory(results.counts, results.positives["expected"], alphas, figure)
+            plots.draw_theory(results.counts, results.positives["expected"], alphas, figure)
     for file in filter(None, (json, figure)):
         print(f"written to {file}")
+
+
+def choose_queue_and_batch(name: str) -> dict[str, int]:
+    """Return the queue length and the batch size of PaCo that `longtail train` would choose for the user's images."""
+    from longtail.autoconfig import choose, inspect_data
+
+    config = choose(name, inspect_data(recipes.make(name).data), "paco").config
+    assert isinstance(config.method, PaCo)
+    return {"queue": config.method.queue, "batch": config.train.batch_size}
 
 
 def parse_counts(words: tuple[str, ...]) -> tuple[int, ...] | Path | None:

@@ -61,11 +61,15 @@ class Export:
 
     run: Positional[Path]
     """A run folder or a folder that contains one, an exported .safetensors, or a checkpoint of the released PaCo code."""
-    to: Literal["onnx", "torch", "safetensors"] = "onnx"
-    """onnx: for ONNX Runtime and others; torch: .pt2 of torch.export; safetensors: weights for longtail.load."""
+    to: Literal["onnx", "torch", "safetensors", "hub"] = "onnx"
+    """onnx: for ONNX Runtime and others; torch: .pt2 of torch.export; safetensors: weights for longtail.load; hub: a folder
+    with weights and model card in the layout of the Hugging Face hub, for timm or longtail.load."""
     out: Annotated[Path | None, arg(aliases=["-o"])] = None
     """Output file (default: export/model.onnx, .pt2 or .safetensors in the run folder, such as RUN/seed0). The model card is
-    written to FILE.md."""
+    written to FILE.md. With hub: output folder (default: export/hub)."""
+    repo: str | None = None
+    """hub: upload the folder to this repository, USER/NAME. Needs a token (`hf auth login`, or HF_TOKEN). A new repository is
+    private."""
     prior: str | None = None
     """Class frequencies in use, as in `longtail predict`."""
 
@@ -174,5 +178,5 @@ def run_export(args: list[str]) -> None:
 
     from longtail.inference.export import export
 
-    exported = export(given.run, given.to, given.out, given.prior)
+    exported = export(given.run, given.to, given.out, given.prior, given.repo)
     print(*map(escape_nonprintable, exported.summary()), sep="\n")

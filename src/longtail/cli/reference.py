@@ -7,7 +7,7 @@ from pathlib import Path
 from longtail.cli import COMMANDS
 from longtail.cli.cache import CACHE_COMMANDS
 from longtail.cli.data import DATA_COMMANDS
-from longtail.cli.flags import Flag, find_short_flags, first_paragraph, is_section, list_flags
+from longtail.cli.parse import Flag, find_short_flags, first_paragraph, is_section, list_flags
 from longtail.config import METHODS, Config, ViewConfig
 
 SUBCOMMANDS: dict[str, dict[str, type]] = {

@@ -1,4 +1,9 @@
-"""The commands `train`, `eval` and `demo`."""
+"""The commands `train`, `eval` and `demo`.
+
+The command line of `train` is parsed once. Which flags exist and what their defaults are depends on the recipe, so the few
+flags that select a recipe are scanned before (`scan_recipe`). Automatic choices depend on the flags that are given; they are
+made afterwards, and the given values are applied on top of them.
+"""
 
 import shlex
 from dataclasses import dataclass, replace
@@ -9,9 +14,16 @@ from tyro.conf import Positional, arg
 
 from longtail import run_folder
 from longtail.cli.console import make_screen, print_result_tables
-from longtail.cli.parse import check_data_paths, check_path, parse_arguments, take_data_argument
-from longtail.cli.resolve_config import find_resumed_run, get_given_settings, scan_recipe
+from longtail.cli.parse import (
+    check_data_paths,
+    check_path,
+    get_given_settings,
+    parse_arguments,
+    scan_flags,
+    take_data_argument,
+)
 from longtail.config import (
+    Config,
     DataConfig,
     LogConfig,
     MethodConfig,
@@ -26,6 +38,7 @@ from longtail.training import (
     ALL_SECTIONS,
     RecipeChoice,
     default_out,
+    find_resumed_config,
     is_automatic,
     load_stored_run,
     make_base,
@@ -147,6 +160,30 @@ def resolve_training(args: list[str]) -> tuple[str, Train, Plan]:
     check_data_paths(given.data)
     sections, settings = select_sections(given, ALL_SECTIONS), get_given_settings(args, given)
     return name, given, resolve_config(name, choice, base, sections, settings, resumed is not None)
+
+
+def scan_recipe(args: list[str]) -> RecipeChoice:
+    """Return the flags that select a recipe; other flags are ignored.
+
+    Args:
+        args: The arguments after the recipe or the path to images.
+    """
+    flags = scan_flags(args, method=str, imbalance=float, setting=str, network=str, augment=str, strategy=int)
+    return RecipeChoice(**flags)
+
+
+def find_resumed_run(data: DataConfig, args: list[str]) -> Config | None:
+    """Return the configuration of the run that --resume continues, or None if there is none.
+
+    Args:
+        data: Where the images are.
+        args: The arguments after the path to the images.
+    """
+    flags = scan_flags(args, switches=("resume",), out=Path)
+    if not flags["resume"] or flags["out"] is None:
+        return None
+    check_path(flags["out"])
+    return find_resumed_config(data, flags["out"])
 
 
 def resolve_stored_run(args: list[str]) -> tuple[str, Train, Plan]:

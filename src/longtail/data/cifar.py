@@ -8,16 +8,21 @@ those of torchvision.
 import contextlib
 import hashlib
 import http.client
+import io
 import os
+import posixpath
+import tarfile
 import tempfile
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from longtail import files
-from longtail.data import archive, array_pickle
+from longtail.data import array_pickle
 from longtail.data.lazy_images import (
     ImageArray,
     IntArray,
@@ -27,7 +32,7 @@ from longtail.data.lazy_images import (
     lazy_array_images,
     resize_images,
 )
-from longtail.errors import UserError, disk_full_as_user_error, error_text
+from longtail.errors import UserError, disk_full_as_user_error, error_text, file_error_kind
 
 SIDE = 32  # pixels
 MAX_NAME_LENGTH = 1000  # of a class name; the 100 names of a pickle can all be the same very long string
@@ -127,13 +132,13 @@ def _read_folder(published: _CifarFiles, folder: Path) -> dict[str, bytes]:
     """Return the contents of the files, of which each and all together are limited as in an archive."""
     contents: dict[str, bytes] = {}
     for name in published.files:
-        remaining = archive.MAX_TOTAL_BYTES - sum(map(len, contents.values()))
+        remaining = MAX_TOTAL_BYTES - sum(map(len, contents.values()))
         try:
             contents[name] = files.read_bytes(folder / name, min(MAX_FILE_BYTES, remaining))
         except OSError as error:
             raise UserError(
                 f"cannot read {folder / name} ({error_text(error)}): download {published.url} again",
-                kind=files.read_error_kind(error),
+                kind=file_error_kind(error),
             ) from error
     return contents
 
@@ -141,7 +146,7 @@ def _read_folder(published: _CifarFiles, folder: Path) -> dict[str, bytes]:
 def _read_archive(published: _CifarFiles, path: Path) -> dict[str, bytes]:
     """Return the contents of the files in the archive, in one pass and without writing any file."""
     try:
-        contents = archive.read_members(path, {f"{published.folder}/{f}": f for f in published.files}, MAX_FILE_BYTES)
+        contents = read_members(path, {f"{published.folder}/{f}": f for f in published.files}, MAX_FILE_BYTES)
     except Exception as error:  # a damaged archive can raise anything
         raise UserError(
             f"{path} is damaged ({error_text(error)}): delete it and download {published.url} again",
@@ -294,3 +299,104 @@ def _read_split(
         return resize_images(np.ascontiguousarray(chosen.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)), size)
 
     return lazy_array_images(labels, names, np.arange(len(labels)), read)
+
+
+# Archives
+
+
+MAX_TOTAL_BYTES = 2**30  # of a decompressed archive
+# Of all headers of an archive. A member without a long name has 512 bytes, and tarfile copies global headers to every member.
+MAX_HEADER_BYTES = 2**18
+BLOCK_BYTES = 2**20  # read at a time
+
+
+def read_members(path: Path, wanted: Mapping[str, str], largest: int) -> dict[str, bytes]:
+    """Return the contents of regular members of an archive.
+
+    Args:
+        path: The archive.
+        wanted: The members: path in the archive -> name in the result. Members that are not found are left out.
+        largest: The largest size of a wanted member in bytes.
+
+    Raises:
+        tarfile.TarError: The archive is damaged or exceeds the limits. Damaged archives may also raise other exceptions.
+    """
+    contents: dict[str, bytes] = {}
+    with files.open_regular(path) as file:
+        stream = ForwardStream(io.BufferedReader(GzipStream(file), BLOCK_BYTES))
+        with tarfile.open(fileobj=stream, mode="r:") as tar:  # type: ignore[call-overload]
+            while member := tar.next():
+                tar.members = []  # this list would grow with every member
+                name = wanted.get(posixpath.normpath(member.name))
+                if name and member.size > largest:
+                    raise tarfile.TarError(f"{name} has {member.size:,} bytes, more than the {largest:,} allowed")
+                if name and member.isreg() and not member.issparse():
+                    contents[name] = stream.read_data(member.offset_data, member.size)
+    return contents
+
+
+class GzipStream(io.RawIOBase):
+    """The decompressed content of a gzip file with one stream, read with a constant amount of memory."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__()
+        self.file = file
+        self.decompressor = zlib.decompressobj(wbits=31)  # gzip format, with a check of the CRC
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.decompressor.eof:
+            compressed = self.decompressor.unconsumed_tail or self.file.read(2**16)
+            if not compressed:
+                raise EOFError("the compressed stream ends too early")
+            found = self.decompressor.decompress(compressed, len(buffer))
+            if found:
+                buffer[: len(found)] = found
+                return len(found)
+        return 0
+
+
+class ForwardStream:
+    """A stream for `tarfile`, which only moves forward and limits the bytes that are read.
+
+    Bytes read by `read` count as headers, up to MAX_HEADER_BYTES; the contents of members are skipped by `seek` or read by
+    `read_data`. All of them together may have MAX_TOTAL_BYTES.
+    """
+
+    def __init__(self, stream: io.BufferedReader) -> None:
+        self.stream, self.position, self.headers = stream, 0, 0
+
+    def tell(self) -> int:
+        return self.position
+
+    def read(self, size: int) -> bytes:
+        self.headers += size
+        if not 0 <= size <= MAX_HEADER_BYTES or self.headers > MAX_HEADER_BYTES:
+            raise tarfile.TarError(f"its headers have more than {MAX_HEADER_BYTES:,} bytes")
+        return self._take(size)
+
+    def seek(self, position: int) -> None:
+        if position < self.position:
+            raise tarfile.TarError("a member has a negative size")
+        while self.position < position and self._take(min(position - self.position, BLOCK_BYTES)):
+            pass
+
+    def read_data(self, start: int, size: int) -> bytes:
+        """Return `size` bytes, beginning at position `start`."""
+        self.seek(start)
+        content = bytearray()
+        while len(content) < size:
+            found = self._take(min(size - len(content), BLOCK_BYTES))
+            if not found:
+                raise tarfile.TarError("the archive ends too early")
+            content += found
+        return bytes(content)
+
+    def _take(self, size: int) -> bytes:
+        if self.position + size > MAX_TOTAL_BYTES:
+            raise tarfile.TarError(f"it has more than {MAX_TOTAL_BYTES:,} bytes when decompressed")
+        found = self.stream.read(size)
+        self.position += len(found)
+        return found

@@ -16,7 +16,7 @@ from longtail.data.lazy_images import (
     check_classes,
     empty_class_notes,
     split_by_file,
-    to_name_array,
+    to_path_array,
 )
 from longtail.errors import UserError
 from longtail.metrics import MIN_TEST_IMAGES, shot_groups
@@ -207,7 +207,7 @@ def lazy_image_files(
     return lazy_encoded_images(
         labels,
         names,
-        to_name_array(ids, "path"),
+        to_path_array(ids),
         lambda index: read_file(os.path.join(root, ids[index])),
         sizes,
         size,

@@ -12,8 +12,8 @@ from longtail.config import Config, DataConfig
 from longtail.data.decode import BadImage, ImageInfo, map_in_threads, probe_image
 from longtail.data.in_memory import name_images
 from longtail.data.lazy_images import LazyImages, RawDataset, SkippedImage
-from longtail.data.long_tail import shot_groups
 from longtail.data.sources import draw_long_tail, open_data
+from longtail.metrics import shot_groups
 from longtail.progress import track
 from longtail.recipes import make
 

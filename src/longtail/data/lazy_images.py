@@ -171,16 +171,16 @@ class RawDataset:
     notes: tuple[str, ...] = ()
 
 
-def to_name_array(names: Sequence[str], kind: str) -> npt.NDArray[np.str_]:
-    """Return names as an array, whose items are all as large as the longest name.
+def to_path_array(names: Sequence[str]) -> npt.NDArray[np.str_]:
+    """Return paths as an array, whose items are all as large as the longest path.
 
-    A few long names among many short ones, which would need far more memory than there are characters, raise UserError.
+    A few long paths among many short ones, which would need far more memory than there are characters, raise UserError.
     """
     longest = max(names, key=len, default="")
     array_bytes, mean = 4 * len(longest) * len(names), sum(map(len, names)) / max(len(names), 1)
     if array_bytes > NAMES_LIMIT and len(longest) > 8 * mean:
         raise UserError(
-            f"a {kind} has {len(longest):,} characters ({longest[:40]}…), but the mean is {mean:.0f}: shorten it",
+            f"a path has {len(longest):,} characters ({longest[:40]}…), but the mean is {mean:.0f}: shorten it",
             kind="bad-list",
         )
     return np.array(names, dtype=np.str_)

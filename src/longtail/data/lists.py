@@ -30,7 +30,7 @@ from longtail.data.lazy_images import (
     empty_class_notes,
     file_paths,
 )
-from longtail.errors import UserError
+from longtail.errors import UserError, file_error_kind
 from longtail.text import pluralize, preview
 
 DEFAULT_COLUMNS = ("path", "label")  # of a CSV file
@@ -126,7 +126,7 @@ def read_list(path: Path, columns: Sequence[str] = ()) -> ImageList:
     except OSError as error:
         raise UserError(
             f"cannot read the list {path} ({error.strerror}): check its path and permissions",
-            kind=files.read_error_kind(error),
+            kind=file_error_kind(error),
         ) from error
     if "\0" in text:
         raise UserError(f"{path} is not UTF-8 text: save it with this encoding", kind="bad-list")

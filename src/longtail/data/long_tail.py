@@ -5,18 +5,6 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-from longtail.metrics import shot_groups
-
-__all__ = [
-    "PROFILES",
-    "checksum",
-    "draw_subset",
-    "exponential_counts",
-    "shot_groups",
-    "step_counts",
-    "validation_split",
-]
-
 IntArray = npt.NDArray[np.int64]
 
 

@@ -37,9 +37,10 @@ from longtail.data.lazy_images import (
     split_by_file,
 )
 from longtail.data.lists import BENCHMARKS, open_benchmark, open_lists
-from longtail.data.long_tail import PROFILES, checksum, draw_subset, shot_groups
+from longtail.data.long_tail import PROFILES, checksum, draw_subset
 from longtail.data.shards import open_shards
 from longtail.errors import UserError
+from longtail.metrics import shot_groups
 from longtail.progress import log_info
 from longtail.text import escape_nonprintable, pluralize
 

@@ -13,7 +13,7 @@ from longtail.distributed import rank
 from longtail.engine.cuda_graph import VIEW_STREAM, CapturedFunction, get_stream
 from longtail.methods import Batch, Mixed, Stage
 from longtail.views import Views
-from longtail.views.mixup import mixup
+from longtail.views.view import mixup
 
 MAX_PIXELS = 4096 * 32 * 32
 """Pixels of which views are made at once: on a GPU a hundred small kernels take as long for thirty batches as for one."""

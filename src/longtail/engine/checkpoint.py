@@ -6,7 +6,7 @@ checkpoint or the new one, never a part.
 
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
 
@@ -145,7 +145,9 @@ def find_tensors(tree: Any, depth: int = 0) -> Iterator[Tensor]:
             yield from find_tensors(value, depth + 1)
 
 
-def load_weights(path: Path, expected: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+def load_weights(
+    path: Path, expected: dict[str, Tensor], device: torch.device, stored_name: Callable[[str], str] = str
+) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file.
 
     Args:
@@ -153,6 +155,7 @@ def load_weights(path: Path, expected: dict[str, Tensor], device: torch.device) 
         expected: The `state_dict` of the network that will load them. Names, kinds and shapes are compared with it before
             memory is allocated.
         device: The device of the tensors.
+        stored_name: Maps the name of a tensor to its name in the file.
 
     Raises:
         UserError: The file is refused, damaged, or holds another network.
@@ -162,14 +165,14 @@ def load_weights(path: Path, expected: dict[str, Tensor], device: torch.device) 
         with files.open_regular(path, 2 * wanted + SAFETENSORS_HEADER, folder=path.parent):
             pass
         with safetensors.safe_open(os.fspath(path), framework="pt", device=str(device)) as stored:
-            names = set(stored.keys())
-            if names != expected.keys():
-                raise ValueError(f"{min(names ^ expected.keys())!r} is only in one of the file and the network")
+            stored_names = {name: stored_name(name) for name in expected}
+            if differing := set(stored.keys()) ^ set(stored_names.values()):
+                raise ValueError(f"{min(differing)!r} is only in one of the file and the network")
             for name, tensor in expected.items():
-                shape = tuple(stored.get_slice(name).get_shape())
+                shape = tuple(stored.get_slice(stored_names[name]).get_shape())
                 if shape != tensor.shape:
                     raise ValueError(f"{name} is {shape} instead of {tuple(tensor.shape)}")
-            found = {name: stored.get_tensor(name) for name in expected}
+            found = {name: stored.get_tensor(stored_names[name]) for name in expected}
         for name, tensor in expected.items():
             if found[name].is_floating_point() != tensor.is_floating_point() or found[name].is_complex():
                 raise ValueError(f"{name} is {found[name].dtype} instead of {tensor.dtype}")

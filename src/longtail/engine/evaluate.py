@@ -407,7 +407,9 @@ def evaluate_one(record: run_folder.FinishedRun, data_root: Path | None, device_
     return Evaluator(method, data, views, device, config.train.batch_size, is_verbose=True).repeat(record.folder, cost)
 
 
-def load_stored_network(path: Path, config: Config, counts: Any, device: torch.device) -> methods.Method:
+def load_stored_network(
+    path: Path, config: Config, counts: Any, device: torch.device, stored_name: Callable[[str], str] = str
+) -> methods.Method:
     """Return the method of a configuration with stored weights.
 
     If a run folder has only the small file of the trained tensors, the others are loaded as for a new run.
@@ -417,6 +419,7 @@ def load_stored_network(path: Path, config: Config, counts: Any, device: torch.d
         config: The configuration.
         counts: The number of training images of each class.
         device: The device.
+        stored_name: Maps the name of a tensor to its name in the file.
     """
     adapter = path.with_name(run_folder.ADAPTER)
     is_small = not os.path.lexists(path) and os.path.lexists(adapter)
@@ -431,7 +434,7 @@ def load_stored_network(path: Path, config: Config, counts: Any, device: torch.d
     if is_small:
         load_trained_tensors(adapter, method, device)
     else:
-        method.net.load_state_dict(checkpoint.load_weights(path, method.net.state_dict(), device))
+        method.net.load_state_dict(checkpoint.load_weights(path, method.net.state_dict(), device, stored_name))
     return method
 
 

@@ -21,14 +21,12 @@ from torch import Tensor, nn
 from longtail.config import Config
 from longtail.data.decode import available_cores, bad_image_as_error
 from longtail.data.lazy_images import StreamedImages
-from longtail.data.loader import iterate_frames
+from longtail.data.loader import Frames, iterate_frames
 from longtail.data.samplers import derive_seed
 from longtail.data.sources import DataSet, Split
-from longtail.data.stream import Frames
 from longtail.engine.device import matmul_precision, preserve_global_settings, uses_kernels
 from longtail.feature_cache import FeatureCache, hash_blocks, make_key
-from longtail.models.backbones import Trunk
-from longtail.models.fast_forward import Forward, make_fast_forward, make_plain_forward
+from longtail.models.backbones import Forward, Trunk, make_fast_forward, make_plain_forward
 from longtail.progress import format_duration, log_info, open_progress
 from longtail.views import Views
 
@@ -139,7 +137,7 @@ class PassTimes(NamedTuple):
 
 
 class SplitPlan:
-    """What has to be computed for a split.
+    """A plan for the features of a split: which are in the cache, and which have to be computed.
 
     Args:
         split: The images.

@@ -22,7 +22,7 @@ from longtail.methods import Batch, Method, Mixed, Stage, StageData, find_method
 from longtail.models.backbones import Trunk
 from longtail.models.heads import Classifier, ScaledHead
 from longtail.models.side_stream import SideStream
-from longtail.views.mixup import mixup
+from longtail.views.view import mixup
 
 LogEpoch = Callable[[dict[str, Any]], None]
 

@@ -19,7 +19,6 @@ from longtail import recipes, run_folder
 from longtail.config import Config
 from longtail.data.sources import DataSet
 from longtail.distributed import is_distributed, is_main_process
-from longtail.durations import describe_duration
 from longtail.engine.device import preserve_global_settings
 from longtail.engine.evaluate import KNN_IMAGES, LATENCY_BATCH
 from longtail.engine.failures import is_out_of_memory
@@ -30,7 +29,7 @@ from longtail.engine.run_lock import contains_run
 from longtail.engine.trainer import Trainer
 from longtail.errors import UserError
 from longtail.plan import Plan
-from longtail.progress import log_info, log_warning
+from longtail.progress import describe_duration, log_info, log_warning
 from longtail.text import pluralize
 
 PROBE_STEPS = 8

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 
 from longtail import run_folder
-from longtail.image_formats import IMAGE_FORMATS
+from longtail.data.decode import IMAGE_FORMATS
 from longtail.inference.formats import INPUT, describe_model
-from longtail.inference.model import UNCALIBRATED, Model
-from longtail.inference.preprocessing import Preprocessing
+from longtail.inference.model import UNCALIBRATED, Model, Preprocessing
 from longtail.metrics import SHOT_GROUPS
 from longtail.reporting import run_artifacts
 from longtail.reporting.significance import group_support
-from longtail.text import escape_markdown, escape_nonprintable
+from longtail.text import escape_markdown, escape_nonprintable, format_percent
 
 MAX_CLASSES = 50
 """Largest number of classes in the table; of more classes, the most frequent and the rarest are listed."""
@@ -35,7 +34,7 @@ def make_card(model: Model, to: str, file: str, difference: float, latency: dict
 
     Args:
         model: The model.
-        to: The format.
+        to: A key of `CODE`: the format, or "timm".
         file: Name of the exported file.
         difference: Largest difference between its logits and those of the original.
         latency: Milliseconds of the original and of the exported network, by batch size.
@@ -46,7 +45,7 @@ def make_card(model: Model, to: str, file: str, difference: float, latency: dict
         f"# {escape_markdown(about['method'])}, {escape_markdown(about['network'])}",
         f"An image classifier of {len(model.class_names):,} classes, trained and exported by longtail {about['longtail']}.",
         "## Use\n\n" + f"```python\n{usage_code(to, file, model.preprocessing)}\n```",
-        "## Input and output\n\n" + bullet_list(describe_io(about)),
+        "## Input and output\n\n" + bullet_list(describe_io(about, to == "timm")),
         "## Probabilities\n\n" + bullet_list(describe_probabilities(model, about)),
         "## Data and results\n\n"
         + (describe_results(record) if record else "Not available: the network was not exported from a run folder."),
@@ -57,15 +56,27 @@ def make_card(model: Model, to: str, file: str, difference: float, latency: dict
     return "\n\n".join(parts) + "\n"
 
 
-def describe_io(about: dict[str, Any]) -> list[str]:
+def describe_io(about: dict[str, Any], for_timm: bool) -> list[str]:
+    """Return sentences about input, outputs and preprocessing.
+
+    Args:
+        about: The description of the network.
+        for_timm: Whether the network is a model of timm, which neither normalizes images nor computes probabilities.
+    """
     cut = about["preprocessing"]
-    inside = f"normalization inside the network: (pixel / 255 - {list(cut['mean'])}) / {list(cut['std'])}"
+    size = about["config"]["data"]["image_size"]
     put = [f"`{name}`: {words}" for name, words in (about["input"] | about["outputs"]).items()]
+    if for_timm:
+        put = [
+            f"input: normalized RGB images, float32 (batch, 3, {size}, {size})",
+            f"`logits`: {about['outputs']['logits']}",
+        ]
+    where = "before the network" if for_timm else "inside the network"
     return [
         *put,
         f"to preprocess an image: {'; '.join(cut['steps'])} ({cut['resampling']})",
         PREPROCESSING_NOTE,
-        inside,
+        f"normalization {where}: (pixel / 255 - {list(cut['mean'])}) / {list(cut['std'])}",
     ]
 
 
@@ -146,10 +157,6 @@ def class_row(
     return escape_markdown(model.class_names[c]), count, format_percent(accuracy[c] if accuracy else None), tested
 
 
-def format_percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
-
-
 def bullet_list(items: Iterable[str]) -> str:
     return "\n".join(f"- {item}" for item in items)
 
@@ -228,7 +235,27 @@ import longtail
 model = longtail.load("{file}")
 prediction = model("photo.jpg")  # or a PIL image, an array or a tensor
 print(prediction.name, prediction.probability, prediction.top(5))"""
-CODE = {"onnx": ONNX, "torch": TORCH, "safetensors": SAFETENSORS}
+TIMM = """\
+import json
+import numpy as np
+import timm
+import torch
+from PIL import Image, ImageOps
+
+
+{prepared}
+
+
+folder = "{file}"  # as it was exported; a copy on the hub is "hf-hub:USER/NAME" for timm
+network = timm.create_model(f"local-dir:{{folder}}", pretrained=True).eval()
+with open(f"{{folder}}/config.json", encoding="utf-8") as file:
+    facts = json.load(file)["longtail"]
+mean, std = (torch.tensor(network.pretrained_cfg[name])[:, None, None] for name in ("mean", "std"))
+with torch.no_grad():
+    logits = network((torch.from_numpy(prepared("photo.jpg"))[None] / 255 - mean) / std)
+probabilities = (logits / (facts["temperature"] or 1.0) + torch.tensor(facts["logit_shift"])).softmax(1)
+print(facts["class_names"][probabilities[0].argmax()], float(probabilities[0].max()))"""
+CODE = {"onnx": ONNX, "torch": TORCH, "safetensors": SAFETENSORS, "timm": TIMM}
 
 
 def usage_code(to: str, file: str, preprocessing: Preprocessing) -> str:

@@ -1,4 +1,4 @@
-"""Export of a network to a file, with a model card. The exported network is run and compared with the original first."""
+"""Export of a network to a file or folder, with a model card. It is run and compared with the original before it is kept."""
 
 import os
 import statistics
@@ -17,14 +17,19 @@ from longtail.errors import (
     disk_full_text,
     error_text,
     file_error_kind,
+    first_line,
     unknown_name,
 )
 from longtail.inference.card import make_card
-from longtail.inference.formats import FORMATS, ExportModule, Runner, describe_model, eager
+from longtail.inference.formats import FORMATS, ExportModule, Format, Runner, describe_model, eager
+from longtail.inference.hub import CARD, check_replaceable, is_for_timm, make_front_matter, run_hub, upload, write_hub
 from longtail.inference.loading import load
 from longtail.inference.model import Model
 from longtail.progress import log_info
 
+HUB = "hub"
+EXPORTS = FORMATS | {HUB: Format("", write_hub, run_hub)}
+"""All formats. That of the hub is a folder, the others are files."""
 BATCH_SIZES = (1, 7)
 """Batch sizes of the comparison."""
 TOLERANCE = 1e-4
@@ -43,6 +48,8 @@ class ExportResult:
     """Largest difference between its logits and those of the original."""
     latency: dict[int, tuple[float, float]]
     """Milliseconds per batch on the CPU, of the original and of the exported network, by batch size."""
+    url: str | None = None
+    """The address of the repository that the folder was uploaded to."""
 
     def summary(self) -> list[str]:
         """Return sentences about the result, for users."""
@@ -50,7 +57,10 @@ class ExportResult:
         checked = (
             f"checked at batch {' and '.join(map(str, BATCH_SIZES))}: logits differ by at most {self.difference:.1e}"
         )
-        return [checked, *times, f"written to {self.path} and {self.card}"]
+        where = (
+            f"written to {self.path}" if self.card.parent == self.path else f"written to {self.path} and {self.card}"
+        )
+        return [checked, *times, where, *([f"uploaded to {self.url}"] if self.url else [])]
 
 
 def export(
@@ -58,29 +68,35 @@ def export(
     to: str = "onnx",
     out: Path | str | None = None,
     prior: str | Path | Mapping[str, float] | None = None,
+    repo: str | None = None,
 ) -> ExportResult:
     """Export a network. This function is the equivalent of `longtail export`.
 
     Args:
         run: A loaded model, or a path for `longtail.load`.
-        to: The format: "onnx", "torch" (a .pt2 file of torch.export) or "safetensors".
-        out: The file to write; by default in the folder export/ of the run.
+        to: The format: "onnx", "torch" (a .pt2 file of torch.export), "safetensors", or "hub" (a folder in the layout of the
+            Hugging Face hub).
+        out: The file or folder to write; by default in the folder export/ of the run.
         prior: Expected class frequencies; see `longtail.load`.
+        repo: With "hub": the repository, USER/NAME, to which the folder is uploaded. A new repository is private.
     """
-    if to not in FORMATS:
-        raise unknown_name("format", to, FORMATS)
+    if to not in EXPORTS:
+        raise unknown_name("format", to, EXPORTS)
+    if repo is not None and to != HUB:
+        raise UserError("--repo uploads the format `hub`: add --to hub", kind="conflict")
     model = run if isinstance(run, Model) else load(run, "cpu")
     model = model if prior is None else model.expecting(prior)
     if model.others or model.tta != "none":
         raise UserError("export takes one network, without test-time augmentation: load one seed", kind="unsupported")
     path, network = output_path(model, to, out), ExportModule(model)
-    card_path = path.with_name(f"{path.name}.md")
+    card_path = path / CARD if to == HUB else path.with_name(f"{path.name}.md")
     try:
         with disk_full_as_user_error(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         if model.origin is not None and model.origin.is_dir() and path.parent == model.origin / "export":
             files.check_inside(path.parent, model.origin)
         write_to = files.replace_file if out is None else files.replace_output
+        write_to = files.replace_folder if to == HUB else write_to
         with write_to(path) as fresh:
             log_info(f"1 of 3: converting the network to {to}")
             exported = write_and_load(model, network, to, fresh)
@@ -88,13 +104,19 @@ def export(
             difference = compare_outputs(eager(network), exported, model.image_size)
             log_info("3 of 3: measuring the latency")
             latency = {n: compare_latency(eager(network), exported, model.image_size, n) for n in BATCH_SIZES}
-            files.write_text(card_path, make_card(model, to, path.name, difference, latency))
+            if to == HUB:
+                for_timm = is_for_timm(fresh)
+                code = "timm" if for_timm else "safetensors"
+                card = make_front_matter(model, for_timm) + make_card(model, code, path.name, difference, latency)
+                files.write_text(fresh / CARD, card)
+            else:
+                files.write_text(card_path, make_card(model, to, path.name, difference, latency))
     except OSError as error:
         raise UserError(
             f"cannot write {path} ({error_text(error)}): choose a file in a writable folder",
             kind=file_error_kind(error, writing=True),
         ) from error
-    return ExportResult(path, card_path, difference, latency)
+    return ExportResult(path, card_path, difference, latency, upload(path, repo) if repo is not None else None)
 
 
 def write_and_load(model: Model, network: ExportModule, to: str, path: Path) -> Runner:
@@ -107,24 +129,29 @@ def write_and_load(model: Model, network: ExportModule, to: str, path: Path) -> 
         path: The file.
     """
     try:
-        FORMATS[to].write(network, describe_model(model), path)
-        return FORMATS[to].run(path)
+        EXPORTS[to].write(network, describe_model(model), path)
+        return EXPORTS[to].run(path)
     except (UserError, OSError):
         raise
     except Exception as error:  # exporters raise many types of exceptions for unsupported networks
         if disk_full_text(error):
             raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise RunError(
-            f"{model.config.model.name} cannot be exported as {to} ({reason}): try --to safetensors", kind="unsupported"
+            f"{model.config.model.name} cannot be exported as {to} ({first_line(error)}): try --to safetensors",
+            kind="unsupported",
         ) from error
 
 
 def output_path(model: Model, to: str, out: Path | str | None) -> Path:
     """Return the path of the exported file; raise a UserError if it would replace the original."""
-    suffix, origin = FORMATS[to].suffix, model.origin or Path("model")
+    suffix, origin = EXPORTS[to].suffix, model.origin or Path("model")
     folder = origin / "export" if origin.is_dir() else origin.parent
-    path = Path(out) if out else folder / f"{'model' if origin.is_dir() else origin.name.split('.')[0]}{suffix}"
+    name = "model" if origin.is_dir() else origin.name.split(".")[0]
+    path = Path(out) if out else folder / (HUB if to == HUB else f"{name}{suffix}")
+    if to == HUB:
+        files.check_working_directory((path, origin))
+        check_replaceable(path)
+        return path
     if path.suffix != suffix:
         raise UserError(f"--out {path}: the name must end in {suffix}")
     files.check_working_directory((path, origin))

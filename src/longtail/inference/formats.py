@@ -186,8 +186,12 @@ def import_packages(*names: str) -> list[Any]:
 
 def write_safetensors(network: ExportModule, facts: dict[str, Any], path: Path) -> None:
     """Write the weights with the description as metadata."""
-    weights = {k: v.contiguous() for k, v in network.network.net.state_dict().items()}
-    path.write_bytes(save(weights, metadata={METADATA_KEY: json.dumps(facts)}))
+    path.write_bytes(save(safetensors_weights(network), metadata={METADATA_KEY: json.dumps(facts)}))
+
+
+def safetensors_weights(network: ExportModule) -> dict[str, Tensor]:
+    """Return the weights of a network in the memory format that safetensors requires."""
+    return {name: tensor.contiguous() for name, tensor in network.network.net.state_dict().items()}
 
 
 def run_safetensors(path: Path) -> Runner:

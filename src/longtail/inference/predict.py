@@ -23,7 +23,7 @@ from longtail.errors import UserError, error_text, file_error_kind
 from longtail.inference.loading import load
 from longtail.inference.model import Augmentation, ClassProbability, Model
 from longtail.progress import log_warning, track
-from longtail.text import FORMULA_STARTS, csv_safe, escape_nonprintable
+from longtail.text import csv_safe, csv_safe_path, escape_nonprintable
 
 STANDARD = "-"
 """File name that means standard input or output."""
@@ -272,9 +272,9 @@ def csv_writer(file: IO[str], top: int) -> Callable[[FilePrediction], None]:
             for guess in row.guesses
             for cell in (csv_safe(escape_nonprintable(guess.name)), f"{guess.probability:.6g}")
         ]
-        path = escape_nonprintable(row.path)
-        path = f"./{path}" if path.startswith(FORMULA_STARTS) else path
-        lines.writerow([path, *cells, *[""] * (2 * top - len(cells)), csv_safe(escape_nonprintable(row.error))])
+        lines.writerow(
+            [csv_safe_path(row.path), *cells, *[""] * (2 * top - len(cells)), csv_safe(escape_nonprintable(row.error))]
+        )
 
     return write
 

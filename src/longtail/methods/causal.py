@@ -47,8 +47,6 @@ def split_heads(x: Tensor, number: int) -> Tensor:
 class CausalNorm(CrossEntropy, settings="causal-norm"):
     """Cross-entropy with a `CausalHead`, whose drift is updated after each step."""
 
-    """Cross-entropy with a `CausalHead`."""
-
     config: cfg.CausalNorm
 
     def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:

@@ -77,9 +77,7 @@ class CrossEntropy(ShiftedSoftmax, settings="ce"):
 
 
 class BalancedSoftmax(ShiftedSoftmax, settings="balanced-softmax"):
-    """Cross-entropy of logits that are shifted by the log class frequencies."""
-
-    """Balanced Softmax (Ren et al., 2020): the shift is log q(y)."""
+    """Balanced Softmax (Ren et al., 2020): the logits are shifted by the log class frequencies, log q(y)."""
 
     def shift(self) -> Tensor | None:
         return self.log_prior_C
@@ -145,9 +143,7 @@ class DeferredReweighting(Softmax):
 
 
 class Focal(DeferredReweighting, settings="focal"):
-    """Focal loss on softmax probabilities, optionally with deferred re-weighting."""
-
-    """Focal loss (Lin et al., 2017)."""
+    """Focal loss (Lin et al., 2017) on softmax probabilities, optionally with deferred re-weighting."""
 
     config: cfg.Focal
 
@@ -156,9 +152,7 @@ class Focal(DeferredReweighting, settings="focal"):
 
 
 class LDAM(DeferredReweighting, settings="ldam"):
-    """Cosine classifier with class-dependent margins, optionally with deferred re-weighting."""
-
-    """LDAM (Cao et al., 2019): a cosine classifier with larger margins for rare classes."""
+    """LDAM (Cao et al., 2019): a cosine classifier with larger margins for rare classes, optionally re-weighted late."""
 
     config: cfg.LDAM
     margin_C: Tensor

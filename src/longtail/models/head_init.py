@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longtail.errors import UserError
+from longtail.errors import UserError, first_line
 from longtail.models.heads import CosineHead
 
 if TYPE_CHECKING:
@@ -173,9 +173,8 @@ def load_text_weights(name: str, x_NF: Tensor, class_names: Sequence[str]) -> Te
     try:
         clip, tokenizer = open_clip.create_model(source), open_clip.get_tokenizer(source)
     except (OSError, RuntimeError, ValueError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise UserError(
-            f"the text tower of {name!r} cannot be loaded ({reason}): use --model.head_init means",
+            f"the text tower of {name!r} cannot be loaded ({first_line(error)}): use --model.head_init means",
             kind="download-failed",
         ) from error
     return text_weights(clip.eval(), tokenizer, x_NF, class_names)

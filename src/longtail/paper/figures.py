@@ -8,11 +8,11 @@ from pathlib import Path
 
 from longtail import files, run_folder
 from longtail.errors import UserError, error_text, unknown_name
+from longtail.paper import results_page
 from longtail.paper.results import read_results
-from longtail.reporting import cells
-from longtail.reporting.gradients import gradient_norms_by_dataset
 from longtail.reporting.result_rows import make_rows
 from longtail.reporting.table import MethodPoint, points_by_dataset
+from longtail.reporting.training_curves import gradient_norms_by_dataset
 
 Paths = Sequence[Path]
 
@@ -112,8 +112,8 @@ def read_points(path: Path) -> dict[str, list[MethodPoint]]:
     try:
         table = run_folder.read_json(path)["table"]
         tree = read_results(path, table) | {"table": table}
-        tree |= {"rows": cells.make_rows(tree)}
-        return cells.points_by_factor(tree, cells.training_lengths(tree)[0])
+        tree |= {"rows": results_page.make_rows(tree)}
+        return results_page.points_by_factor(tree, results_page.training_lengths(tree)[0])
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise UserError(
             f"{path} is not a results file of `longtail reproduce`: give its JSON file, or run folders",
@@ -123,10 +123,10 @@ def read_points(path: Path) -> dict[str, list[MethodPoint]]:
 
 def draw_extra(_: Paths, out: Path) -> None:
     """Draw Fig. 4: the extra loss of the centers."""
-    from longtail.paper import theory_figures
+    from longtail.reporting import plots
 
     with write_as_user_error(out):
-        theory_figures.draw_extra(out)
+        plots.draw_extra(out)
 
 
 def draw_framework(_: Paths, out: Path) -> None:

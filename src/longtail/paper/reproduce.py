@@ -51,7 +51,8 @@ def reproduce(
     """
     table, budget = find_table(name), TimeBudget(minutes)
     wanted = check_seeds(table.seeds if seeds is None else seeds)
-    check_epochs(epochs)
+    if epochs is not None and (type(epochs) is not int or epochs < 1):
+        raise UserError(f"--epochs {epochs}: it must be a positive integer")
     if epochs is not None and table.mixed:
         raise UserError(
             f"--epochs {epochs}: in {name} each method has its authors' setting, which includes the number of epochs",
@@ -118,12 +119,6 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
         given = " ".join(map(str, seeds)) or "without a value"
         raise UserError(f"--seeds {given}: give distinct integers from 0, for example --seeds 0 1 2")
     return tuple(seeds)
-
-
-def check_epochs(epochs: int | None) -> None:
-    """Raise a UserError unless the number of epochs is a positive integer or None."""
-    if epochs is not None and (type(epochs) is not int or epochs < 1):
-        raise UserError(f"--epochs {epochs}: it must be a positive integer")
 
 
 def format_command(

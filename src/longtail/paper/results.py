@@ -18,16 +18,16 @@ from longtail.config import Config, from_dict
 from longtail.data.sources import DataSet
 from longtail.errors import UserError
 from longtail.metrics import METRICS
-from longtail.paper.results_page import to_markdown
-from longtail.paper.tables import TABLES, Cell, PaperTable
-from longtail.reporting.cells import (
+from longtail.paper.results_page import (
     compare_pairs,
     curves_by_factor,
     make_rows,
     plot_files,
     points_by_factor,
+    to_markdown,
     training_lengths,
 )
+from longtail.paper.tables import TABLES, Cell, PaperTable
 from longtail.schema import amount, count, percent
 
 # Metrics that a record keeps, the required ones first. Others may be missing, or None for an empty group.

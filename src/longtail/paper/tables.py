@@ -8,8 +8,8 @@ from typing import Any
 from longtail import recipes
 from longtail.config import Config
 from longtail.errors import UserError, unknown_name
+from longtail.paper.results_page import factor_name
 from longtail.recipes import METHODS
-from longtail.reporting.cells import factor_name
 
 CHECKPOINT_EVERY = 50
 """Epochs between checkpoints: runs take minutes, and checkpoints cost time."""

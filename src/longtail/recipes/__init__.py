@@ -14,11 +14,15 @@ Published results are top-1 percentages from the PaCo paper unless another sourc
 results/.
 """
 
+import mimetypes
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from longtail import files
 from longtail.config import (
     Config,
     DataConfig,
@@ -40,6 +44,7 @@ from longtail.recipes.imagenet_scale import (
     IMAGENET_LT,
     INAT2018,
     PLACES_LT,
+    SETTINGS,
     imagenet,
     imagenet_lt,
     inat2018,
@@ -57,7 +62,7 @@ from longtail.recipes.method_presets import (
     require_choice,
 )
 from longtail.recipes.published_rows import PublishedRows
-from longtail.recipes.wrong_data import wrong_data_error
+from longtail.text import did_you_mean
 
 __getattr__ = find_renamed(
     __name__,
@@ -76,8 +81,6 @@ __getattr__ = find_renamed(
 
 ALL_METHODS = "all"  # in place of the names of methods
 
-SETTINGS = ("released", "paper", "equal")
-
 CIFAR_SIZES = {"cifar10": (10, 5000), "cifar100": (100, 500)}
 """Number of classes, and of training images per class."""
 
@@ -86,6 +89,8 @@ STRATEGIES = {1: ("sim", "sim"), 2: ("rand", "rand"), 3: ("rand", "sim")}
 
 LIST_SUFFIXES = (".txt", ".csv", ".tsv", ".json")
 """Suffixes of files that list images."""
+
+OTHER_ARCHIVES = (".7z", ".rar")  # archives that Python cannot unpack
 
 IN_MEMORY = "<memory>"
 """Stands for images that are passed from Python, in place of a path."""
@@ -337,7 +342,36 @@ def make(name: str | Path, **choices: Any) -> Config:
         return recipe.build(**given)
     if is_user_data(name):
         return folder(Path(name), **given)
-    raise wrong_data_error(Path(name), RECIPES, LIST_SUFFIXES)
+    raise wrong_data_error(Path(name))
+
+
+def wrong_data_error(path: Path) -> UserError:
+    """Return the error for a name that is neither a recipe nor a path to images: what it is instead, or the closest name."""
+    if os.path.isfile(path):
+        return UserError(f"{path} {describe_file(path.name.lower())}", kind="missing-file")
+    if os.path.lexists(path):  # a FIFO, a socket, a device, or a link to nothing
+        return UserError(
+            f"{path} is not a folder, and not a regular file: name a folder, shards or a list of images",
+            kind="missing-file",
+        )
+    similar = files.find_similar_path(path)
+    if len(path.parts) > 1:
+        hint = f"did you mean {similar!r}?" if similar else "check the path"
+        return UserError(f"{path} does not exist: {hint}", kind="missing-file")
+    hint = did_you_mean(path, [*filter(None, [similar]), *RECIPES]) or f"the recipes are {', '.join(RECIPES)}"
+    return UserError(f"{str(path)!r} is neither a folder nor a recipe: {hint}", kind="unknown-name")
+
+
+def describe_file(name: str) -> str:
+    """Return the rest of a sentence that says what a file is, given its name in lower case, and what to do instead."""
+    archives = [suffix for _, suffixes, _ in shutil.get_unpack_formats() for suffix in suffixes]
+    if name.endswith((*archives, *OTHER_ARCHIVES)):
+        return "is an archive: unpack it first, and name the folder"
+    if (mimetypes.guess_type(name)[0] or "").startswith("image/"):
+        return "is a single image: name a folder with one subfolder of images for each class"
+    if name.endswith(".parquet"):
+        return "is a single shard: name the folder that contains it"
+    return f"is not a list of images ({' '.join(LIST_SUFFIXES)}): name a list, or a folder of images"
 
 
 def select_methods(names: Sequence[str] | str) -> list[str]:

@@ -19,9 +19,8 @@ from longtail.reporting.components import (
     user_text,
 )
 from longtail.reporting.dataset_results import ClassList, DatasetResults
-from longtail.reporting.html import Element, el
+from longtail.reporting.html import PERCENT, Element, Plot, Point, Scale, SeriesStyle, el, make_scale
 from longtail.reporting.result_rows import ResultRow
-from longtail.reporting.svg import PERCENT, Plot, Point, Scale, SeriesStyle, make_scale
 
 CLASS_BINS = 10  # of the classes, from frequent to rare
 MAX_NAMED_CLASSES = 100  # with more classes, bars have no tooltips of their own

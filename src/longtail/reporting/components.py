@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from longtail.reporting.html import Element, el
-from longtail.reporting.svg import Plot, SeriesStyle, swatch
+from longtail.reporting.html import Element, Plot, SeriesStyle, el, swatch
 from longtail.text import csv_safe, pluralize
 
 Inline = Element | str
 NBSP = "\u00a0"  # keeps a number and its unit on one line
+MAX_JOINED_ITEMS = 4  # of an enumeration in a sentence
 
 
 class TableCell(NamedTuple):
@@ -122,9 +122,9 @@ def user_text(text: str, max_length: int = 80) -> Element:
     return el("bdi", shown, class_="name", title=text if is_long else None)
 
 
-def format_signed(value: float, digits: int = 1) -> str:
+def format_signed(value: float) -> str:
     """Format a number with its sign, using a minus sign instead of a hyphen."""
-    return f"{value:+.{digits}f}".replace("-", "−")
+    return f"{value:+.1f}".replace("-", "−")
 
 
 def format_difference(difference: float, half_width: float | None) -> str:
@@ -138,9 +138,10 @@ def format_count(count: int, noun: str) -> str:
     return f"one {noun}" if count == 1 else pluralize(count, noun)
 
 
-def join_items(items: Sequence[Sequence[Inline]], max_items: int = 4) -> list[Inline]:
+def join_items(items: Sequence[Sequence[Inline]]) -> list[Inline]:
     """Join items as in "a, b and c"; the last of very many are only counted."""
-    shown = [*items] if len(items) <= max_items else [*items[: max_items - 1], [f"{len(items) - max_items + 1} more"]]
+    most = MAX_JOINED_ITEMS
+    shown = [*items] if len(items) <= most else [*items[: most - 1], [f"{len(items) - most + 1} more"]]
     joined: list[Inline] = []
     for i, item in enumerate(shown):
         joined += [*([] if i == 0 else [" and "] if i + 1 == len(shown) else [", "]), *item]

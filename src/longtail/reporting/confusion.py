@@ -16,9 +16,8 @@ from longtail.reporting.components import (
     table,
     user_text,
 )
-from longtail.reporting.html import Element, el
+from longtail.reporting.html import Element, el, format_coordinate
 from longtail.reporting.result_rows import ResultRow
-from longtail.reporting.svg import format_coordinate
 from longtail.run_folder import FinishedRun
 
 MAX_MATRIX_CLASSES = 60  # with more classes, the names are not readable

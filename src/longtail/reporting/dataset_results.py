@@ -6,8 +6,9 @@ from functools import cached_property
 
 import numpy as np
 
-from longtail.metrics import IntArray, shot_groups
+from longtail.metrics import IntArray, evenly_spaced, shot_groups
 from longtail.reporting import run_artifacts
+from longtail.reporting.html import SeriesStyle
 from longtail.reporting.result_rows import ResultRow
 from longtail.reporting.significance import (
     Support,
@@ -16,7 +17,6 @@ from longtail.reporting.significance import (
     overall_support,
     why_not_comparable,
 )
-from longtail.reporting.svg import SeriesStyle
 from longtail.run_folder import FinishedRun
 
 MAX_CLASSES_SHOWN = 1_000  # in plots and tables
@@ -103,5 +103,4 @@ def read_classes(run: FinishedRun) -> ClassList | None:
     total = len(counts)
     names = [str(name) for name in run.metrics.get("class_names") or range(total)]
     order = np.argsort(-counts, kind="stable")
-    shown = np.linspace(0, total - 1, min(total, MAX_CLASSES_SHOWN)).round().astype(int)
-    return ClassList(names, counts, order[shown])
+    return ClassList(names, counts, order[evenly_spaced(total, MAX_CLASSES_SHOWN)])

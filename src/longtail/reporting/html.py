@@ -1,9 +1,16 @@
-"""HTML and SVG as a tree of elements. All text and attributes are escaped when the tree is rendered."""
+"""HTML and SVG as a tree of elements, and plots as inline SVG.
+
+All text and attributes are escaped when a tree is rendered. Plots are colored by the style sheet of the page, so that they
+follow its light and dark themes. A plot is WIDTH by HEIGHT units. Phones show it at about four fifths of this size, large
+screens slightly enlarged.
+"""
 
 import html
+import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 Value = str | int | float | bool | None
 
@@ -66,3 +73,258 @@ def _render_attribute(name: str, value: Value) -> str:
         return ""
     name = name.rstrip("_").replace("_", "-")
     return f" {name}" if value is True else f' {name}="{escape(str(value))}"'
+
+
+# Plots
+
+
+WIDTH, HEIGHT = 440, 290
+LEFT, RIGHT, TOP, BOTTOM = 70, 12, 12, 42  # margins for ticks and labels: a tick of six digits does not touch the label
+MARKERS_PER_LINE = 6
+DIGIT_WIDTH = 7  # units per digit of a tick label, including space
+COLORS = 7  # defined in the style sheet as classes c0 to c6
+MARKERS = (
+    "m-{r} 0a{r} {r} 0 1 0 {d} 0a{r} {r} 0 1 0-{d} 0z",  # circle
+    "m-{r}-{r}h{d}v{d}h-{d}z",  # square
+    "m0-{b}l{b} {b}l-{b} {b}l-{b}-{b}z",  # diamond
+    "m0-{b}l{b} {d}h-{B}z",  # triangle
+    "m0 {b}l{b}-{d}h-{B}z",  # inverted triangle
+)
+Point = tuple[float, float]
+
+
+class SeriesStyle(NamedTuple):
+    """Color, marker and dashes of a series, from its position in the legend."""
+
+    number: int
+
+    @property
+    def color(self) -> str:
+        """Class of the style sheet."""
+        return f"c{self.number % COLORS}"
+
+    @property
+    def dashes(self) -> str | None:
+        """Value of stroke-dasharray; None for a solid line."""
+        return (None, "6 3", "2 3")[self.number // COLORS % 3]
+
+    def marker(self, x: float, y: float, radius: float = 3.5) -> str:
+        """Return the path data of a marker at (x, y)."""
+        shape = MARKERS[(self.number + self.number // COLORS) % len(MARKERS)]
+        sizes = {"r": radius, "d": 2 * radius, "b": 1.25 * radius, "B": 2.5 * radius}
+        lengths = {name: format_coordinate(size) for name, size in sizes.items()}
+        return f"M{format_coordinate(x)} {format_coordinate(y)}" + shape.format(**lengths)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A map from data to the unit interval."""
+
+    low: float
+    high: float
+    log: bool = False
+    """Logarithmic."""
+    is_descending: bool = False
+    """Large values come first."""
+    is_integer: bool = False
+    """Ticks are integers."""
+
+    def __call__(self, value: float) -> float:
+        low, high, value = (math.log(v) if self.log else v for v in (self.low, self.high, value))
+        share = (value - low) / (high - low) if high > low else 0.5
+        return 1 - share if self.is_descending else share
+
+    def ticks(self) -> list[float]:
+        """Return the values of the ticks."""
+        if self.log and self.high / self.low > 6:
+            powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+            steps = (1, 2, 5) if len(powers) < 5 else (1,)
+            return [s * 10.0**p for p in powers for s in steps if self.low <= s * 10.0**p <= self.high]
+        step = max(_round_step((self.high - self.low) / 6), 1 if self.is_integer else 0)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [i * step for i in range(first, last + 1)]
+
+
+def _round_step(step: float) -> float:
+    """Round up to 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(step)) if step > 0 else 1.0
+    return power * next(m for m in (1, 2, 5, 10) if m * power >= step * (1 - 1e-9))
+
+
+def make_scale(values: Iterable[float], log: bool = False, is_descending: bool = False) -> Scale:
+    """Return a scale that contains the values, with a margin on both sides.
+
+    Args:
+        values: Data; values that are not finite, or not positive on a logarithmic scale, are ignored.
+        log: Whether the scale is logarithmic.
+        is_descending: Whether large values come first.
+    """
+    known = [v for v in values if math.isfinite(v) and (v > 0 or not log)] or [1.0]
+    low, high = min(known), max(known)
+    if log:
+        return Scale(low / 1.12, high * 1.12, True, is_descending)
+    margin = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
+    return Scale(low - margin, high + margin, is_descending=is_descending)
+
+
+PERCENT = Scale(0, 112)  # leaves space above 100 for the names of bands
+
+
+@dataclass
+class Plot:
+    """Two axes with marks, which are drawn in the order in which they are added."""
+
+    title: str
+    description: str
+    """Text alternative for screen readers."""
+    x: Scale
+    y: Scale
+    x_label: str = ""
+    y_label: str = ""
+    x_ticks: bool = True
+    y_ticks: bool = True
+    background: list[Element] = field(default_factory=list)
+    """Drawn below the grid."""
+    marks: list[Element] = field(default_factory=list)
+    names: list[Element] = field(default_factory=list)
+    """Drawn above the marks."""
+
+    def at(self, x: float, y: float) -> Point:
+        """Return the position of a data point in the plot."""
+        return (
+            LEFT + self.x(x) * (WIDTH - LEFT - RIGHT),
+            HEIGHT - BOTTOM - self.y(y) * (HEIGHT - TOP - BOTTOM),
+        )
+
+    def line(self, points: Sequence[Point], style: SeriesStyle, name: str, is_faint: bool = False) -> None:
+        """Add a line."""
+        kind = f"line {style.color}{' faint' * is_faint}"
+        self.marks.append(_path(_polyline(self.at(*p) for p in points), kind, name, stroke_dasharray=style.dashes))
+
+    def marked_line(self, points: Sequence[Point], style: SeriesStyle, name: str) -> None:
+        """Add a line with a few markers, so that it can be identified without its color."""
+        self.line(points, style, name)
+        last, step = len(points) - 1, max(len(points) / MARKERS_PER_LINE, 1)
+        first = step * (style.number % COLORS + 1) / (COLORS + 1)  # so that markers of several lines do not overlap
+        positions = {
+            min(round(first + i * step), last) for i in range(MARKERS_PER_LINE) if first + i * step <= last + 1
+        }
+        self.cloud([points[i] for i in sorted(positions)], style, name, 3)
+
+    def area(self, lower: Sequence[Point], upper: Sequence[Point], style: SeriesStyle) -> None:
+        """Fill the area between two lines."""
+        edge = [*lower, *reversed(upper)]
+        self.marks.append(_path(_polyline(self.at(*p) for p in edge) + "z", f"area {style.color}", ""))
+
+    def reference(self, points: Sequence[Point], name: str) -> None:
+        """Add a dashed reference line, on a pale line that makes it visible on bars."""
+        data = _polyline(self.at(*p) for p in points)
+        self.marks += [_path(data, "under", ""), _path(data, "reference", name)]
+
+    def dots(self, points: Sequence[Point], style: SeriesStyle, names: Sequence[str], radius: float = 3.5) -> None:
+        """Add dots, each with its own tooltip."""
+        for point, name in zip(points, names, strict=True):
+            self.marks.append(_path(style.marker(*self.at(*point), radius), f"dot {style.color}", name))
+
+    def cloud(self, points: Sequence[Point], style: SeriesStyle, name: str, radius: float = 2) -> None:
+        """Add many dots with one tooltip, as one mark."""
+        data = "".join(style.marker(*self.at(*p), radius) for p in points)
+        self.marks.append(_path(data, f"cloud {style.color}", name))
+
+    def spans(self, spans: Sequence[tuple[float, float, float]], style: SeriesStyle, name: str) -> None:
+        """Add vertical strokes (x, from, to) as one mark: error bars of dots, or the bars of very many classes."""
+        ends = [(*self.at(x, low), self.at(x, high)[1]) for x, low, high in spans]
+        data = "".join(
+            f"M{format_coordinate(x)} {format_coordinate(low)}V{format_coordinate(high)}" for x, low, high in ends
+        )
+        self.marks.append(_path(data, f"span {style.color}", name))
+
+    def bars(
+        self, bars: Sequence[tuple[float, float, float]], style: SeriesStyle, names: Sequence[str], base: float = 0
+    ) -> None:
+        """Add bars.
+
+        Args:
+            bars: (left, right, height) of each bar.
+            style: Their style.
+            names: Their tooltips.
+            base: Where the bars start.
+        """
+        for (left, right, height), name in zip(bars, names, strict=True):
+            (x, y), (end, bottom) = self.at(left, height), self.at(right, base)
+            rectangle = {"x": x, "y": min(y, bottom), "width": max(end - x, 0.5), "height": abs(bottom - y)}
+            attributes = {key: format_coordinate(value) for key, value in rectangle.items()}
+            self.marks.append(el("rect", el("title", name), **attributes, class_=f"bar {style.color}"))
+
+    def band(self, left: float, right: float, name: str, kind: str) -> None:
+        """Shade a range of the x axis, with its name at the top.
+
+        Args:
+            left: One end of the range.
+            right: The other end.
+            name: Name of the range.
+            kind: Class of the style sheet.
+        """
+        (x, _), (end, _) = sorted((self.at(left, self.y.low), self.at(right, self.y.low)))
+        width, height = format_coordinate(end - x), HEIGHT - TOP - BOTTOM
+        band = el("rect", x=format_coordinate(x), y=TOP, width=width, height=height, class_=f"band {kind}")
+        self.background.append(band)
+        if end - x > 7 * len(name):
+            middle = format_coordinate((x + end) / 2)
+            self.names.append(el("text", name, x=middle, y=TOP + 11, text_anchor="middle", class_="note"))
+
+    def note(self, x: float, y: float, text: str) -> None:
+        """Write text above the marks, centered at a position in the plot."""
+        place = {"x": format_coordinate(x), "y": format_coordinate(y + 4)}
+        self.names.append(el("text", text, **place, text_anchor="middle", class_="note"))
+
+    def element(self) -> Element:
+        """Return the plot as an element."""
+        frame = el("path", d=f"M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}", class_="frame")
+        text = el("title", self.title), el("desc", self.description)
+        layers = (*text, *self.background, *self._axes(), *self.marks, frame, *self.names)
+        return el("svg", *layers, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", class_="plot")
+
+    def _axes(self) -> Iterable[Element]:
+        bottom = HEIGHT - BOTTOM
+        for value in self.x.ticks() if self.x_ticks else ():
+            x, text = self.at(value, self.y.low)[0], format_number(value)
+            yield el("path", d=f"M{format_coordinate(x)} {TOP}V{bottom}", class_="grid")
+            inside = min(x, WIDTH - DIGIT_WIDTH * len(text) / 2)  # the last tick may be at the edge
+            yield el("text", text, x=format_coordinate(inside), y=bottom + 15, text_anchor="middle")
+        for value in self.y.ticks() if self.y_ticks else ():
+            y = self.at(self.x.low, value)[1]
+            yield el("path", d=f"M{LEFT} {format_coordinate(y)}H{WIDTH - RIGHT}", class_="grid")
+            yield el("text", format_number(value), x=LEFT - 6, y=format_coordinate(y + 4), text_anchor="end")
+        center, middle = format_coordinate((LEFT + WIDTH - RIGHT) / 2), format_coordinate((TOP + bottom) / 2)
+        yield el("text", self.x_label, x=center, y=HEIGHT - 8, text_anchor="middle", class_="label")
+        rotation = f"rotate(-90 11 {middle})"
+        yield el("text", self.y_label, x=11, y=middle, text_anchor="middle", class_="label", transform=rotation)
+
+
+def swatch(style: SeriesStyle) -> Element:
+    """Return a sample of a style for legends."""
+    stroke = el("path", d="M1 7H25", class_=f"line {style.color}", stroke_dasharray=style.dashes)
+    mark = el("path", d=style.marker(13, 7), class_=f"dot {style.color}")
+    return el("svg", stroke, mark, viewBox="0 0 26 14", class_="swatch", aria_hidden="true")
+
+
+def _path(data: str, kind: str, name: str, **more: str | None) -> Element:
+    return el("path", el("title", name) if name else None, d=data, class_=kind, **more)
+
+
+def _polyline(points: Iterable[Point]) -> str:
+    return "M" + "L".join(f"{format_coordinate(x)} {format_coordinate(y)}" for x, y in points)
+
+
+def format_coordinate(value: float) -> str:
+    """Format a coordinate to a tenth of a unit, which is finer than the pixels of a screen."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def format_number(value: float) -> str:
+    """Format the number of a tick."""
+    if value and (abs(value) < 1e-3 or abs(value) >= 1e6):
+        digits, power = f"{value:.1e}".split("e")
+        return f"{digits.removesuffix('.0')}e{int(power)}".replace("-", "−")
+    return f"{value:,.4f}".rstrip("0").rstrip(".").replace("-", "−")

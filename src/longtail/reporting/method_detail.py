@@ -1,6 +1,6 @@
 """Details of one method: training curves, calibration, feature map, confusions, and the best and worst rare classes."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,12 +20,11 @@ from longtail.reporting.components import (
     table,
     user_text,
 )
-from longtail.reporting.confusion import matrix_section
+from longtail.reporting.confusion import class_names, matrix_section
 from longtail.reporting.dataset_results import DatasetResults
 from longtail.reporting.embedding import WORKER
-from longtail.reporting.html import Element, el
+from longtail.reporting.html import LEFT, RIGHT, WIDTH, Element, Plot, Scale, SeriesStyle, el, make_scale
 from longtail.reporting.result_rows import ResultRow
-from longtail.reporting.svg import LEFT, RIGHT, WIDTH, Plot, Scale, SeriesStyle, make_scale
 from longtail.reporting.training_curves import curve_figures
 from longtail.run_folder import FinishedRun
 from longtail.theory.closed_forms import center, positives
@@ -155,15 +154,15 @@ def feature_map(run: FinishedRun) -> Element:
     x, y = (make_scale(position_N2[:, i].tolist()) for i in (0, 1))
     description = "Test images placed so that similar features are close together, marked by the size of their class."
     plot = Plot(f"{run.config.method.label}: feature map", description, x, y, x_ticks=False, y_ticks=False)
-    group_N = np.array([""] * len(y_N), dtype=object)
+    group_N, names = np.array([""] * len(y_N), dtype=object), class_names(run)
     for i, (group, mask) in enumerate(shot_groups(counts).items()):
         group_N[mask[y_N]] = group
         for c in np.unique(y_N[mask[y_N]]).tolist():
             points = [(float(x), float(y)) for x, y in position_N2[y_N == c]]
-            plot.cloud(points, SeriesStyle(i), f"{class_namer(run)(c)} ({counts[c]:,} training images)", 2.6)
-    add_class_names(plot, position_N2, y_N, class_namer(run))
+            plot.cloud(points, SeriesStyle(i), f"{names[c]} ({counts[c]:,} training images)", 2.6)
+    add_class_names(plot, position_N2, y_N, names)
     columns = {"x": position_N2[:, 0].round(2).tolist(), "y": position_N2[:, 1].round(2).tolist()}
-    columns |= {"class": list(map(class_namer(run), y_N.tolist())), "group": group_N.tolist()}
+    columns |= {"class": [names[c] for c in y_N.tolist()], "group": group_N.tolist()}
     present = ((i, group) for i, group in enumerate(shot_groups(counts)) if group in group_N)
     legend = [(SeriesStyle(i), f"classes with {group} training images") for i, group in present]
     images = format_count(len(y_N), "test image")
@@ -174,18 +173,18 @@ def feature_map(run: FinishedRun) -> Element:
     return figure(plot, "features", columns, caption, legend)
 
 
-def add_class_names(plot: Plot, position_N2: np.ndarray, y_N: np.ndarray, class_name: Callable[[int], str]) -> None:
+def add_class_names(plot: Plot, position_N2: np.ndarray, y_N: np.ndarray, names: Sequence[str]) -> None:
     """Write names of classes at the medians of their dots. Names that would overlap others are left out.
 
     Args:
         plot: The plot.
         position_N2: The positions of the images.
         y_N: Their classes.
-        class_name: Function from the index of a class to its name.
+        names: The names of all classes.
     """
     occupied: list[tuple[float, float, float]] = []  # center and half of the width
     for c in np.unique(y_N).tolist():
-        name = class_name(c)
+        name = names[c]
         name = name if len(name) <= MAX_MAP_NAME else f"{name[: MAX_MAP_NAME - 1]}…"
         x, y = plot.at(*np.median(position_N2[y_N == c], axis=0).tolist())
         half = NOTE_LETTER * len(name) / 2
@@ -223,14 +222,14 @@ def most_confused(run: FinishedRun) -> list[dict[str, Any]] | None:
 
 
 def _confusion_table(run: FinishedRun, entries: list[dict[str, Any]]) -> Element:
-    class_name = class_namer(run)
+    names = class_names(run)
     body = []
     for entry in entries:
-        truth, predicted = class_name(entry["truth"]), class_name(entry["predicted"])
+        truth, predicted = names[entry["truth"]], names[entry["predicted"]]
         images = thumbnails(run, entry["items"], f"Test image of class {truth}, predicted as {predicted}")
         share = 100 * float(entry["share"])
-        names = [TableCell(user_text(truth)), TableCell(user_text(predicted))]
-        body.append([*names, TableCell(f"{share:.1f} %", share), TableCell(images)])
+        cells = [TableCell(user_text(truth)), TableCell(user_text(predicted))]
+        body.append([*cells, TableCell(f"{share:.1f} %", share), TableCell(images)])
     head = ["class", "predicted as", "share", "examples"]
     return table(head, body, "Most frequent confusions, as shares of the test images of the class")
 
@@ -251,9 +250,9 @@ def rare_class_section(run: FinishedRun) -> list[Element]:
 
 
 def _rare_class_table(run: FinishedRun, entries: list[dict[str, Any]], title: str) -> Element:
-    class_name, counts, body = class_namer(run), run.metrics.get("counts"), []
+    names, counts, body = class_names(run), run.metrics.get("counts"), []
     for entry in entries:
-        label, n = class_name(entry["class"]), counts[entry["class"]] if counts else None
+        label, n = names[entry["class"]], counts[entry["class"]] if counts else None
         images = thumbnails(run, entry["items"], f"Test image of class {label}")
         numbers = [
             TableCell("–" if n is None else f"{n:,}", n),
@@ -261,12 +260,6 @@ def _rare_class_table(run: FinishedRun, entries: list[dict[str, Any]], title: st
         ]
         body.append([TableCell(user_text(label)), *numbers, TableCell(images)])
     return table(["class", "training images", "accuracy, %", "examples"], body, title)
-
-
-def class_namer(run: FinishedRun) -> Callable[[int], str]:
-    """Return a function from the index of a class to its name."""
-    names = run.metrics.get("class_names") or []
-    return lambda c: str(names[c]) if 0 <= c < len(names) else f"class {c}"
 
 
 def thumbnails(run: FinishedRun, items: Iterable[int], alt: str) -> Element:

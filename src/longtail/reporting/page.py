@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 from longtail import __version__, files, run_folder
 from longtail.errors import UserError, error_text
-from longtail.reporting import class_accuracy, gradients, sections
+from longtail.reporting import class_accuracy, sections, training_curves
 from longtail.reporting.components import format_count, user_text
 from longtail.reporting.dataset_results import DatasetResults, group_by_dataset
 from longtail.reporting.html import Element, TrustedText, el, render
-from longtail.reporting.images_to_check import check_section
 from longtail.reporting.method_detail import method_details
 from longtail.reporting.result_rows import ResultRow, make_rows
+from longtail.reporting.sections import check_section
 from longtail.reporting.summary import reliability, summarize
 from longtail.reporting.training_curves import unfinished_section
 from longtail.text import escape_nonprintable
@@ -190,7 +190,7 @@ def _detail_parts(dataset: DatasetResults) -> list[Element]:
         sections.results_section(dataset),
         class_accuracy.frequency_section(dataset),
         class_accuracy.gains_section(dataset),
-        gradients.gradient_section(dataset),
+        training_curves.gradient_section(dataset),
         sections.cost_section(dataset),
         sections.data_section(dataset),
         check_section(dataset),

@@ -1,4 +1,4 @@
-"""Plots of finished runs with Matplotlib."""
+"""Plots with Matplotlib: of finished runs, and of the theory."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,8 +14,9 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormat
 from longtail import files
 from longtail.metrics import SHOT_GROUPS, mean_std
 from longtail.reporting.class_accuracy import CLASS_BINS, Curve, bin_curve
-from longtail.reporting.gradients import ClassGradientNorms
 from longtail.reporting.table import MethodPoint
+from longtail.reporting.training_curves import ClassGradientNorms
+from longtail.theory import closed_forms
 
 # The colors of Okabe and Ito, which color-blind readers can tell apart; markers tell series apart in print.
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
@@ -216,3 +217,74 @@ def save_figure(figure: Figure, path: Path) -> None:
     no_date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)  # so that files are reproducible
     with matplotlib.rc_context({"svg.hashsalt": "longtail"}), files.replace_output(path) as fresh:
         figure.savefig(fresh, dpi=150, format=kind if kind in FORMATS else "png", metadata=no_date)
+
+
+# Theory
+
+
+PAPER_ALPHA_K = 0.41
+"""alpha·K* of ImageNet, which is the example of the paper."""
+
+
+def draw_theory(counts: Sequence[int], K: Sequence[float], alphas: Sequence[float], path: Path) -> None:
+    """Plot L_extra as in Fig. 4 of the paper, and the optimal pair probability of each class for several alphas.
+
+    Args:
+        counts: The number of training images of each class.
+        K: The number of positives of each class.
+        alphas: The alphas.
+        path: The file.
+    """
+    figure, (left, right) = make_figure(2, (10, 4.2))
+    plot_extra(left)
+    plot_pairs(right, np.array(counts), np.array(K), alphas)
+    save_figure(figure, path)
+
+
+def draw_extra(path: Path) -> None:
+    """Plot Fig. 4 of the paper, for the example of ImageNet."""
+    figure, (axis,) = make_figure(1, (5.2, 4.0))
+    plot_extra(axis)
+    save_figure(figure, path)
+
+
+def plot_extra(axis: Axes) -> None:
+    """Plot L_extra over P_sup, with its minimum."""
+    P_sup, value = closed_forms.extra_curve(PAPER_ALPHA_K)
+    best = 1 / (1 + PAPER_ALPHA_K)
+    axis.plot(P_sup, value, color=COLORS[0])
+    minimum = (best, closed_forms.extra(best, PAPER_ALPHA_K))
+    axis.plot(*minimum, "o", color=COLORS[3])
+    axis.annotate(f"minimum at {best:.2f}", minimum, (0, 8), textcoords="offset points", ha="center")
+    axis.set_title(f"$L_{{extra}}$ at $\\alpha K^* = {PAPER_ALPHA_K:g}$", loc="left", fontsize=10)
+    axis.set_xlabel("$P_{sup}$, the probability of the centers")
+    axis.grid(alpha=0.3)
+
+
+def plot_pairs(axis: Axes, counts_C: closed_forms.Floats, K_C: closed_forms.Floats, alphas: Sequence[float]) -> None:
+    """Plot the optimal probability of a positive pair over the number of training images of its class.
+
+    Args:
+        axis: The axes.
+        counts_C: The number of training images of each class.
+        K_C: The number of positives of each class.
+        alphas: The alphas of PaCo.
+    """
+    order = np.argsort(-counts_C, kind="stable")
+    curves = {"SupCon": closed_forms.supcon_pair(K_C)} | {
+        f"PaCo, alpha {a:g}": closed_forms.pair(a, K_C) for a in alphas
+    }
+    for i, (label, pair_C) in enumerate(curves.items()):
+        color, line = ("black", "--") if label == "SupCon" else (COLORS[(i - 1) % 6], "-")
+        axis.plot(counts_C[order], 100 * pair_C[order], label=label, color=color, linestyle=line)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    for scale in (axis.xaxis, axis.yaxis):
+        scale.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        scale.set_major_formatter("{x:g}")
+        scale.set_minor_locator(NullLocator())
+    axis.invert_xaxis()
+    axis.set_title("optimal probability of a positive pair, %", loc="left", fontsize=10)
+    axis.set_xlabel("training images of the class (rare classes on the right)")
+    axis.grid(alpha=0.3)
+    axis.legend(frameon=False, fontsize=8)

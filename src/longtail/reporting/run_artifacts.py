@@ -14,7 +14,7 @@ from PIL import Image
 
 from longtail import files, run_folder
 from longtail.config.migrate import migrate_log_row
-from longtail.metrics import BoolArray, FloatArray, IntArray
+from longtail.metrics import BoolArray, FloatArray, IntArray, evenly_spaced
 from longtail.schema import Schema, count, find_error, number, percent, share, text
 from longtail.suspects import (
     FEATURES,
@@ -110,7 +110,7 @@ def read_features(run: run_folder.FinishedRun, max_images: int) -> tuple[FloatAr
         valid = np.flatnonzero(is_known & (np.abs(x_NF) <= MAX_FLOAT16).all(1))  # false for NaN
     except READ_ERRORS:
         return None
-    subset = valid[np.linspace(0, len(valid) - 1, min(len(valid), max_images)).round().astype(int)]
+    subset = valid[evenly_spaced(len(valid), max_images)]
     return x_NF[subset].astype(np.float64), y_N[subset].astype(np.int64)
 
 

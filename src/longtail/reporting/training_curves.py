@@ -1,4 +1,4 @@
-"""Training curves from log.jsonl, and the progress of runs that are not finished."""
+"""Figures of the training: curves from log.jsonl, the progress of unfinished runs, and gradient norms from gradients.npz."""
 
 import math
 import os
@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from longtail import run_folder
+from longtail.metrics import FloatArray, evenly_spaced
 from longtail.progress import format_duration
 from longtail.reporting import run_artifacts
-from longtail.reporting.components import TableCell, figure, grid, missing_note, table, user_text
-from longtail.reporting.html import Element, el
-from longtail.reporting.result_rows import dataset_name
-from longtail.reporting.svg import Plot, Point, Scale, SeriesStyle, make_scale, swatch
+from longtail.reporting.components import TableCell, figure, grid, missing_note, section, table, user_text
+from longtail.reporting.dataset_results import MAX_CLASSES_SHOWN, DatasetResults
+from longtail.reporting.html import Element, Plot, Point, Scale, SeriesStyle, el, make_scale, swatch
+from longtail.reporting.result_rows import ResultRow, dataset_name
 
 Log = Sequence[dict[str, Any]]
 """One row per epoch."""
@@ -60,7 +61,7 @@ def _curve_figure(title: str, key: str, logs: Mapping[str, Log], optimum: float 
         if len(points) == 1:
             plot.dots(points, SeriesStyle(i), [label])
         elif points:
-            plot.marked_line(_subsample(points), SeriesStyle(i), label)
+            plot.marked_line([points[j] for j in evenly_spaced(len(points), MAX_POINTS)], SeriesStyle(i), label)
     if optimum is not None:
         plot.reference([(x.low, optimum), (x.high, optimum)], f"optimum {optimum:.3f}")
     stages = max((list(dict.fromkeys(str(row.get("stage")) for row in log)) for log in logs.values()), key=len)
@@ -197,5 +198,82 @@ def _finite(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def _subsample(points: list[Point]) -> list[Point]:
-    return [points[i] for i in np.linspace(0, len(points) - 1, min(len(points), MAX_POINTS)).round().astype(int)]
+# Gradient norms
+
+
+CAPTION = (
+    "Mean gradient norm of each class's classifier weights, over the last stage that trains the classifier "
+    "(as in the paper's Fig. 2). Shaded: range over seeds. Head / tail: the most frequent tenth of the classes divided by the "
+    "rarest tenth; 1 is balanced."
+)
+
+
+class ClassGradientNorms(NamedTuple):
+    """Gradient norms of a method, one row per seed (S, C), classes from frequent to rare."""
+
+    label: str
+    norms_SC: FloatArray
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return self.norms_SC.shape[1]
+
+    @property
+    def head_tail_ratio(self) -> float | None:
+        """Mean of the most frequent tenth of the classes divided by that of the rarest tenth; None if the latter is 0."""
+        mean_C, tenth = self.norms_SC.mean(0), -(-self.num_classes // 10)
+        tail = mean_C[-tenth:].mean()
+        return float(mean_C[:tenth].mean() / tail) if tail else None
+
+    @property
+    def label_with_ratio(self) -> str:
+        """The label for legends."""
+        ratio = self.head_tail_ratio
+        return self.label if ratio is None else f"{self.label}: head / tail {ratio:.{1 if ratio < 10 else 0}f}"
+
+    def seed_range(self) -> FloatArray:
+        """Return minimum, mean and maximum over seeds (3, C)."""
+        return np.stack([self.norms_SC.min(0), self.norms_SC.mean(0), self.norms_SC.max(0)])
+
+
+def class_gradient_norms(row: ResultRow) -> ClassGradientNorms | None:
+    """Return the norms of the seeds that have gradients.npz; None if none has."""
+    counts = row.runs[0].metrics.get("counts") or []
+    found = [norms_C for run in row.runs if (norms_C := run_artifacts.read_gradient_norms(run)) is not None]
+    order = np.argsort(-np.asarray(counts), kind="stable")
+    known = [norms_C[order] for norms_C in found if len(norms_C) == len(counts)]
+    return ClassGradientNorms(row.label, np.stack(known)) if known else None
+
+
+def gradient_norms_by_dataset(rows: Sequence[ResultRow]) -> dict[str, list[ClassGradientNorms]]:
+    """Return the norms for each data set, in the order of the rows."""
+    panels: dict[str, list[ClassGradientNorms]] = {}
+    for row in rows:
+        if (norms := class_gradient_norms(row)) is not None:
+            panels.setdefault(row.data, []).append(norms)
+    return panels
+
+
+def gradient_section(dataset: DatasetResults) -> Element | None:
+    """Return the section of a page; None if no run has gradients.npz."""
+    found = [(row, norms) for row in dataset.rows if (norms := class_gradient_norms(row)) is not None]
+    if not found:
+        return None
+    description = "Gradient norms of the classes, frequent classes on the left; a flat line is balanced."
+    num_classes = max(norms.num_classes for _, norms in found)
+    x = Scale(1, 1.02 * num_classes)
+    y = make_scale(np.concatenate([norms.seed_range().ravel() for _, norms in found]).tolist(), log=True)
+    labels = ("classes, from frequent to rare", "mean gradient norm")
+    plot = Plot("Gradients of the classifier", description, x, y, *labels)
+    columns: dict[str, Sequence[Any]] = {"rank": range(1, num_classes + 1)}
+    for row, norms in found:
+        shown = evenly_spaced(norms.num_classes, MAX_CLASSES_SHOWN)
+        low, mean, high = (
+            [(float(c + 1), max(float(norm_C[c]), y.low)) for c in shown] for norm_C in norms.seed_range()
+        )
+        plot.area(low, high, dataset.style(row))
+        plot.marked_line(mean, dataset.style(row), row.label)
+        columns |= {row.label: norms.norms_SC.mean(0).tolist()}
+    legend = [(dataset.style(row), norms.label_with_ratio) for row, norms in found]
+    return section("Gradients of the classifier", figure(plot, "gradients", columns, CAPTION, legend))

@@ -4,8 +4,6 @@ Every parameter is a tensor over the samples. There is no synchronization with t
 operation is computed for all samples and then selected, so that a whole view can be captured in a CUDA graph.
 """
 
-# N samples, C channels (red, green, blue), H x W pixels; x is N,C,H,W: uint8, unless a function takes floats.
-
 import math
 from collections.abc import Mapping
 from enum import IntEnum, auto
@@ -14,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longtail.views.lut import (
+from longtail.views.color import (
     all_levels,
     apply_lut,
     autocontrast_lut,
@@ -31,6 +29,8 @@ from longtail.views.lut import (
     solarize_lut,
     where_samples,
 )
+
+# N samples, C channels (red, green, blue), H x W pixels; x is N,C,H,W: uint8, unless a function takes floats.
 
 
 class Op(IntEnum):
@@ -294,3 +294,26 @@ def _interval_mask(center_N: Tensor, side: int, length: int) -> Tensor:
 def normalize(x: Tensor, mean_C11: Tensor, std_C11: Tensor) -> Tensor:
     """Normalize float images by the mean and standard deviation of each channel."""
     return (x - mean_C11) / std_C11
+
+
+# Random parameters
+
+
+def uniform(shape: tuple[int, ...], low: float, high: float, rng: torch.Generator) -> Tensor:
+    """Draw floats from the uniform distribution on [low, high)."""
+    return low + (high - low) * torch.rand(shape, generator=rng, device=rng.device)
+
+
+def bernoulli(shape: tuple[int, ...], probability: float | Tensor, rng: torch.Generator) -> Tensor:
+    """Draw booleans that are true with this probability."""
+    return torch.rand(shape, generator=rng, device=rng.device) < probability
+
+
+def randint(shape: tuple[int, ...], end: int, rng: torch.Generator) -> Tensor:
+    """Draw integers from 0 to `end` - 1."""
+    return torch.randint(end, shape, generator=rng, device=rng.device)
+
+
+def random_sign(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+    """Draw 1 or -1 with equal probability."""
+    return 1.0 - 2.0 * bernoulli(shape, 0.5, rng)

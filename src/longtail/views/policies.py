@@ -15,9 +15,8 @@ from torch import Tensor
 
 from longtail.config import ViewConfig
 from longtail.kernels import views
-from longtail.views import color, lut, ops
-from longtail.views.ops import Op
-from longtail.views.random import bernoulli, randint, random_sign, uniform
+from longtail.views import color, ops
+from longtail.views.ops import Op, bernoulli, randint, random_sign, uniform
 
 
 class OpDraw(NamedTuple):
@@ -226,8 +225,8 @@ def apply_sim(x: Tensor, draw: SimDraw, has_jitter: bool = True) -> Tensor:
     if has_jitter:
         brightness, contrast, saturation = draw.factor.unbind(1)
         jittered = color.color_jitter(x, brightness, contrast, saturation, draw.hue, draw.order)
-        x = lut.where_samples(draw.jittered, jittered, x)
-    x = lut.where_samples(draw.gray, color.grayscale(x), x)
+        x = color.where_samples(draw.jittered, jittered, x)
+    x = color.where_samples(draw.gray, color.grayscale(x), x)
     return ops.gaussian_blur(x, draw.sigma)
 
 
