@@ -16,7 +16,7 @@ from longtail.config import Config, from_dict, to_dict
 from longtail.data.inspection import inspect
 from longtail.engine.optim import learning_rate
 from longtail.methods import Batch, Mixed
-from longtail.recipes.published_rows import PublishedRow
+from longtail.recipes.imagenet_scale import PublishedRow
 from tests.raises import fails, raises
 
 LARGE = {name: recipe for name, recipe in recipes.RECIPES.items() if recipe.rows}

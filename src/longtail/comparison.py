@@ -135,11 +135,7 @@ def continue_plans(plans: dict[str, Plan], out: Path, limit: float | None) -> di
 
 
 def plan_comparison(
-    plans: dict[str, Plan],
-    out: Path,
-    loaded: dict[DataConfig, DataSet],
-    backbones: Backbones,
-    limit: float | None,
+    plans: dict[str, Plan], out: Path, loaded: dict[DataConfig, DataSet], backbones: Backbones, limit: float | None
 ) -> dict[str, Plan]:
     """Log the estimated time of the methods that are not begun, and return the plans, reduced to a time limit.
 

@@ -8,8 +8,21 @@ from importlib import resources
 import numpy as np
 import pytest
 
-from longtail.reporting.components import NBSP, data_link, format_count, format_difference, join_items
-from longtail.reporting.html import COLORS, Plot, Scale, SeriesStyle, TrustedText, el, format_number, make_scale
+from longtail.reporting.html import (
+    COLORS,
+    NBSP,
+    Plot,
+    Scale,
+    SeriesStyle,
+    TrustedText,
+    data_link,
+    el,
+    format_count,
+    format_difference,
+    format_number,
+    join_items,
+    make_scale,
+)
 from tests.expected_text import check_text
 from tests.report.made import Page
 

@@ -15,7 +15,7 @@ from longtail.cli.console import check_output_files, make_screen, write_error_as
 from longtail.cli.parse import check_path, parse_arguments
 from longtail.config import PaCo
 from longtail.errors import UserError, unknown_name
-from longtail.recipes.published_rows import PublishedAccuracy
+from longtail.recipes.imagenet_scale import PublishedAccuracy
 from longtail.text import format_percent
 
 if TYPE_CHECKING:

@@ -302,6 +302,10 @@ def _read_split(
 
 
 # Archives
+#
+# A few bytes of an archive from an untrusted source can expand to any amount of memory: a compressed stream of zeros, a file
+# name of gigabytes, or millions of empty members. Three limits prevent this: on the decompressed bytes, on the bytes of
+# headers with their long names, extended headers and maps of sparse files, and on the bytes of a member.
 
 
 MAX_TOTAL_BYTES = 2**30  # of a decompressed archive

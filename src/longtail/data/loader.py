@@ -2,6 +2,10 @@
 
 `ResidentLoader` keeps the whole split on the device as uint8 and indexes it; `StreamLoader` reads images from disk, some
 batches ahead. In both, `seek` does the work of the host and `take` that of the device, which can be captured in a CUDA graph.
+
+`BatchReader` reads batches from disk ahead of time, in threads, with decoding on the CPU or on the GPU. Images keep their
+aspect ratio. Each lies in the upper left corner of a square canvas, so that a batch is one tensor; the heights and widths are
+returned with it, and the rest of the canvas is never read.
 """
 
 import contextlib

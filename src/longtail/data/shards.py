@@ -459,6 +459,10 @@ def _shorten(error: object) -> str:
 
 
 # Page headers
+#
+# The footer of a parquet file has the size of each column, but pyarrow allocates the size in the header of each page. A file
+# whose footer and page headers contradict each other can therefore take any amount of memory. The headers are structs in
+# Thrift's compact protocol (https://github.com/apache/parquet-format).
 
 
 USUAL_HEADER_BYTES = 2**16

@@ -1,12 +1,9 @@
 """The network for export, as one module from pixels to probabilities, and the formats in which it is written and run."""
 
-import contextlib
 import copy
 import io
 import json
-import logging
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +19,7 @@ from longtail.inference.loading import METADATA_KEY, load_exported
 from longtail.inference.model import Model
 from longtail.inference.priors import describe_frequencies
 from longtail.models.adapters import merge_lora
-from longtail.models.backbones import FeatureMaps, Trunk
+from longtail.models.backbones import FeatureMaps, Trunk, silence_exporters
 from longtail.views import ops
 from longtail.views.view import STATISTICS
 
@@ -197,19 +194,6 @@ def safetensors_weights(network: ExportModule) -> dict[str, Tensor]:
 def run_safetensors(path: Path) -> Runner:
     """Return a function that runs an exported safetensors file in PyTorch."""
     return eager(ExportModule(load_exported(path, torch.device("cpu"))))
-
-
-@contextlib.contextmanager
-def silence_exporters() -> Iterator[None]:
-    """Suppress messages and warnings of exporters, which are not addressed to users. Errors are still raised."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 FORMATS = {

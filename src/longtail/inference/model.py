@@ -36,7 +36,7 @@ Picture: TypeAlias = Union[str, Path, "Image.Image", np.ndarray, Tensor]
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """The preprocessing of a network: decoding, resizing and cropping."""
+    """The preprocessing of a network, identical to that of evaluation: decoding, resizing and cropping."""
 
     views: Views
     side: int = 0
@@ -272,11 +272,7 @@ class Model:
         mean = [f"probabilities are averages over {' and '.join(averaged)}"] if averaged else []
         meant = describe_frequencies(self.implied_prior, self.counts)
         if self.prior is None:
-            return [
-                *mean,
-                calibration,
-                f"probabilities assume {meant}. Use --prior to change that",
-            ]
+            return [*mean, calibration, f"probabilities assume {meant}. Use --prior to change that"]
         return [
             *mean,
             calibration,

@@ -113,8 +113,7 @@ def insert_lora(net: nn.Module, rank: int, image_size: int) -> None:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise UserError(
-            f"--model.trainable lora needs the package peft ({error}): pip install peft",
-            kind="missing-package",
+            f"--model.trainable lora needs the package peft ({error}): pip install peft", kind="missing-package"
         ) from error
     options: dict[str, Any] = {"r": rank, "lora_alpha": rank, "target_modules": names, "lora_dropout": 0.0}
     inject_adapter_in_model(LoraConfig(**options), net)

@@ -369,7 +369,7 @@ def wrap_backbone(body: nn.Module, name: str, image_size: int) -> Trunk:
     return Trunk(body.train(), x_1F.shape[-1])
 
 
-# Fast inference of a frozen backbone
+# Fast inference of a frozen backbone in float32: ONNX Runtime on the CPU if it is installed, otherwise PyTorch
 
 
 Forward = Callable[[Tensor], Tensor]
@@ -402,15 +402,10 @@ def make_onnx_forward(body: nn.Module, image_size: int) -> Forward:
         copy.deepcopy(body).cpu().eval().requires_grad_(False).float(),
         torch.zeros(2, 3, image_size, image_size),
     )
-    content, before = io.BytesIO(), logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            options: dict[str, Any] = {"input_names": [INPUT], "dynamic_axes": {INPUT: {0: "batch"}}}
-            torch.onnx.export(net, (example,), content, dynamo=False, **options)  # type: ignore[arg-type]
-    finally:
-        logging.disable(before)
+    content = io.BytesIO()
+    with silence_exporters():
+        options: dict[str, Any] = {"input_names": [INPUT], "dynamic_axes": {INPUT: {0: "batch"}}}
+        torch.onnx.export(net, (example,), content, dynamo=False, **options)  # type: ignore[arg-type]
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = torch.get_num_threads()
     settings.log_severity_level = 3  # errors only
@@ -441,3 +436,16 @@ def make_fast_forward(body: nn.Module, image_size: int, device: torch.device) ->
         logging.getLogger(__name__).debug("ONNX Runtime is not used: %s", error)
         return plain
     return fast if is_exact else plain
+
+
+@contextlib.contextmanager
+def silence_exporters() -> Iterator[None]:
+    """Suppress messages and warnings of exporters, which are not addressed to users. Errors are still raised."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

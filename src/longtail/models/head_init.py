@@ -55,10 +55,7 @@ def is_text_aligned(name: str) -> bool:
 
 @torch.no_grad()
 def initialize_head(
-    head: nn.Module,
-    model: "ModelConfig",
-    features: Callable[[], tuple[Tensor, Tensor]],
-    class_names: Sequence[str],
+    head: nn.Module, model: "ModelConfig", features: Callable[[], tuple[Tensor, Tensor]], class_names: Sequence[str]
 ) -> None:
     """Initialize a linear or cosine classifier in place.
 

@@ -37,8 +37,7 @@ def figure(name: str, sources: Iterable[Path | str] | Path | str = (), out: Path
         raise UserError(f"the figure {name} needs runs, for example `longtail figure {name} runs -o {out}`")
     if paths and not from_runs:
         raise UserError(
-            f"{paths[0]}: the figure {name} needs no runs; use `longtail figure {name} -o {out}`",
-            kind="conflict",
+            f"{paths[0]}: the figure {name} needs no runs; use `longtail figure {name} -o {out}`", kind="conflict"
         )
     try:
         draw(paths, out)

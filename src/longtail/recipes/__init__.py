@@ -37,14 +37,15 @@ from longtail.config import (
 )
 from longtail.deprecated import find_renamed
 from longtail.errors import UserError
-from longtail.recipes import published_rows
 from longtail.recipes.imagenet_scale import (
     AUGMENTS,
     IMAGENET,
     IMAGENET_LT,
     INAT2018,
     PLACES_LT,
+    PUBLISHED,
     SETTINGS,
+    PublishedRows,
     imagenet,
     imagenet_lt,
     inat2018,
@@ -61,7 +62,6 @@ from longtail.recipes.method_presets import (
     find_preset,
     require_choice,
 )
-from longtail.recipes.published_rows import PublishedRows
 from longtail.text import did_you_mean
 
 __getattr__ = find_renamed(
@@ -303,10 +303,10 @@ RECIPES: dict[str, Recipe] = {
     ),
     "digits-lt": Recipe(digits_lt, ("equal",), {}),
     "tiny-imagenet-lt": Recipe(tiny_imagenet_lt, ("equal",), {}),
-    "imagenet-lt": Recipe(imagenet_lt, SETTINGS, {}, IMAGENET_LT.networks, tuple(AUGMENTS), published_rows.IMAGENET_LT),
-    "inat2018": Recipe(inat2018, SETTINGS, {}, INAT2018.networks, tuple(AUGMENTS), published_rows.INAT2018),
-    "places-lt": Recipe(places_lt, SETTINGS, {}, PLACES_LT.networks, tuple(AUGMENTS), published_rows.PLACES_LT),
-    "imagenet": Recipe(imagenet, SETTINGS, {}, IMAGENET.networks, tuple(AUGMENTS), published_rows.IMAGENET),
+    "imagenet-lt": Recipe(imagenet_lt, SETTINGS, {}, IMAGENET_LT.networks, tuple(AUGMENTS), PUBLISHED["imagenet-lt"]),
+    "inat2018": Recipe(inat2018, SETTINGS, {}, INAT2018.networks, tuple(AUGMENTS), PUBLISHED["inat2018"]),
+    "places-lt": Recipe(places_lt, SETTINGS, {}, PLACES_LT.networks, tuple(AUGMENTS), PUBLISHED["places-lt"]),
+    "imagenet": Recipe(imagenet, SETTINGS, {}, IMAGENET.networks, tuple(AUGMENTS), PUBLISHED["imagenet"]),
 }
 
 

@@ -7,19 +7,26 @@ import numpy as np
 
 from longtail.metrics import SHOT_GROUPS, shot_groups
 from longtail.reporting import run_artifacts
-from longtail.reporting.components import (
+from longtail.reporting.dataset_results import ClassList, DatasetResults
+from longtail.reporting.html import (
+    PERCENT,
+    Element,
+    Plot,
+    Point,
+    Scale,
+    SeriesStyle,
     TableCell,
     collapsible,
+    el,
     figure,
     format_signed,
     grid,
+    make_scale,
     missing_note,
     section,
     table,
     user_text,
 )
-from longtail.reporting.dataset_results import ClassList, DatasetResults
-from longtail.reporting.html import PERCENT, Element, Plot, Point, Scale, SeriesStyle, el, make_scale
 from longtail.reporting.result_rows import ResultRow
 
 CLASS_BINS = 10  # of the classes, from frequent to rare

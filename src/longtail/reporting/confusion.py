@@ -7,16 +7,18 @@ import numpy as np
 
 from longtail.metrics import IntArray
 from longtail.reporting import run_artifacts
-from longtail.reporting.components import (
+from longtail.reporting.html import (
+    Element,
     TableCell,
     collapsible,
     data_link,
+    el,
+    format_coordinate,
     format_count,
     missing_note,
     table,
     user_text,
 )
-from longtail.reporting.html import Element, el, format_coordinate
 from longtail.reporting.result_rows import ResultRow
 from longtail.run_folder import FinishedRun
 

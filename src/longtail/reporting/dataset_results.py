@@ -10,13 +10,7 @@ from longtail.metrics import IntArray, evenly_spaced, shot_groups
 from longtail.reporting import run_artifacts
 from longtail.reporting.html import SeriesStyle
 from longtail.reporting.result_rows import ResultRow
-from longtail.reporting.significance import (
-    Support,
-    comparison_key,
-    group_support,
-    overall_support,
-    why_not_comparable,
-)
+from longtail.reporting.significance import Support, comparison_key, group_support, overall_support, why_not_comparable
 from longtail.run_folder import FinishedRun
 
 MAX_CLASSES_SHOWN = 1_000  # in plots and tables

@@ -8,22 +8,30 @@ import numpy as np
 from longtail.config import GPaCo, PaCo
 from longtail.metrics import shot_groups
 from longtail.reporting import run_artifacts
-from longtail.reporting.components import (
+from longtail.reporting.confusion import class_names, matrix_section
+from longtail.reporting.dataset_results import DatasetResults
+from longtail.reporting.embedding import WORKER
+from longtail.reporting.html import (
+    LEFT,
+    RIGHT,
+    WIDTH,
+    Element,
+    Plot,
+    Scale,
+    SeriesStyle,
     TableCell,
     collapsible,
+    el,
     figure,
     format_count,
     grid,
+    make_scale,
     missing_note,
     section,
     subsection,
     table,
     user_text,
 )
-from longtail.reporting.confusion import class_names, matrix_section
-from longtail.reporting.dataset_results import DatasetResults
-from longtail.reporting.embedding import WORKER
-from longtail.reporting.html import LEFT, RIGHT, WIDTH, Element, Plot, Scale, SeriesStyle, el, make_scale
 from longtail.reporting.result_rows import ResultRow
 from longtail.reporting.training_curves import curve_figures
 from longtail.run_folder import FinishedRun

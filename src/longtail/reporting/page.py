@@ -13,9 +13,8 @@ from typing import NamedTuple
 from longtail import __version__, files, run_folder
 from longtail.errors import UserError, error_text
 from longtail.reporting import class_accuracy, sections, training_curves
-from longtail.reporting.components import format_count, user_text
 from longtail.reporting.dataset_results import DatasetResults, group_by_dataset
-from longtail.reporting.html import Element, TrustedText, el, render
+from longtail.reporting.html import Element, TrustedText, el, format_count, render, user_text
 from longtail.reporting.method_detail import method_details
 from longtail.reporting.result_rows import ResultRow, make_rows
 from longtail.reporting.sections import check_section

@@ -7,22 +7,28 @@ from longtail.config import ProjectionSettings, ThreeViewSettings, ViewConfig
 from longtail.metrics import COST_METRICS, METRICS, REPORT_METRICS, SHOT_GROUPS, mean_std
 from longtail.reporting import run_artifacts
 from longtail.reporting.class_accuracy import NO_COUNTS, shade_by_rank
-from longtail.reporting.components import (
+from longtail.reporting.confusion import class_names
+from longtail.reporting.dataset_results import ClassList, DatasetResults
+from longtail.reporting.html import (
+    Element,
+    Plot,
+    Scale,
+    SeriesStyle,
     TableCell,
     collapsible,
     data_link,
+    el,
     figure,
     format_count,
     grid,
     join_items,
+    make_scale,
     missing_note,
     section,
+    swatch,
     table,
     user_text,
 )
-from longtail.reporting.confusion import class_names
-from longtail.reporting.dataset_results import ClassList, DatasetResults
-from longtail.reporting.html import Element, Plot, Scale, SeriesStyle, el, make_scale, swatch
 from longtail.reporting.result_rows import ResultRow, format_mean_std
 from longtail.reporting.significance import explain_labels, rank_rows
 from longtail.reporting.table import table_caption

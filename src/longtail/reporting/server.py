@@ -22,8 +22,7 @@ from typing import Any
 from longtail import __version__, run_folder
 from longtail.errors import UserError
 from longtail.progress import log_info
-from longtail.reporting.components import user_text
-from longtail.reporting.html import Element, el
+from longtail.reporting.html import Element, el, user_text
 from longtail.reporting.page import (
     ReportRuns,
     assemble_page,

@@ -14,7 +14,7 @@ import numpy as np
 
 from longtail.metrics import MIN_TEST_IMAGES, FloatArray, IntArray, paired_difference, shot_groups
 from longtail.reporting import run_artifacts
-from longtail.reporting.components import format_count
+from longtail.reporting.html import format_count
 from longtail.reporting.result_rows import ResultRow
 from longtail.run_folder import FinishedRun
 from longtail.text import escape_nonprintable

@@ -6,9 +6,8 @@ from typing import Literal, NamedTuple
 from longtail.config import ContrastSettings, ThreeViewSettings, differences
 from longtail.metrics import SHOT_GROUPS
 from longtail.reporting import run_artifacts
-from longtail.reporting.components import NBSP, Inline, format_count, format_difference, join_items, user_text
 from longtail.reporting.dataset_results import DatasetResults, group_by_dataset
-from longtail.reporting.html import Element, el
+from longtail.reporting.html import NBSP, Element, Inline, el, format_count, format_difference, join_items, user_text
 from longtail.reporting.result_rows import ResultRow, format_mean_std
 from longtail.reporting.significance import (
     MIN_IMAGES_FOR_GOOD,

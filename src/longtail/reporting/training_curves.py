@@ -12,9 +12,24 @@ from longtail import run_folder
 from longtail.metrics import FloatArray, evenly_spaced
 from longtail.progress import format_duration
 from longtail.reporting import run_artifacts
-from longtail.reporting.components import TableCell, figure, grid, missing_note, section, table, user_text
 from longtail.reporting.dataset_results import MAX_CLASSES_SHOWN, DatasetResults
-from longtail.reporting.html import Element, Plot, Point, Scale, SeriesStyle, el, make_scale, swatch
+from longtail.reporting.html import (
+    Element,
+    Plot,
+    Point,
+    Scale,
+    SeriesStyle,
+    TableCell,
+    el,
+    figure,
+    grid,
+    make_scale,
+    missing_note,
+    section,
+    swatch,
+    table,
+    user_text,
+)
 from longtail.reporting.result_rows import ResultRow, dataset_name
 
 Log = Sequence[dict[str, Any]]

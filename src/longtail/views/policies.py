@@ -15,7 +15,7 @@ from torch import Tensor
 
 from longtail.config import ViewConfig
 from longtail.kernels import views
-from longtail.views import color, ops
+from longtail.views import ops
 from longtail.views.ops import Op, bernoulli, randint, random_sign, uniform
 
 
@@ -191,7 +191,7 @@ class SimDraw(NamedTuple):
     jittered: Tensor  # (N,) bool: apply color jitter
     factor: Tensor  # (N, 3): brightness, contrast and saturation
     hue: Tensor  # (N,): shift on the hue circle of length 1
-    order: Tensor  # (N, 4): permutations for color.color_jitter
+    order: Tensor  # (N, 4): permutations for ops.color_jitter
     gray: Tensor  # (N,) bool: convert to grayscale
     sigma: Tensor  # (N,) of the blur in pixels; 0: no blur
 
@@ -224,9 +224,9 @@ def apply_sim(x: Tensor, draw: SimDraw, has_jitter: bool = True) -> Tensor:
     """
     if has_jitter:
         brightness, contrast, saturation = draw.factor.unbind(1)
-        jittered = color.color_jitter(x, brightness, contrast, saturation, draw.hue, draw.order)
-        x = color.where_samples(draw.jittered, jittered, x)
-    x = color.where_samples(draw.gray, color.grayscale(x), x)
+        jittered = ops.color_jitter(x, brightness, contrast, saturation, draw.hue, draw.order)
+        x = ops.where_samples(draw.jittered, jittered, x)
+    x = ops.where_samples(draw.gray, ops.grayscale(x), x)
     return ops.gaussian_blur(x, draw.sigma)
 
 
@@ -280,7 +280,7 @@ def random_color_jitter(x: Tensor, amount: float, rng: torch.Generator, kernels:
     order_N3 = uniform((len(x), 3), 0, 1, rng).argsort(1)
     if kernels and views.supports(x):
         return views.apply_tone(x, factor_N3, order_N3)
-    return ops.to_uint8(255 * color.tone_jitter(ops.to_float(x), factor_N3, order_N3))
+    return ops.to_uint8(255 * ops.tone_jitter(ops.to_float(x), factor_N3, order_N3))
 
 
 def random_cutout(x: Tensor, side: int, rng: torch.Generator) -> Tensor:

@@ -14,7 +14,7 @@ from longtail.views import ops
 from longtail.views.ops import bernoulli, randint, uniform
 from longtail.views.policies import POLICIES, random_color_jitter, random_cutout, random_rotate
 
-# Crops
+# Crops: the part of each image that a view shows, resized to the input size of the network; uint8 to uint8
 
 
 class Box(NamedTuple):
@@ -147,7 +147,9 @@ def _pad_crop(x: Tensor, size: int, rng: torch.Generator) -> Tensor:
 def mixup(
     images_N: Tensor, y_N: Tensor, batch: int, alpha: float, rng: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Mix every image with a random one of its batch.
+    """Mix every image with a random one of its batch (Zhang et al., 2018).
+
+    The losses of both labels are combined with the same weights.
 
     Args:
         images_N: Images, or features, of one or more batches.
