@@ -114,3 +114,29 @@ def test_decoupling_as_in_the_bag_of_tricks():
     assert rates(methods.make(recipes.cifar100_lt("crt", 100, "equal"), np.full(100, 5)).stages[1].optim, 10)[5] == 0.05
     mislas = recipes.cifar100_lt("mislas", 100, "released")
     assert mislas.optim.weight_decay == mislas.method.linear_decay == 2e-4
+
+
+@pytest.mark.parametrize(("name", "lr", "decay"), [("bcl", 0.15, 5e-4), ("proco", 0.3, 2e-4)])
+@pytest.mark.parametrize("imbalance", [100, 50, 10])
+def test_three_views_as_published(name, lr, decay, imbalance):
+    released, equal = (recipes.cifar100_lt(name, imbalance, setting) for setting in ("released", "equal"))
+    assert (released.train.epochs, released.train.batch_size, released.optim.weight_decay) == (200, 256, decay)
+    found = rates(released.optim, 200)
+    assert found[:5] == pytest.approx([lr * (epoch + 1) / 5 for epoch in range(5)])
+    assert [found[epoch] for epoch in (159, 160, 179, 180)] == pytest.approx([lr, lr / 10, lr / 10, lr / 100])
+    query, key = released.views.query, released.views.key
+    assert (query.crop, query.policy, query.cutout, key.crop, key.policy) == ("pad", "auto", 16, "resized", "sim")
+    assert key.crop_scale == (0.08, 1.0) and equal.views.key.crop_scale == (0.2, 1.0)
+    m = released.method
+    assert equal.method == m and (m.tau, m.projection_hidden, m.projection_dim, m.projection_norm) == (
+        0.1,
+        512,
+        128,
+        True,
+    )
+    assert (m.softmax_weight, m.weight) == ((2.0, 0.6) if name == "bcl" else (1.0, 1.0))
+    assert recipes.RECIPES["cifar100-lt"].published[name, imbalance] in (51.9, 56.6, 64.9, 52.8, 57.1, 65.5)
+
+
+def test_the_weights_of_bcl_on_other_data_are_those_for_imagenet():
+    assert (recipes.digits_lt("bcl").method.softmax_weight, recipes.digits_lt("bcl").method.weight) == (1.0, 0.35)

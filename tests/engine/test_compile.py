@@ -12,10 +12,11 @@ from tests.engine.test_train import log_of, run_until
 
 @pytest.mark.long
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler on the CPU")
-def test_compiled_networks_give_the_losses_of_eager_ones(tmp_path):
+@pytest.mark.parametrize("method", ["paco", "bcl", "proco"])
+def test_compiled_networks_give_the_losses_of_eager_ones(method, tmp_path):
     states, setup = [], []
     for step in ("eager", "compiled"):
-        config = tiny("paco", epochs=2, execution=step)
+        config = tiny(method, epochs=2, execution=step)
         config = replace(
             config, optim=replace(config.optim, lr=0.01)
         )  # at 0.1 rounding grows to 2e-3 in these twelve steps

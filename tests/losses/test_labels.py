@@ -8,6 +8,7 @@ import torch
 
 from longtail.losses import (
     balanced_softmax_loss,
+    bcl_loss,
     chunked_terms,
     class_balanced_focal_loss,
     cross_entropy_loss,
@@ -16,11 +17,14 @@ from longtail.losses import (
     ldam_loss,
     paco_loss,
     paco_terms,
+    proco_loss,
 )
+from longtail.losses.contrast_set import ContrastSet
 from longtail.nn import PaCoLoss
 from tests.losses.test_losses import B, C, M, case
 
 WEIGHT = torch.linspace(0.5, 1.5, C)
+COMPILED = ["paco", "gpaco", "bcl", "proco", "class-balanced focal", "label-aware smoothing", "cross entropy"]
 IMPOSSIBLE = [-(2**40), -100, -C - 1, -C, -1, C, C + 1, C + M - 1, C + M, 100, 2**40]
 
 
@@ -38,6 +42,16 @@ def chunked(y_B):
     return chunked_terms(x, torch.linspace(-1, 1, C * 3).reshape(C, 3), WEIGHT, y_B, chunk=2).loss_B.mean()
 
 
+def bcl(y_B):
+    x = torch.linspace(-1, 1, B * 3).reshape(B, 3)
+    return bcl_loss(ContrastSet(x, x, y_B, torch.arange(B)), y_B, C)
+
+
+def proco(y_B):
+    x = torch.linspace(-1, 1, B * 3).reshape(B, 3)
+    return proco_loss(x, y_B, 0.5 * x[:C], WEIGHT.log())
+
+
 def on_logits(loss, *values):
     return lambda y_B: loss(torch.linspace(-1, 1, B * C).reshape(B, C), y_B, *values)
 
@@ -46,6 +60,8 @@ LOSSES = {
     "paco": paco(),
     "gpaco": paco(smoothing=0.2),
     "chunked": chunked,
+    "bcl": bcl,
+    "proco": proco,
     "cross entropy": on_logits(cross_entropy_loss),
     "weighted": on_logits(cross_entropy_loss, WEIGHT),
     "balanced": on_logits(balanced_softmax_loss, WEIGHT.log()),
@@ -92,7 +108,7 @@ def test_labels_of_samples_are_only_compared():
 
 @pytest.mark.parametrize("label", [-100, -1, C, C + M - 1])
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
-@pytest.mark.parametrize("name", ["paco", "gpaco", "class-balanced focal", "label-aware smoothing", "cross entropy"])
+@pytest.mark.parametrize("name", COMPILED)
 def test_compiled_losses_refuse_impossible_labels(name, backend, label):
     """There the labels are looked at by the operations that they index."""
     torch.compiler.reset()

@@ -70,7 +70,17 @@ def test_the_least_loss_has_the_posterior_of_these_frequencies(settings, train):
 AS_TRAINED = ("ce", "focal", "supcon", "paco-no-rebalance", "ce-supcon", "ce-supcon-reweighted", "ce-supcon-balanced")
 ALIKE = (
     *("balanced-softmax", "paco", "gpaco", "balanced-softmax-supcon", "crt", "lws", "mislas", "oltr"),
-    *("logit-adjustment", "logit-adjustment-post-hoc", "tau-norm", "ncm", "bbn", "causal-norm", "reslt"),
+    *(
+        "logit-adjustment",
+        "logit-adjustment-post-hoc",
+        "tau-norm",
+        "ncm",
+        "bbn",
+        "causal-norm",
+        "reslt",
+        "bcl",
+        "proco",
+    ),
 )
 NEARLY_ALIKE = ("ldam-drw", "cb-focal", "ride-1", "ride-2", "ride-3", "ride-4")
 

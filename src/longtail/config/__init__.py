@@ -11,6 +11,7 @@ from longtail.config.method_settings import (
     METHODS,
     BalancedSoftmaxSettings,
     BBNSettings,
+    BCLSettings,
     CausalNormSettings,
     CenterSettings,
     ChunkedSettings,
@@ -33,10 +34,13 @@ from longtail.config.method_settings import (
     NCMSettings,
     OLTRSettings,
     PaCoSettings,
+    ProCoSettings,
+    ProjectionSettings,
     ResLTSettings,
     RIDESettings,
     SupConSettings,
     TauNormSettings,
+    ThreeViewSettings,
 )
 from longtail.config.migrate import CONFIG_VERSION, migrate_config
 from longtail.config.section import Section, differences, from_dict, list_settings, to_dict
@@ -84,6 +88,7 @@ TauNorm = TauNormSettings
 __all__ = [
     "METHODS",
     "BBNSettings",
+    "BCLSettings",
     "BalancedSoftmaxSettings",
     "CRTSettings",
     "CausalNormSettings",
@@ -113,12 +118,15 @@ __all__ = [
     "OLTRSettings",
     "OptimConfig",
     "PaCoSettings",
+    "ProCoSettings",
+    "ProjectionSettings",
     "RIDESettings",
     "ResLTSettings",
     "Sampler",
     "Section",
     "SupConSettings",
     "TauNormSettings",
+    "ThreeViewSettings",
     "TrainConfig",
     "ViewConfig",
     "ViewsConfig",
@@ -196,6 +204,6 @@ class Config(Section):
             for key in keys:
                 del tree[section][key]
         tree["method"].pop("chunk", None)
-        if not isinstance(self.method, ContrastSettings):
+        if not isinstance(self.method, ProjectionSettings):
             del tree["views"]["key"]
         return {"method": tree.pop("method")} | tree  # the method comes first, because readers look for it first

@@ -375,19 +375,25 @@ class RIDESettings(DeferredSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContrastSettings(MethodConfig):
-    """Settings of contrastive methods: temperature, queue and projection head."""
+class ProjectionSettings(MethodConfig):
+    """Settings of all contrastive methods: temperature and projection head."""
 
     tau: Annotated[float, gt(0, "0.05 to 0.2")] = 0.2
     """Temperature of the sample logits."""
-    queue: Annotated[int, interval(0, MAX_QUEUE)] = 8192
-    """Length of the queue of past keys and their labels."""
     projection_dim: Annotated[int, interval(1, MAX_WIDTH)] = 128
     """Output dimension of the projection head G."""
     projection_hidden: Annotated[int, interval(0, MAX_WIDTH)] = 0
     """Hidden dimension of G; 0: the feature dimension of the backbone."""
     projection_norm: bool = True
     """Use batch norm in G, as in released PaCo; the projection head of MoCo v2, which the paper refers to, has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContrastSettings(ProjectionSettings):
+    """Settings of contrastive methods with a queue."""
+
+    queue: Annotated[int, interval(0, MAX_QUEUE)] = 8192
+    """Length of the queue of past keys and their labels."""
     contrast: Literal["local", "global"] = "local"
     """With several processes (torchrun), which samples of the current step are contrasted: those of the same process,
     as in released PaCo, or those of all processes, as in the paper's A(i). The queue contains the keys of all processes
@@ -488,3 +494,44 @@ class GPaCoSettings(ContrastSettings, CenterSettings):
 
     projection_norm: bool = False
     """Use batch norm in G."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreeViewSettings(ProjectionSettings):
+    """Settings of methods that classify the query view and contrast two key views."""
+
+    tau: Annotated[float, gt(0, "0.05 to 0.2")] = 0.1
+    """Temperature of the sample logits."""
+    projection_hidden: Annotated[int, interval(0, MAX_WIDTH)] = 512
+    """Hidden dimension of G; 0: the feature dimension of the backbone."""
+    projection_norm: bool = True
+    """Use batch norm in G."""
+    softmax_weight: Annotated[float, ge(0, "1")] = 1.0
+    """Weight of the loss of the classifier, which is Balanced Softmax on the query view."""
+    weight: Annotated[float, ge(0, "0.5")] = 1.0
+    """Weight of the contrastive loss of the key views."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BCLSettings(ThreeViewSettings):
+    """Zhu et al., 2022: supervised contrast with averages over classes, and centers of all classes as samples."""
+
+    name: ClassVar[str] = "bcl"
+    title: ClassVar[str] = "BCL"
+
+    scale: Annotated[float, gt(0, "30")] = 30.0
+    """Scale of the cosine classifier."""
+    weight: Annotated[float, ge(0, "0.35")] = 0.35
+    """Weight of the contrastive loss of the key views. The authors use 1 and 0.35 as weights of the two losses on
+    ImageNet-LT, and 2 and 0.6 on CIFAR."""
+    contrast: Literal["local", "global"] = "global"
+    """With several processes (torchrun), which samples of the current step are contrasted: those of the same process, or
+    those of all processes, as in the authors' code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProCoSettings(ThreeViewSettings):
+    """Du et al., 2024: contrast with the estimated feature distribution of each class instead of samples."""
+
+    name: ClassVar[str] = "proco"
+    title: ClassVar[str] = "ProCo"

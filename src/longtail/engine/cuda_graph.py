@@ -144,6 +144,7 @@ def warm_up_and_restore(trainers: "Sequence[Trainer]", train_step: "Callable[[Tr
         once()
     for trainer, tensors in zip(trainers, before, strict=True):
         restore_state(trainer, tensors)
+        trainer.epoch = -1  # what the method did at the start of the epoch was undone, too
         trainer.prepare(trainer.step)
     (torch.cuda.set_rng_state if cuda else torch.set_rng_state)(rng_state)
 

@@ -4,11 +4,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from longtail.losses.bcl import bcl_loss
     from longtail.losses.chunked import chunk_for, chunked_terms
     from longtail.losses.contrast_set import AnchorTerms, ContrastSet
     from longtail.losses.contrast_set import ContrastSet as Samples
     from longtail.losses.contrastive import supcon_loss
     from longtail.losses.paco import LossParams, paco_loss, paco_objective, paco_terms
+    from longtail.losses.proco import proco_logits, proco_loss
     from longtail.losses.softmax import (
         balanced_softmax_loss,
         class_balanced_focal_loss,
@@ -27,6 +29,7 @@ _HOME = {
     "ContrastSet": "contrast_set",
     "LossParams": "paco",
     "balanced_softmax_loss": "softmax",
+    "bcl_loss": "bcl",
     "chunk_for": "chunked",
     "chunked_terms": "chunked",
     "class_balanced_focal_loss": "softmax",
@@ -40,6 +43,8 @@ _HOME = {
     "paco_loss": "paco",
     "paco_objective": "paco",
     "paco_terms": "paco",
+    "proco_logits": "proco",
+    "proco_loss": "proco",
     "softmax_objective": "softmax",
     "supcon_loss": "contrastive",
 }
@@ -51,6 +56,7 @@ __all__ = [
     "LossParams",
     "Samples",
     "balanced_softmax_loss",
+    "bcl_loss",
     "chunk_for",
     "chunked_terms",
     "class_balanced_focal_loss",
@@ -64,6 +70,8 @@ __all__ = [
     "paco_loss",
     "paco_objective",
     "paco_terms",
+    "proco_logits",
+    "proco_loss",
     "softmax_objective",
     "supcon_loss",
 ]

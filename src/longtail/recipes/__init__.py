@@ -228,9 +228,10 @@ def _with_author_settings(config: Config, authors: AuthorSettings) -> Config:
         epochs = round(authors.steps / steps_per_epoch)
         optim = replace(optim, warmup_epochs=round(epochs * authors.warmup_steps / authors.steps, 1))
     view = authors.view
+    key_view = authors.key_view or (view if view == PAD_CROP else config.views.key)
     return replace(
         config,
-        views=replace(config.views, query=view, key=view if view == PAD_CROP else config.views.key),
+        views=replace(config.views, query=view, key=key_view),
         optim=optim,
         train=replace(config.train, epochs=epochs, batch_size=authors.batch_size),
     )

@@ -4,7 +4,7 @@ Published values are top-1 percentages on CIFAR-100-LT by imbalance factor, from
 source. Our own measurements are in results/.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from longtail import config as cfg
@@ -14,6 +14,7 @@ from longtail.errors import UserError, unknown_name
 AUTO_CUTOUT = ViewConfig(crop="pad", policy="auto", cutout=16)
 SIM_AUGMENT = ViewConfig(crop="resized", crop_scale=(0.2, 1.0), policy="sim")
 PAD_CROP = ViewConfig(crop="pad")
+SMALL_SIM_CROPS = replace(SIM_AUGMENT, crop_scale=(0.08, 1.0))
 
 # Released PaCo on CIFAR-LT: decay at epochs 321 and 361 of 400, and a warm-up that overshoots by one epoch.
 PACO_SGD = OptimConfig(
@@ -46,6 +47,8 @@ class AuthorSettings:
     warmup_steps: int = 0
     """Length of the warm-up, if the length of the training is given in steps."""
     view: ViewConfig = PAD_CROP
+    key_view: ViewConfig | None = None
+    """The key view; None for that of the recipe."""
     values: dict[str, Any] = field(default_factory=dict)
     """Settings of the method that differ from those of the `equal` setting."""
 
@@ -100,6 +103,8 @@ def _bag_of_tricks(**values: Any) -> AuthorSettings:
     return AuthorSettings(_bbn_steps(160, 180, nesterov=True), values=values)
 
 
+# The values that BCL and ProCo have in common, in place of those that recipes choose for PaCo.
+THREE_VIEWS = {"tau": 0.1, "projection_dim": 128, "projection_hidden": 512}
 RETRAINING = {"linear_epochs": 30, "linear_lr": 0.1, "linear_milestones": (1 / 3, 2 / 3)}
 
 METHODS: dict[str, MethodPreset] = {
@@ -181,6 +186,27 @@ METHODS: dict[str, MethodPreset] = {
     "paco": MethodPreset(cfg.PaCoSettings, published={100: 52.0, 50: 56.0, 10: 64.2}),
     "paco-no-rebalance": MethodPreset(cfg.PaCoSettings, {"rebalance": False}),
     "gpaco": MethodPreset(cfg.GPaCoSettings),
+    # No code for CIFAR was released. The schedule is the default of the code for ImageNet-LT; the other values are those of
+    # ConCutMix, whose code for CIFAR is based on BCL. Published for 200 epochs; the paper also has 53.9 for 400.
+    "bcl": MethodPreset(
+        cfg.BCLSettings,
+        THREE_VIEWS,
+        by_imbalance={factor: {"softmax_weight": 2.0, "weight": 0.6} for factor in (100, 50, 10)},
+        authors=AuthorSettings(
+            _steps(lr=0.15, gamma=0.1, weight_decay=5e-4),
+            batch_size=256,
+            view=AUTO_CUTOUT,
+            key_view=SMALL_SIM_CROPS,
+        ),
+        published={100: 51.9, 50: 56.6, 10: 64.9},
+    ),
+    # Published for 200 epochs; the authors also have 54.2 for 400.
+    "proco": MethodPreset(
+        cfg.ProCoSettings,
+        THREE_VIEWS,
+        authors=AuthorSettings(_steps(lr=0.3, gamma=0.1), batch_size=256, view=AUTO_CUTOUT, key_view=SMALL_SIM_CROPS),
+        published={100: 52.8, 50: 57.1, 10: 65.5},
+    ),
 }
 
 

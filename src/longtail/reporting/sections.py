@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from longtail.config import Contrast, ViewConfig
+from longtail.config import ProjectionSettings, ThreeViewSettings, ViewConfig
 from longtail.metrics import COST_METRICS, METRICS, REPORT_METRICS, SHOT_GROUPS, mean_std
 from longtail.reporting import run_artifacts
 from longtail.reporting.class_accuracy import NO_COUNTS, shade_by_rank
@@ -202,7 +202,8 @@ def _settings_cells(run: FinishedRun) -> Iterator[str]:
         settings["alpha"] = f"auto ({chosen['alpha']:.3g})"
     yield ", ".join(f"{key} {_format_setting(value)}" for key, value in settings.items()) or "–"
     query, key = (_format_view(view) for view in (config.views.query, config.views.key))
-    yield f"{query}; second view: {key}" if isinstance(config.method, Contrast) and key != query else query
+    others = "second and third view" if isinstance(config.method, ThreeViewSettings) else "second view"
+    yield f"{query}; {others}: {key}" if isinstance(config.method, ProjectionSettings) and key != query else query
     optim = config.optim
     name = optim.name.upper()
     text = f"{name}, learning rate {optim.lr:g}, {optim.schedule}, weight decay {optim.weight_decay:g}"

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from longtail.config import Contrast, differences
+from longtail.config import ContrastSettings, ThreeViewSettings, differences
 from longtail.metrics import SHOT_GROUPS
 from longtail.reporting import run_artifacts
 from longtail.reporting.dataset_results import DatasetResults, group_by_dataset
@@ -253,13 +253,17 @@ def budget_caveat(rows: Sequence[ResultRow]) -> Caveat:
         return Caveat("training", False, f"The methods were trained with different settings: {', '.join(fields)}.")
     epochs = format_count(rows[0].runs[0].config.train.epochs, "epoch")
     text = f"All methods were trained for {epochs} with the same images, augmentation, network and optimizer."
-    return Caveat("training", True, text + _two_view_note(rows))
+    return Caveat("training", True, text + _view_notes(rows))
 
 
-def _two_view_note(rows: Sequence[ResultRow]) -> str:
-    """Return a sentence on the contrastive methods, which use two views of each image per step."""
-    two = [row.label for row in rows if isinstance(row.runs[0].config.method, Contrast)]
-    return f" {' and '.join(two)} used two views of each image per step." if 0 < len(two) < len(rows) else ""
+def _view_notes(rows: Sequence[ResultRow]) -> str:
+    """Return sentences on the contrastive methods, which use two or three views of each image per step."""
+    text = ""
+    for views, kind in (("two", ContrastSettings), ("three", ThreeViewSettings)):
+        labels = [row.label for row in rows if isinstance(row.runs[0].config.method, kind)]
+        if 0 < len(labels) < len(rows):
+            text += f" {' and '.join(labels)} used {views} views of each image per step."
+    return text
 
 
 def second_stage_caveats(rows: Sequence[ResultRow]) -> Iterator[Caveat]:
