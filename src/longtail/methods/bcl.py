@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from longtail.losses.bcl import bcl_loss
-from longtail.methods.contrast import LabeledSamples, ThreeViewContrast, gather_contrast_set
+from longtail.methods.contrast import LabeledSamples, gather_contrast_set
+from longtail.methods.three_views import ThreeViewContrast
 from longtail.models.heads import Classifier, CosineHead
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from longtail.distributed import all_gather
 from longtail.losses.proco import proco_loss
-from longtail.methods.contrast import ThreeViewContrast
+from longtail.methods.three_views import ThreeViewContrast
 from longtail.models.heads import Classifier
 
 if TYPE_CHECKING:
