@@ -61,7 +61,7 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):
 
     method: ClassVar[str]
     settings: ClassVar[dict[str, str]] = {}
-    """The name of the method's setting for each parameter that is one."""
+    """Maps names of constructor parameters to names of the method's settings."""
 
     def __init__(
         self,
@@ -88,7 +88,8 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):
         """Train on features.
 
         Args:
-            X: The features (n_samples, n_features). Training uses the precision of float32 features, and otherwise float64.
+            X: The features (n_samples, n_features). float32 features are trained in float32, all
+                others in float64.
             y: The labels.
             views: The features of augmented versions of the same samples, (n_samples, n_views, n_features).
         """
@@ -208,7 +209,8 @@ class WeightedClassifier(FeatureClassifier):
         """Train on features.
 
         Args:
-            X: The features (n_samples, n_features). Training uses the precision of float32 features, and otherwise float64.
+            X: The features (n_samples, n_features). float32 features are trained in float32, all
+                others in float64.
             y: The labels.
             sample_weight: The weights of the samples in the loss and in the class frequencies; None for equal weights.
             views: The features of augmented versions of the same samples, (n_samples, n_views, n_features).
@@ -254,7 +256,7 @@ class LogitAdjustedClassifier(WeightedClassifier):
 
     Args:
         strength: The factor of the log class frequencies; 1 is Balanced Softmax if it is used in the loss.
-        post_hoc: Whether the classifier is trained by cross-entropy and adjusted afterwards.
+        post_hoc: Whether the classifier is trained by cross-entropy and adjusted afterward.
     """
 
     method = "logit-adjustment"

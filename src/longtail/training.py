@@ -54,7 +54,7 @@ class RecipeChoice(NamedTuple):
 
 
 def accept_config(function: Callable[..., list[Path]]) -> Callable[..., list[Path]]:
-    """Return a function that also accepts the arguments of version 0.2, `train(config, out, resume, data)`."""
+    """Return a function that also accepts the arguments of version 0.1, `train(config, out, resume, data)`."""
 
     def call_with_config(
         config: Any, out: Any = None, resume: bool = False, data: Any = None, **settings: Any

@@ -1,6 +1,6 @@
 """The rules of automatic choices, in the order in which they depend on each other.
 
-Method, network, views, batch size and length, contrast, learning rates, validation split.
+Network, method, views, batch size and length, contrast, learning rates, validation split.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -579,7 +579,7 @@ def choose_optimizer(facts: Facts, network: Network, method: str, choices: Confi
     if network.is_cached:
         lr, weight_decay = find_head_settings(method)[0]
         choices.set("optim.name", "sgd")
-        choices.choose("optim.lr", lr, "for a head on scaled features; cross-validation compares several settings")
+        choices.choose("optim.lr", lr, "usual for this method with a head on cached features")
         choices.choose("optim.weight_decay", weight_decay, "strong, because few images have many features")
         return
     is_modern = network.is_modern

@@ -44,7 +44,7 @@ COMMANDS: dict[str, tuple[type, Callable[[list[str]], int | None]]] = {
     "docs": (docs.Docs, docs.run_docs),
 }
 """The dataclass of the arguments of each command, and the function that runs it and may return an exit code."""
-SUBCOMMANDS = {"data": data.DATA_COMMANDS}
+SUBCOMMANDS = {"data": data.DATA_COMMANDS, "cache": cache.CACHE_COMMANDS}
 """The same for commands that have subcommands."""
 COMMAND_GROUPS = {
     "Commands": ("train", "compare", "predict", "export", "distill", "report", "data", "demo", "cache"),

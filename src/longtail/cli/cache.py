@@ -4,8 +4,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from longtail.cli.help import make_help
 from longtail.cli.parse import parse_arguments
-from longtail.errors import UserError, unknown_name
+from longtail.errors import UserError
 from longtail.feature_cache import FeatureCache
 from longtail.text import escape_nonprintable, pluralize
 
@@ -22,24 +23,17 @@ class Clear:
 
 @dataclass(frozen=True, kw_only=True)
 class Cache:
-    """Show or clear the stored features of frozen backbones: cache info, cache clear."""
+    """Show or clear the stored features of frozen backbones."""
 
 
 def run_cache(args: list[str]) -> None:
-    """Run `longtail cache`."""
-    if not args or args[0] in ("-h", "--help"):
-        print("longtail cache info     show the location, the number and size of the files, the limit and the last use")
-        print("longtail cache clear    remove all files of the cache")
-        return
-    if args[0] not in CACHE_COMMANDS:
-        raise unknown_name("command", f"cache {args[0]}", [f"cache {command}" for command in CACHE_COMMANDS])
-    arguments, run = CACHE_COMMANDS[args[0]]
-    parse_arguments(arguments, f"cache {args[0]}", args[1:])
-    run()
+    """Run `longtail cache` without a subcommand: print its help."""
+    print(make_help("cache", Cache, args, {name: kind for name, (kind, _) in CACHE_COMMANDS.items()}))
 
 
-def print_info() -> None:
-    """Print location, number of files, size, limit and last use of the cache."""
+def print_info(args: list[str]) -> None:
+    """Run `longtail cache info`: print location, number of files, size, limit and last use of the cache."""
+    parse_arguments(Info, "cache info", args)
     cache = FeatureCache()
     stored = cache.list_files()
     print(f"location:  {escape_nonprintable(cache.folder)}")
@@ -57,8 +51,9 @@ def format_time(seconds: float) -> str:
         return "unknown"
 
 
-def clear() -> None:
-    """Remove the files of the cache and print how much space was freed."""
+def clear(args: list[str]) -> None:
+    """Run `longtail cache clear`: remove the files of the cache and print how much space was freed."""
+    parse_arguments(Clear, "cache clear", args)
     cache = FeatureCache()
     before = len(cache.list_files())
     freed = cache.clear()
@@ -79,4 +74,7 @@ def format_size(size: float) -> str:
     return f"{size:,.1f} GiB"
 
 
-CACHE_COMMANDS: dict[str, tuple[type, Callable[[], None]]] = {"info": (Info, print_info), "clear": (Clear, clear)}
+CACHE_COMMANDS: dict[str, tuple[type, Callable[[list[str]], int | None]]] = {
+    "info": (Info, print_info),
+    "clear": (Clear, clear),
+}

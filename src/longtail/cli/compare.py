@@ -88,7 +88,7 @@ def run_compare(args: list[str]) -> None:
     print(f"full report: {out}/report.html")
     best = rows[-1]
     run = shlex.quote(str(best.runs[0].folder.parent))
-    print(f"next, with the best method ({best.label}) or another: longtail predict {run} IMAGES, longtail export {run}")
+    print(f"next: longtail predict {run} IMAGES, or longtail export {run} (best method: {best.label})")
 
 
 def resolve_comparison(args: list[str]) -> Comparison:

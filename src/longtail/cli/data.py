@@ -178,7 +178,7 @@ def describe_next_steps(name: str, args: list[str], given: Inspect, skip_unreada
         *choose(name, inspect_data(given.data)).describe(width=terminal_width()),
         "next:",
         f"  longtail train {images}      train with these settings",
-        f"  longtail compare {images}    compare cross-entropy, Balanced Softmax and PaCo, with three seeds each",
+        f"  longtail compare {images}    compare several methods, with three seeds each",
     ]
 
 

@@ -22,7 +22,9 @@ OPTIONS_SHOWN = 10
 MAIN_OPTIONS = ("method", "methods", *SHORT_NAMES, "out", "resume")  # shown before the other options of a command
 
 EXAMPLES = {
-    "cache": "longtail cache",
+    "cache": "longtail cache info",
+    "cache clear": "longtail cache clear",
+    "cache info": "longtail cache info",
     "compare": "longtail compare photos/ --methods ce paco --epochs 20",
     "data": "longtail data inspect photos/",
     "data inspect": "longtail data inspect photos/ --json problems.json",
@@ -190,7 +192,9 @@ def format_name(flag: Flag) -> str:
     """Return a flag with a word for its value, such as "--lr NUMBER"; a positional argument has its name only."""
     if flag.is_positional or flag.values == "switch":
         return flag.name
-    words = re.sub(r"\b(integer|number|text|path)\b", lambda word: word[0].upper(), flag.values)
+    words = flag.values
+    if " · " not in words:  # types and not choices, one of which may be called "text"
+        words = re.sub(r"\b(integer|number|text|path)\b", lambda word: word[0].upper(), words)
     return f"{flag.name} {flag.metavar or words.replace(' · ', '|').replace(' or ', '|').replace('…', '...')}"
 
 

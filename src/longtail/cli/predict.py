@@ -40,10 +40,11 @@ class Predict:
     csv: Path | None = None
     """Write a CSV file with the columns path, class_1, probability_1, …; - is standard output."""
     json: Path | None = None
-    """Write one line of JSON per image to this file; - is standard output, and so is --json as the last argument."""
+    """Write one line of JSON per image to this file. Use - for standard output; --json without a value, as the last argument,
+    does the same."""
     prior: str | None = None
-    """Class frequencies in use: uniform, train (as in the training images), or a CSV or JSON file of class names and weights
-    (default: those that the method assumes)."""
+    """Class frequencies to assume for the images: uniform, train (as in the training images), or a CSV or JSON file of class
+    names and weights (default: those that the method assumes)."""
     on_error: Literal["stop", "skip"] = "stop"
     """If an image cannot be read: stop with an error, or continue and list it."""
     tta: Literal["none", "flip"] = "none"
@@ -65,13 +66,13 @@ class Export:
     """onnx: for ONNX Runtime and others; torch: .pt2 of torch.export; safetensors: weights for longtail.load; hub: a folder
     with weights and model card in the layout of the Hugging Face hub, for timm or longtail.load."""
     out: Annotated[Path | None, arg(aliases=["-o"])] = None
-    """Output file (default: export/model.onnx, .pt2 or .safetensors in the run folder, such as RUN/seed0). The model card is
-    written to FILE.md. With hub: output folder (default: export/hub)."""
+    """Output file (default: RUN/seedN/export/model.onnx, model.pt2 or model.safetensors). The model card is written to FILE.md.
+    With hub: output folder (default: RUN/seedN/export/hub)."""
     repo: str | None = None
     """hub: upload the folder to this repository, USER/NAME. Needs a token (`hf auth login`, or HF_TOKEN). A new repository is
     private."""
     prior: str | None = None
-    """Class frequencies in use, as in `longtail predict`."""
+    """Class frequencies to assume; see `longtail predict`."""
 
 
 # predict

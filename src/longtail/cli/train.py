@@ -2,7 +2,7 @@
 
 The command line of `train` is parsed once. Which flags exist and what their defaults are depends on the recipe, so the few
 flags that select a recipe are scanned before (`scan_recipe`). Automatic choices depend on the flags that are given; they are
-made afterwards, and the given values are applied on top of them.
+made afterward, and the given values are applied on top of them.
 """
 
 import shlex

@@ -132,7 +132,7 @@ class LogitAdjustmentSettings(ChunkedSettings):
     """Factor of log q(y), where q(y) is the class frequency; 1 is equivalent to Balanced Softmax if used in the
     loss."""
     post_hoc: bool = False
-    """Train with cross-entropy and subtract strength · log q(y) from the logits afterwards, instead of adding it in the
+    """Train with cross-entropy and subtract strength · log q(y) from the logits afterward, instead of adding it in the
     loss."""
 
     @property

@@ -165,14 +165,14 @@ class ModelConfig(Section):
     bias: bool = True
     """Use a bias in the classifier, as released PaCo does; the centers of the paper's text have none."""
     trainable: Literal["all", "last-block", "lora", "adapter", "head"] = "all"
-    """Which parts of a pretrained network are trained. `last-block`: the last block; of a ResNet the convolutions before it
-    are frozen but not the batch norms, as in released PaCo on Places-LT, of other networks all before it, including
-    batch-norm statistics. `lora`: low-rank updates of linear layers and 1x1 convolutions (needs `pip install peft`);
-    `adapter`: AdaptFormer, a small module beside the MLP of each transformer block; `head`: the head only. These three
-    freeze the backbone, including batch-norm statistics."""
+    """Which part of a pretrained network is trained. `last-block`: the last block and what follows it; everything before it is
+    frozen, including batch-norm statistics. In a ResNet all batch norms are trained, as in released PaCo on Places-LT.
+    `lora`: low-rank updates of linear layers and 1x1 convolutions (needs `pip install peft`); `adapter`: AdaptFormer, a small
+    module beside the MLP of each transformer block; `head`: the head only. `lora`, `adapter` and `head` freeze the backbone,
+    including batch-norm statistics."""
     rank: Annotated[int, interval(0, 1024)] = 0
-    """`lora`: rank of the updates; `adapter`: width of the modules. 0: 8 for `lora`; for `adapter` the largest power of 2
-    with which all modules together have at most as many weights as the classifier."""
+    """`lora`: rank of the updates; `adapter`: width of the modules. 0: automatic (`lora`: 8; `adapter`: the largest
+    power of 2 for which all adapters together have no more weights than the classifier)."""
     head_init: Literal["random", "means", "logistic", "text"] = "random"
     """Initial weights of a linear or cosine classifier. `means`: the class means of the features of the training images;
     `logistic`: a logistic regression on these features with balanced classes; `text`: the text embeddings of "a photo of a

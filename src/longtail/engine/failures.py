@@ -29,7 +29,7 @@ def describe_non_finite(trainer: Trainer, error: NonFiniteError) -> str:
     what = f"step {error.step}: {' and '.join(error.terms)} became infinite or NaN ({checkpoint})"
     others = [str(seed) for seed in trainer.config.train.seeds if seed != trainer.seed]
     rest = f"; continue the other seeds with --train.seeds {' '.join(others)} --resume" if others else ""
-    return f"{trainer.folder}: {what}: {advice}, with another --out{rest}"
+    return f"{trainer.folder}: {what}: train again in another --out; {advice}{rest}"
 
 
 def explain_input_error(error: UnreadableImageError | ValueError, folders: Iterable[Path]) -> RunError | None:

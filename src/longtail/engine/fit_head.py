@@ -172,7 +172,9 @@ def count_epochs(method: Method) -> int:
 def check_can_weight_images(method: Method) -> None:
     """Raise a UserError if the images of a method cannot have weights."""
     if not method.can_weight_images or any(stage.mixup for stage in method.stages):
-        raise UserError(f"{type(method).__name__} has no weights of images: train without them", kind="unsupported")
+        raise UserError(
+            f"{type(method).__name__} does not support weights of images: train without weights", kind="unsupported"
+        )
 
 
 @torch.no_grad()

@@ -282,16 +282,19 @@ def check_config(config: Config) -> None:
     """Raise a UserError if a configuration cannot be trained on stored features."""
     if config.model.trainable != "head":
         raise UserError(
-            f"--data.cached_views {config.data.cached_views} needs --model.trainable head, or set it to 0",
+            f"--data.cached_views {config.data.cached_views} requires a frozen backbone: add --model.trainable head, or use "
+            "--data.cached_views 0",
             kind="conflict",
         )
     if is_distributed():
         raise UserError(
-            "--data.cached_views needs a single process: start without torchrun, or set it to 0", kind="conflict"
+            "--data.cached_views requires a single process: start without torchrun, or use --data.cached_views 0",
+            kind="conflict",
         )
     if config.log.gradients:
         raise UserError(
-            "--log.gradients is not available with --data.cached_views: set one of them to 0", kind="conflict"
+            "--log.gradients is not available with --data.cached_views: use --log.no_gradients, or --data.cached_views 0",
+            kind="conflict",
         )
     check_supports_features(methods.find_method(config.method))
 
@@ -337,7 +340,8 @@ def describe_selection(selection: Selection) -> list[str]:
         lines.append(f"  {title:45} {result.accuracy:5.1f} ± {result.standard_error:.1f}  {groups}{mark}")
     if selection.single_image_classes:
         lines.append(
-            f"  classes with one image: {selection.single_image_classes}; they are trained, but not part of these accuracies"
+            f"  {pluralize(selection.single_image_classes, 'class')} with a single image: used for training, not included in "
+            "these accuracies"
         )
     return [
         f"balanced accuracy in {selection.folds}-fold cross-validation of the training images (± standard error):",

@@ -50,14 +50,14 @@ def fit(trainers: Sequence[Trainer], logs: Sequence[Log], stop: StopSignals) -> 
                 for trainer in trainers:
                     trainer.count_step()
                 if (step + 1) % steps_per_epoch == 0:
-                    end_epoch(trainers, logs)  # log, validate, save a checkpoint
+                    end_epoch(trainers, logs)  # log; validate and save if due, always at the end of a stage
                 else:
                     for_each_trainer(trainers, logs, show_progress)
                 stop_if_requested(trainers, logs, stop)
 
 
 def train_step(trainer: Trainer) -> None:
-    """Do the device's part of a step, which never waits for the host: loss, gradients, optimizer, key encoder, queue.
+    """Do the device's part of a step, which never waits for the host: loss, gradients, queue, optimizer, key encoder.
 
     Processes exchange gradients after the backward pass. Batch norm, the contrast set and the queue exchange samples.
     """
@@ -108,8 +108,8 @@ def stop_if_requested(trainers: Sequence[Trainer], logs: Sequence[Log], stop: St
         return
     if trainers[0].step:
         for_each_trainer(trainers, logs, lambda trainer, _: trainer.save())
-    where = f"step {trainers[0].steps_done()} and saved in {', '.join(str(trainer.folder) for trainer in trainers)}"
-    raise Interrupted(f"stopped at {where}; continue with --resume", signum)
+    saved = f" and saved in {', '.join(str(trainer.folder) for trainer in trainers)}" if trainers[0].step else ""
+    raise Interrupted(f"stopped at step {trainers[0].steps_done()}{saved}; continue with --resume", signum)
 
 
 def for_each_trainer(trainers: Sequence[Trainer], logs: Sequence[Log], work: Callable[[Trainer, Log], None]) -> None:

@@ -58,7 +58,7 @@ class Meter:
         """Return the mean of each term over all processes.
 
         Raises:
-            NonFinite: A term was not finite at any step in any process, so that the weights are unusable from then on.
+            NonFiniteError: A term was not finite at any step in any process, so that the weights are unusable from then on.
         """
         steps = all_min(self.first_bad).tolist()
         bad = {n: s for n, s in zip(self.names, steps, strict=True) if s != NEVER}

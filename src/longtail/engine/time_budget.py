@@ -1,4 +1,4 @@
-"""Estimates of the training time, from two timed steps after a warm-up, and settings that fit into a time limit.
+"""Estimates of the training time, from short timed runs after a warm-up, and settings that fit into a time limit.
 
 Nothing that is timed here is used for training, and the global random state is restored, so results do not change.
 
@@ -439,17 +439,18 @@ def report_limit(limit: float, changed: dict[str, tuple[int, int]], before: floa
     """
     if not is_main_process():
         return
-    reduced = [f"{name} {old} to {new}" for name, (old, new) in changed.items() if old != new]
+    reduced = [f"{name} from {old} to {new}" for name, (old, new) in changed.items() if old != new]
     allowed = describe_duration(limit)
     if reduced:
         log_info(
-            f"time limit {allowed}, default settings about {describe_duration(before)}: reduced {', '.join(reduced)}"
+            f"the default settings take about {describe_duration(before)}, and the time limit is {allowed}: reduced "
+            f"{', '.join(reduced)}"
         )
     elif too_long is None:
         log_info(f"time limit {allowed}: the default settings fit")
     if too_long is not None:
         log_warning(
-            f"--time-limit {allowed} is too short: the smallest settings, which are used, take about "
+            f"--time-limit {allowed} is too short: even the smallest settings, which are used, take about "
             f"{describe_duration(too_long)}"
         )
 

@@ -83,7 +83,8 @@ def describe_io(about: dict[str, Any], for_timm: bool) -> list[str]:
 def describe_probabilities(model: Model, about: dict[str, Any]) -> list[str]:
     found = UNCALIBRATED
     if model.temperature is not None:
-        found = f"temperature {model.temperature:.4g}, determined on validation images with equal weight for each class"
+        fitted = "fitted on predictions for held-out images, with equal weight for each class"
+        found = f"temperature {model.temperature:.4g}, {fitted}"
     adjustment = f"adjusted to: {escape_markdown(model.prior.name)}" if model.prior else "not adjusted"
     frequencies = f"the logits imply {about['logits_stand_for']}; probabilities are {adjustment}"
     return [found, frequencies]

@@ -205,7 +205,7 @@ def upload(folder: Path, repo: str) -> str:
         raise UserError(f"--repo {repo}: use the form USER/NAME", kind="invalid-value") from error
     except Exception as error:  # many types, depending on the HTTP client
         raise RunError(
-            f"{folder} was written but not uploaded ({error_text(error).splitlines()[0]}): check the network and the token, "
-            "and repeat the command",
+            f"{folder} was written but not uploaded ({error_text(error).splitlines()[0]}): check the internet "
+            "connection and the token, then run the command again",
             kind="upload-failed",
         ) from error

@@ -151,7 +151,8 @@ class Model:
     """Number of training images of each class, if known."""
     device: torch.device
     temperature: float | None = None
-    """Calibration temperature, by which logits are divided; None if the run had no validation images to find it."""
+    """Calibration temperature, by which logits are divided; None if the run had neither a
+    validation split nor cross-validation."""
     prior: Prior | None = None
     """Expected class frequencies; None stands for `implied_prior`."""
     origin: Path | None = None
@@ -265,7 +266,7 @@ class Model:
     def notes(self) -> list[str]:
         """Return sentences about the meaning of the probabilities, for users."""
         calibration = (
-            f"temperature {self.temperature:.3g}, found on validation images" if self.temperature else UNCALIBRATED
+            f"temperature {self.temperature:.3g}, fitted on held-out predictions" if self.temperature else UNCALIBRATED
         )
         averaged = [f"{1 + len(self.others)} networks"] if self.others else []
         averaged += ["each image and its mirror image"] if self.tta == "flip" else []

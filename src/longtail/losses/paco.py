@@ -11,15 +11,16 @@ and with P(i), the samples of A(i) that share the anchor's class,
     L_i = - [ log psi(c_y) / Z_i  +  alpha · sum_{z+ in P(i)} log psi(z+) / Z_i ]  /  (1 + alpha |P(i)|),
     Z_i = sum of psi over A(i) and C.
 
-The factor q(k) is the rebalancing of the centers (`log_prior_C`): a frequent class takes a larger share of Z_i, which the
-logits then need not learn, so that they are free of class frequencies at test time.
+The factor q(k) is the rebalancing of the centers (`log_prior_C`): in training, a frequent class gets a larger share of Z_i. The
+logits therefore do not learn class frequencies, and are used without a prior at test time.
 
 L_i is a cross-entropy over all partners k of the anchor, both centers and samples,
 
     L_i = - sum_k w_k log p_k,    p_k = psi_k / Z_i,    w_k = (c_y: 1, z+: alpha, others: 0) / (1 + alpha |P(i)|),
 
 and as the w_k sum to one, its gradient with respect to log psi_k is p_k - w_k. With label smoothing (GPaCo) the weight 1 of
-the centers is split: the part `smoothing` is shared equally by all centers, and c_y gets the rest.
+the centers is split: the part `smoothing` is shared equally by the centers of all classes with training images, and c_y
+gets the rest in addition.
 
 Methods call `paco_objective`. It computes all pairs at once (`paco_terms`), or in chunks if there are very many classes
 (`chunked.py`).
@@ -101,8 +102,8 @@ def paco_terms(
 ) -> tuple[Tensor, Tensor]:
     """Return L_i and P_sup of each anchor.
 
-    P_sup is the share of the centers in Z_i; at the optimum it is 1 / (1 + alpha·|P(i)|). It has no gradient, and L_i has
-    one of first order only.
+    P_sup is the share of the centers in Z_i; at the optimum it is 1 / (1 + alpha·|P(i)|). P_sup has no gradient.
+    L_i can be differentiated only once.
 
     Args:
         center_BC: The products c·F(x) of anchors and centers.

@@ -31,7 +31,7 @@ class MomentumContrast(Method):
 
     two_views = True
     compiled_functions = ("loss_from_features", "loss_from_projections")
-    config: cfg.MomentumContrast
+    config: cfg.MomentumContrastSettings
 
     def __init__(self, net: Any, counts_C: Tensor, config: cfg.Config) -> None:
         super().__init__(net, counts_C, config)
@@ -82,7 +82,7 @@ class MomentumContrast(Method):
 class PaCo(MomentumContrast, settings="paco"):
     """Parametric contrastive learning (Cui et al., 2021): Eq. 8, or Eq. 4 without `rebalance`."""
 
-    config: cfg.PaCo
+    config: cfg.PaCoSettings
 
     def __init__(self, net: Any, counts_C: Tensor, config: cfg.Config) -> None:
         super().__init__(net, counts_C, config)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class ClassMeans(nn.Module):
     """The mean of the features of each class since the start of the previous epoch, over all processes.
 
-    There are two estimators. Both take in every feature. At the start of an epoch the newer one, which has the features of the
-    last epoch, takes the place of the older one and is then emptied. All state is in buffers, so that a checkpoint contains it.
+    Two sums are kept: one since the start of the previous epoch, and one since the start of the present epoch. At the start of
+    an epoch the second replaces the first and is reset. All state is in buffers, so that a checkpoint contains it.
     """
 
     sum_CD: Tensor

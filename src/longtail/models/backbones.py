@@ -417,7 +417,7 @@ def make_fast_forward(body: nn.Module, image_size: int, device: torch.device) ->
     """Return the fastest function that computes the same features as a network.
 
     Args:
-        body: The network. It is copied, and may be changed afterwards.
+        body: The network. It is copied, and may be changed afterward.
         image_size: Height and width of the images in pixels.
         device: The device of the images.
     """

@@ -75,7 +75,8 @@ MomentumNetwork = KeyEncoder  # the public name in longtail.nn
 
 
 class LabeledQueue(nn.Module):
-    """A ring buffer of the newest K keys with their labels. A slot that is not filled yet has the label EMPTY.
+    """A ring buffer of the newest K keys with their labels. A slot that is not filled yet has the
+    label `EMPTY_LABEL` (-1).
 
     The keys of a step enter after its backward pass, because the queue is among the samples of that step: the forward pass
     appends them to `waiting`, and `push_waiting` follows the backward pass.

@@ -68,7 +68,7 @@ def detail_sections(row: ResultRow) -> Iterable[Element]:
     yield subsection("Calibration and features", grid([calibration_figure(row), feature_map(mapped)]))
     yield subsection("Confusion matrix", matrix_section(row))
     yield subsection(f"Most frequent confusions (seed {first.seed})", *confusion_section(first))
-    yield subsection(f"Best and worst rare classes (seed {first.seed})", *rare_class_section(first))
+    yield subsection(f"Best and worst classes of the rarer half (seed {first.seed})", *rare_class_section(first))
 
 
 # Training curves
@@ -142,7 +142,7 @@ def calibration_figure(row: ResultRow) -> Element:
     plot.reference([(0, 0), (100, 100)], "perfect calibration")
     ece = f" Expected calibration error (ECE): {row.cell('ece')} points." if row.values("ece") else ""
     columns = {key: [getattr(b, key) for b in bins] for key in CalibrationBin._fields}
-    caption = f"Over-confident below the diagonal, under-confident above it.{ece}"
+    caption = f"Overconfident below the diagonal, underconfident above it.{ece}"
     return figure(plot, "calibration", columns, caption)
 
 
@@ -252,7 +252,10 @@ def rare_class_section(run: FinishedRun) -> list[Element]:
     listed = {entry["class"] for entry in best}
     # older versions listed some classes twice
     worst = [entry for entry in examples.get("worst_rare", []) if entry["class"] not in listed]
-    titles = {"Best of the rare classes (the rarer half)": best, "Worst of the rare classes": worst}
+    titles = {
+        "Highest accuracy among the rarer half of the classes": best,
+        "Lowest accuracy among the rarer half of the classes": worst,
+    }
     tables = [_rare_class_table(run, entries, title) for title, entries in titles.items() if entries]
     return tables if best else [el("p", "No image of the rarer half of the classes was classified correctly."), *tables]
 

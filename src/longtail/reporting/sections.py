@@ -250,7 +250,7 @@ def _check_parts(run: FinishedRun, label: str, splits: Sequence[ImageFeatures]) 
         "Searched: ",
         *join_items(searched),
         f", with the features and predictions of {label}, seed {run.seed}. Look at each image before you change anything: "
-        "many labels are correct and the network is wrong, the more so the lower its accuracy is "
+        "in many cases the network is wrong and the label is correct, more often if the accuracy is low "
         f"(here {run.metrics['top1']:.1f} %).",
         class_="small",
     )
@@ -279,9 +279,9 @@ def _label_table(run: FinishedRun, suspects: Sequence[Suspect], names: Sequence[
     ]
     caption = (
         f"Suspected label errors{_subset(suspects)}: another class is probable, and the most similar images belong to it. "
-        "Doubt: 100 % minus the probability of the label"
+        "Score: 100 % minus the predicted probability of the label"
     )
-    return table(["image", "label", "suggested label", "doubt", "split", "file"], body, caption)
+    return table(["image", "label", "suggested label", "score", "split", "file"], body, caption)
 
 
 def _duplicate_table(run: FinishedRun, suspects: Sequence[Suspect], names: Sequence[str]) -> Element:
@@ -304,7 +304,7 @@ def _duplicate_table(run: FinishedRun, suspects: Sequence[Suspect], names: Seque
         )
     caption = (
         f"Near-duplicates{_subset(suspects)}: their features are much more similar than those of typical neighbors. Copies in "
-        "both training and test images make the accuracy too high; copies with different labels have a wrong label"
+        "both training and test images make the accuracy too high; if two copies have different labels, at least one is wrong"
     )
     return table(["images", "label", "similarity", "split", "file", "split", "duplicate of"], body, caption)
 

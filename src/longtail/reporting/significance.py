@@ -180,7 +180,11 @@ class Support(NamedTuple):
     def __str__(self) -> str:
         if self.classes_T is None:
             return self.size
-        left_out = f", {self.num_untested:,} more without test images left out" if self.num_untested else ""
+        left_out = (
+            f"; {format_count(self.num_untested, 'class')} without test images not included"
+            if self.num_untested
+            else ""
+        )
         images = "" if self.num_images is None else f", {format_count(self.num_images, 'test image')}"
         return f"mean over {format_count(len(self.classes_T), 'class')}{images}{left_out}"
 
