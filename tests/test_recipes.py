@@ -140,3 +140,13 @@ def test_three_views_as_published(name, lr, decay, imbalance):
 
 def test_the_weights_of_bcl_on_other_data_are_those_for_imagenet():
     assert (recipes.digits_lt("bcl").method.softmax_weight, recipes.digits_lt("bcl").method.weight) == (1.0, 0.35)
+
+
+def test_ncl_as_in_its_code():
+    released = recipes.cifar100_lt("ncl", 100, "released")
+    assert (released.train.epochs, released.train.batch_size, released.optim.weight_decay) == (400, 64, 2e-4)
+    found = rates(released.optim, 400)
+    assert [found[epoch] for epoch in (5, 318, 319, 358, 359)] == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001])
+    assert (released.views.query.policy, released.views.query.cutout) == ("auto", 16)
+    assert released.method == recipes.cifar100_lt("ncl", 100, "equal").method
+    assert (released.method.networks, released.method.hard, released.method.weight) == (3, 30, 0.6)

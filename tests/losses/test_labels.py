@@ -15,6 +15,7 @@ from longtail.losses import (
     focal_loss,
     label_aware_smoothing_loss,
     ldam_loss,
+    ncl_loss,
     paco_loss,
     paco_terms,
     proco_loss,
@@ -24,7 +25,7 @@ from longtail.nn import PaCoLoss
 from tests.losses.test_losses import B, C, M, case
 
 WEIGHT = torch.linspace(0.5, 1.5, C)
-COMPILED = ["paco", "gpaco", "bcl", "proco", "class-balanced focal", "label-aware smoothing", "cross entropy"]
+COMPILED = ["paco", "gpaco", "ncl", "bcl", "class-balanced focal", "label-aware smoothing", "cross entropy"]
 IMPOSSIBLE = [-(2**40), -100, -C - 1, -C, -1, C, C + 1, C + M - 1, C + M, 100, 2**40]
 
 
@@ -52,6 +53,11 @@ def proco(y_B):
     return proco_loss(x, y_B, 0.5 * x[:C], WEIGHT.log())
 
 
+def ncl(y_B):
+    logits = torch.linspace(-1, 1, 2 * B * C).reshape(2, B, C)
+    return sum(ncl_loss(logits, y_B, WEIGHT.log(), hard=2))
+
+
 def on_logits(loss, *values):
     return lambda y_B: loss(torch.linspace(-1, 1, B * C).reshape(B, C), y_B, *values)
 
@@ -60,6 +66,7 @@ LOSSES = {
     "paco": paco(),
     "gpaco": paco(smoothing=0.2),
     "chunked": chunked,
+    "ncl": ncl,
     "bcl": bcl,
     "proco": proco,
     "cross entropy": on_logits(cross_entropy_loss),

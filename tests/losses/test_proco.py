@@ -186,3 +186,14 @@ def test_a_class_that_never_occurs_has_no_share():
     y_B = y_B % 4
     whole = proco_loss(z_BD, y_B, mean_CD, prior_C.log())
     torch.testing.assert_close(whole, proco_loss(z_BD, y_B, mean_CD[:4], prior_C[:4].log()))
+
+
+def test_compiled_it_is_one_graph():
+    z_BD, y_B, mean_CD = make_features(width=64)
+    compiled = torch.compile(proco_loss, dynamic=False, fullgraph=True, backend="aot_eager")
+    values = []
+    for loss in (compiled, proco_loss):
+        z = z_BD.clone().requires_grad_()
+        value = loss(z, y_B, mean_CD, LOG_PRIOR)
+        values.append((value, *torch.autograd.grad(value, z)))
+    torch.testing.assert_close(values[0], values[1], rtol=1e-9, atol=1e-12)

@@ -371,6 +371,26 @@ class RIDESettings(DeferredSettings):
         return self.router_epochs if self.experts > 1 else 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class NCLSettings(MethodConfig):
+    """Li et al., 2022: networks that are trained together and learn from each other; the first one is deployed."""
+
+    name: ClassVar[str] = "ncl"
+    title: ClassVar[str] = "NCL"
+
+    networks: Annotated[int, interval(2, 8, example="3")] = 3
+    """Number of networks. Each has a view of its own of every image, so that a step costs as many times more."""
+    hard: Annotated[int, ge(1, "30")] = 30
+    """Number of classes with the largest logits, including the class of the image, that the nested losses are limited
+    to."""
+    weight: Annotated[float, ge(0, "0.6")] = 0.6
+    """Weight of the divergences between the predictions of the networks."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.title}, one of {self.networks} networks"
+
+
 # Contrastive learning, with or without class centers
 
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from longtail.losses.contrast_set import AnchorTerms, ContrastSet
     from longtail.losses.contrast_set import ContrastSet as Samples
     from longtail.losses.contrastive import supcon_loss
+    from longtail.losses.ncl import ncl_loss
     from longtail.losses.paco import LossParams, paco_loss, paco_objective, paco_terms
     from longtail.losses.proco import proco_logits, proco_loss
     from longtail.losses.softmax import (
@@ -40,6 +41,7 @@ _HOME = {
     "label_aware_smoothing_loss": "softmax",
     "ldam_loss": "softmax",
     "ldam_margins": "softmax",
+    "ncl_loss": "ncl",
     "paco_loss": "paco",
     "paco_objective": "paco",
     "paco_terms": "paco",
@@ -67,6 +69,7 @@ __all__ = [
     "label_aware_smoothing_loss",
     "ldam_loss",
     "ldam_margins",
+    "ncl_loss",
     "paco_loss",
     "paco_objective",
     "paco_terms",

@@ -166,8 +166,8 @@ TABLES = {
         methods=with_main_methods(*(m for m, e in METHODS.items() if e.published), "ce"),
         imbalance=(100, 50, 10),
         note="Published results are in parentheses. They are from the PaCo paper, except for CB-Focal (a leaderboard; the best "
-        "of several class-balanced losses), cRT, LWS and tau-norm (the Bag of Tricks code), RIDE (its README), BCL and ProCo "
-        "(their authors, for 200 epochs).",
+        "of several class-balanced losses), cRT, LWS and tau-norm (the Bag of Tricks code), RIDE (its README), NCL (its "
+        "authors, one of three networks with self-supervision, 400 epochs), BCL and ProCo (their authors, 200 epochs).",
         shares=("cifar100-lt",),
     ),
     "methods": PaperTable(

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from longtail.config import ContrastSettings, ThreeViewSettings, differences
+from longtail.config import ContrastSettings, NCLSettings, ThreeViewSettings, differences
 from longtail.metrics import SHOT_GROUPS
 from longtail.reporting import run_artifacts
 from longtail.reporting.dataset_results import DatasetResults, group_by_dataset
@@ -257,12 +257,15 @@ def budget_caveat(rows: Sequence[ResultRow]) -> Caveat:
 
 
 def _view_notes(rows: Sequence[ResultRow]) -> str:
-    """Return sentences on the contrastive methods, which use two or three views of each image per step."""
+    """Return sentences on the methods that use several views of each image per step."""
     text = ""
     for views, kind in (("two", ContrastSettings), ("three", ThreeViewSettings)):
         labels = [row.label for row in rows if isinstance(row.runs[0].config.method, kind)]
         if 0 < len(labels) < len(rows):
             text += f" {' and '.join(labels)} used {views} views of each image per step."
+    several = [row.label for row in rows if isinstance(row.runs[0].config.method, NCLSettings)]
+    if several:
+        text += f" {' and '.join(several)}: each network had a view of its own, and one is evaluated."
     return text
 
 
