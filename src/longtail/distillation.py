@@ -5,6 +5,7 @@ both with the teachers.
 """
 
 import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -99,12 +100,13 @@ def distill(
 
 
 def read_teachers(paths: Sequence[Path | str] | Path | str) -> list[FinishedRun]:
-    """Return the finished runs at or below one or more paths."""
+    """Return the finished runs at or below one or more paths, in the order of the paths and without duplicates."""
     paths = [paths] if isinstance(paths, str | Path) else list(paths)
     files.check_working_directory(map(Path, paths))
     if not paths:
         raise UserError("at least one teacher is required: name a run folder, as in `longtail distill runs/large`")
-    return run_folder.read_finished(paths)
+    runs = [run for path in paths for run in run_folder.read_finished(path)]
+    return list({os.path.realpath(run.folder): run for run in reversed(runs)}.values())[::-1]
 
 
 def make_base(runs: Sequence[FinishedRun]) -> Config:

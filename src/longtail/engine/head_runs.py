@@ -143,7 +143,14 @@ class HeadTrainer:
         self.data, self.device, self.trunk, self.y_N = backbone.data, backbone.device, backbone.trunk, backbone.y_N
         self.selection: Selection | None = None
         self.features = backbone.compute_features(config.data.cached_views, is_verbose)
-        self.selection_seconds = 0.0
+        self.selection_seconds, self.teaching_seconds = 0.0, 0.0
+        self.teacher_VNC: Tensor | None = None
+        """The logits of the teachers of a distillation for the stored views."""
+        if isinstance(config.method, DistillationSettings):
+            start = time.perf_counter()
+            views = config.data.cached_views
+            self.teacher_VNC = stored_teacher_logits(config, self.data, self.device, views, is_verbose)
+            self.teaching_seconds = time.perf_counter() - start
 
     def select(self, candidates: Sequence[Config]) -> None:
         """Select a configuration by cross-validation, and show the results.
@@ -206,7 +213,7 @@ class HeadTrainer:
                 run.method = self.fit(seed, rows)
             cost = {
                 "seconds": time.perf_counter() - start,
-                "setup_seconds": self.backbone.seconds + self.selection_seconds,
+                "setup_seconds": self.backbone.seconds + self.selection_seconds + self.teaching_seconds,
                 "together": 1,
                 "peak_memory": peak_memory(self.device),
             }
@@ -223,18 +230,9 @@ class HeadTrainer:
         if self.data.val is not None and self.features.val_NF is not None:
             val = self.features.val_NF, torch.from_numpy(self.data.val.labels).to(self.device)
         x_VNF, classes = self.features.train_VNF, len(self.data.train.counts)
-        stored_VNC = self.teacher_logits
-        method = fit_head(x_VNF, self.y_N, self.config, classes, seed, val, rows.write, stored_VNC=stored_VNC)
+        method = fit_head(x_VNF, self.y_N, self.config, classes, seed, val, rows.write, stored_VNC=self.teacher_VNC)
         method.net.trunk = self.trunk
         return method
-
-    @functools.cached_property
-    def teacher_logits(self) -> Tensor | None:
-        """The logits of the teachers of a distillation for the stored views; None for other methods."""
-        if not isinstance(self.config.method, DistillationSettings):
-            return None
-        views = self.config.data.cached_views
-        return stored_teacher_logits(self.config, self.data, self.device, views, self.is_verbose)
 
     def evaluate(self, run: HeadRun, cost: dict[str, Any]) -> dict[str, Any]:
         """Write the files of a finished run, and return its metrics.
