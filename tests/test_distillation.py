@@ -25,6 +25,7 @@ from longtail.engine.train import train
 from longtail.losses.distillation import log_mean_softmax
 from longtail.views import Views
 from tests.conftest import tiny
+from tests.engine.test_host import check_steps
 from tests.engine.test_train import CPU, load_once, log_of, run_until, state_of
 from tests.raises import fails, raises
 
@@ -178,6 +179,13 @@ def test_resume_is_exact(settings, teachers, tmp_path):
     assert all(torch.equal(v, parts.average.averages[k]) for k, v in whole.average.averages.items())
     assert log_of(tmp_path / "whole") == log_of(tmp_path / "parts")
     assert {"distillation", "softmax", "accuracy"} <= log_of(tmp_path / "whole")[0].keys()
+
+
+@pytest.mark.parametrize("target", ["kd", "standardized", "dkd"])
+def test_a_step_does_not_wait_for_the_host(target, teachers, tmp_path):
+    """Otherwise it could not be captured on a GPU."""
+    settings = {"target": target, "views": 2, "mixture": "none" if target == "dkd" else "both"}
+    check_steps(student_config(teachers, method=settings, views={"normalize": "clip"}), tmp_path)
 
 
 def test_a_finished_distillation_is_resumed_and_others_are_refused(distilled, teachers, capsys):
