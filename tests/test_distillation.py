@@ -23,6 +23,8 @@ from longtail.engine.head_runs import HeadTrainer
 from longtail.engine.teachers import load_teachers, stored_teacher_logits
 from longtail.engine.train import train
 from longtail.losses.distillation import log_mean_softmax
+from longtail.reporting.result_rows import make_rows
+from longtail.reporting.summary import budget_caveat
 from longtail.views import Views
 from tests.conftest import tiny
 from tests.engine.test_host import check_steps
@@ -81,6 +83,11 @@ def test_report_and_table_have_teachers_students_and_students_alone(distilled):
     rows = rows if isinstance(rows, list) else rows["rows"]
     roles = sorted(row["method"].split(":")[0] for row in rows)
     assert roles == ["Student", "Student alone", "Teacher"] and all("resnet8_cifar" in row["method"] for row in rows)
+    student, alone = (make_rows(run_folder.read_finished(distilled / name)) for name in ("student", "alone"))
+    label = student[0].label
+    assert (
+        label in budget_caveat([*student, *alone]).text and label not in budget_caveat(alone).text
+    )  # the teachers' cost
     page = (distilled / "report.html").read_text()
     assert all(row["method"].split(",")[0] in page for row in rows)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from longtail.config import ContrastSettings, NCLSettings, ThreeViewSettings, differences
+from longtail.config import ContrastSettings, DistillationSettings, NCLSettings, ThreeViewSettings, differences
 from longtail.metrics import SHOT_GROUPS
 from longtail.reporting import run_artifacts
 from longtail.reporting.dataset_results import DatasetResults, group_by_dataset
@@ -266,6 +266,9 @@ def _view_notes(rows: Sequence[ResultRow]) -> str:
     several = [row.label for row in rows if isinstance(row.runs[0].config.method, NCLSettings)]
     if several:
         text += f" {' and '.join(several)}: each network had a view of its own, and one is evaluated."
+    taught = [row.label for row in rows if isinstance(row.runs[0].config.method, DistillationSettings)]
+    if taught:
+        text += f" {' and '.join(taught)}: taught by other networks, whose training is not counted."
     return text
 
 
