@@ -57,7 +57,10 @@ class Entry:
 
 ENTRIES = {
     DEFAULT: Entry("automatic settings"),
-    "version-0.1": Entry("settings of version 0.1 without a GPU", {"method": "paco", "data.cached_views": 0}),
+    "version-0.1": Entry(
+        "settings of version 0.1 without a GPU",
+        {"method": "paco", "data.cached_views": 0, "model": "tf_efficientnet_lite0"},
+    ),
     "regression-1": Entry("logistic regression, plain image", regression_views=1),
     "regression-5": Entry("logistic regression, all views", regression_views=5),
     "ncm": Entry("nearest class mean, cached views", {"method": "ncm"}, is_frozen=True),

@@ -119,6 +119,34 @@ def test_missing_weights_are_reported(tmp_path):
     assert config.model.name == "tf_efficientnet_lite0" and config.model.pretrained and config.views.normalize == "half"
 
 
+OFFLINE = ("tf_efficientnet_lite0", "tf_efficientnet_lite2")
+
+
+def test_larger_network_is_chosen_for_cached_features_of_photographs(tmp_path):
+    found = facts(tail(500, 20, 20), side=300, gpu=False, weights=OFFLINE)
+    config = chosen(found, tmp_path).config
+    assert (config.model.name, config.data.cached_views > 0) == ("tf_efficientnet_lite2", True)
+    assert chosen(found, tmp_path, "ncm").config.model.name == "tf_efficientnet_lite2"
+    for given in ({"model__trainable": "all"}, {"data__cached_views": 0}, {"method": "ride-4"}):
+        config = chosen(found, tmp_path, **given).config
+        assert (config.model.name, config.data.cached_views) == ("tf_efficientnet_lite0", 0)
+    for other in ({"side": 64, "gpu": False}, {"gpu": True}):
+        config = chosen(facts(tail(500, 20, 20), weights=OFFLINE, **other), tmp_path).config
+        assert config.model.name == "tf_efficientnet_lite0"
+
+
+@pytest.mark.parametrize(
+    "name, side, crop", [("tf_efficientnet_lite0", 224, 0.875), ("tf_efficientnet_lite2", 260, 0.89)]
+)
+def test_size_and_crop_are_those_of_the_pretraining(name, side, crop, tmp_path):
+    found = facts(tail(500, 20, 20), side=400, gpu=False, weights=OFFLINE)
+    config = chosen(found, tmp_path, model__name=name).config
+    assert (config.data.image_size, config.views.test_crop) == (side, crop)
+    small = facts(tail(500, 20, 20), side=100, gpu=False, weights=OFFLINE)
+    config = chosen(small, tmp_path, model__name=name).config
+    assert (config.data.image_size, config.views.test_crop) == (192, 1.0)
+
+
 def test_given_values_are_kept(tmp_path):
     given = {
         "data.image_size": 64,

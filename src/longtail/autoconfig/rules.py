@@ -259,6 +259,8 @@ MODERN_NETWORKS = ("vit", "deit", "beit", "eva", "swin", "convnext", "maxvit", "
 # Pretrained networks in the order of preference.
 PRETRAINED_ON_GPU = ("resnet50.tv_in1k", "tf_efficientnet_lite0")
 PRETRAINED_ON_CPU = ("tf_efficientnet_lite0", "resnet18.tv_in1k")
+PRETRAINED_FOR_CACHE = "tf_efficientnet_lite2"
+"""The first choice for photographs on a CPU if features are cached: 1.5 times the time, and more accurate (docs/log.md)."""
 
 # Bytes of activations that the backward pass needs per input pixel in float32, counted with hooks of autograd.
 BYTES_PER_PIXEL = {
@@ -269,6 +271,7 @@ BYTES_PER_PIXEL = {
     "resnet18_cifar": 4588,
 }
 DEFAULT_BYTES_PER_PIXEL = 2175  # that of ConvNeXt-T, used for other networks
+DEFAULT_CROP_PCT = 0.875
 
 
 @dataclass(frozen=True)
@@ -282,6 +285,8 @@ class Network:
     is_modern: bool
     """True for transformers and similar networks, which are trained with AdamW."""
     normalize: Literal["half", "clip", "imagenet"]
+    crop_pct: float
+    """Side of the central crop for evaluation, as a fraction of the shorter side of the image."""
     bytes_per_pixel: int
     is_cached: bool
     """True if heads are trained on cached features of the frozen backbone."""
@@ -295,22 +300,52 @@ def choose_network(facts: Facts, method: str | None, choices: ConfigChoices) -> 
         method: The method that the user has given; None if it is chosen later.
         choices: The choices so far.
     """
-    name, pretrained = choose_backbone(facts, choices)
+    can_cache = can_cache_features(facts, method, choices)
+    name, pretrained = choose_backbone(facts, can_cache, choices)
     is_cached = False
     if pretrained:
         choose_trainable(facts, choices)
-        is_cached = choose_cached_views(facts, method, choices)
+        is_cached = can_cache and choose_cached_views(facts, choices)
     size, reason = choose_image_size(facts, name, pretrained, is_cached)
     size = choices.choose("data.image_size", size, reason, "{} px")
-    normalize = pretrained_input(name).normalize if pretrained else "imagenet"
-    bytes_per_pixel = BYTES_PER_PIXEL.get(name.split(".")[0], DEFAULT_BYTES_PER_PIXEL)
-    return Network(name, pretrained, size, name.startswith(MODERN_NETWORKS), normalize, bytes_per_pixel, is_cached)
+    expected = pretrained_input(name) if pretrained else None
+    return Network(
+        name,
+        pretrained,
+        size,
+        is_modern=name.startswith(MODERN_NETWORKS),
+        normalize=expected.normalize if expected else "imagenet",
+        crop_pct=expected.crop_pct if expected else DEFAULT_CROP_PCT,
+        bytes_per_pixel=BYTES_PER_PIXEL.get(name.split(".")[0], DEFAULT_BYTES_PER_PIXEL),
+        is_cached=is_cached,
+    )
 
 
-def choose_backbone(facts: Facts, choices: ConfigChoices) -> tuple[str, bool]:
-    """Choose the backbone and whether it is pretrained. Return its name and whether it is pretrained."""
+def can_cache_features(facts: Facts, method: str | None, choices: ConfigChoices) -> bool:
+    """Return whether heads can be trained on cached features, if the backbone is pretrained.
+
+    Args:
+        facts: Facts about images and machine.
+        method: The method that the user has given; None if it is chosen later.
+        choices: The choices so far.
+    """
+    is_supported = method is None or supports_features(find_method(recipes.find_preset(method).make_settings(1)))
+    is_frozen = choices.given.get("model.trainable", "all" if facts.has_gpu else "head") == "head"
+    return is_supported and is_frozen and choices.given.get("data.cached_views", 1) > 0
+
+
+def choose_backbone(facts: Facts, can_cache: bool, choices: ConfigChoices) -> tuple[str, bool]:
+    """Choose the backbone and whether it is pretrained. Return its name and whether it is pretrained.
+
+    Args:
+        facts: Facts about images and machine.
+        can_cache: Whether heads can be trained on cached features.
+        choices: The choices so far.
+    """
     given_name, given_pretrained = choices.given.get("model.name"), choices.given.get("model.pretrained")
     candidates = (given_name,) if given_name else PRETRAINED_ON_GPU if facts.has_gpu else PRETRAINED_ON_CPU
+    if not given_name and can_cache and not facts.has_gpu and facts.shorter_side >= PHOTOGRAPH:
+        candidates = (PRETRAINED_FOR_CACHE, *candidates)
     is_small = facts.shorter_side < (SMALL if facts.is_grayscale else TINY)
     is_small = is_small and given_name is None and not given_pretrained
     searched = () if is_small or given_pretrained is False else candidates
@@ -365,14 +400,15 @@ def choose_image_size(facts: Facts, name: str, pretrained: bool, is_cached: bool
     if fixed_size := find_fixed_size(name):
         return fixed_size, f"required by {name} (original: {original:,} px)"
     if pretrained:
-        largest = 224 if facts.has_gpu or is_cached else 128
+        is_fast = facts.has_gpu or is_cached
+        largest = pretrained_input(name).image_size if is_fast else 128
         size = min(max(32 * round(original / 16), 96), largest)  # up to twice the original size
         if size > original:
             return size, f"upscaled from {original:,} px, because pretrained networks expect larger objects"
         if size == original:
             return size, "the original size"
-        if facts.has_gpu or is_cached:
-            return size, f"reduced from {original:,} px to the size of ImageNet training"
+        if is_fast:
+            return size, f"reduced from {original:,} px to the size of the pretraining"
         hint = "; 224 is more accurate and about 3x slower" if original >= 224 else ""
         return size, f"reduced from {original:,} px to save CPU time{hint}"
     if original < TINY:
@@ -406,17 +442,8 @@ CACHED_IMAGES = 25_000
 FOLDS = 5
 
 
-def choose_cached_views(facts: Facts, method: str | None, choices: ConfigChoices) -> bool:
-    """Choose how many views are cached if the backbone is frozen. Return whether heads are trained on cached features.
-
-    Args:
-        facts: Facts about images and machine.
-        method: The method that the user has given; None if it is chosen later.
-        choices: The choices so far.
-    """
-    is_supported = method is None or supports_features(find_method(recipes.find_preset(method).make_settings(1)))
-    if choices.values["model.trainable"] != "head" or not is_supported:
-        return False
+def choose_cached_views(facts: Facts, choices: ConfigChoices) -> bool:
+    """Choose how many views are cached. Return whether heads are trained on cached features."""
     views = min(max(CACHED_IMAGES // facts.images - 1, 1), MAX_CACHED_VIEWS)
     reason = "augmented views per image whose features are computed once and stored"
     return choices.choose("data.cached_views", views, reason) > 0
@@ -452,7 +479,7 @@ def choose_views(facts: Facts, network: Network, choices: ConfigChoices) -> None
     flip = choices.choose("views.query.flip", not facts.is_grayscale, reason)
     choices.set("views.key.flip", flip)
     is_cropped = facts.shorter_side >= 1.1 * network.image_size and network.image_size > 96
-    choices.set("views.test_crop", 0.875 if is_cropped else 1.0)
+    choices.set("views.test_crop", network.crop_pct if is_cropped else 1.0)
 
 
 # Batch size and length
@@ -554,7 +581,7 @@ def choose_contrast(facts: Facts, network: Network, settings: set[str], choices:
 HEAD_SETTINGS = {
     "ldam-drw": ((0.1, 0.05),),
     "balanced-softmax": ((0.05, 0.1),),
-    "paco": ((0.02, 0.1),),
+    "paco": ((0.01, 0.002),),
     "logistic-regression": ((0.05, 0.02),),  # without effect, as for ncm: these heads are computed without steps
     "ncm": ((0.05, 0.02),),
 }
