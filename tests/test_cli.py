@@ -233,6 +233,8 @@ def test_names_are_checked_before_torch_is_imported(tmp_path):
         "export rnus/x": ("missing-file", "'runs/x/'"),
         "predict rnus/x x.jpg": ("missing-file", "'runs/x/'"),
         "predict runs/x y.jpg": ("missing-file", "y.jpg", "'x.jpg'"),
+        "distill rnus": ("missing-file", "'runs/'"),
+        "distill runs/x --model resnet18": ("missing-file", "runs/x"),
         "report rnus": ("missing-file", "'runs/'"),
         "table rnus": ("missing-file", "'runs/'"),
         "figure latncy": ("unknown-name", "'latency'"),

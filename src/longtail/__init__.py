@@ -17,6 +17,7 @@ _HOME = {
     "compare": "comparison",
     "cross_entropy_loss": "losses",
     "demo": "demo_run",
+    "distill": "distillation",
     "evaluate": "engine.evaluate",
     "figure": "paper.figures",
     "fit_head": "engine.fit_head",
@@ -45,9 +46,9 @@ _MODULES = (
     "theory",
 )
 
-__all__ = ["Config", "PaCoLoss", "UserError", "choose_config", "compare", "demo", "evaluate", "export", "figure"]
-__all__ += ["fit_head", "head_config", "inspect", "load", "losses", "metrics", "nn", "paco_loss", "predict", "recipes"]
-__all__ += ["report", "reproduce", "shard", "sklearn", "table", "theory", "train", "watch"]
+__all__ = ["Config", "PaCoLoss", "UserError", "choose_config", "compare", "demo", "distill", "evaluate", "export"]
+__all__ += ["figure", "fit_head", "head_config", "inspect", "load", "losses", "metrics", "nn", "paco_loss", "predict"]
+__all__ += ["recipes", "report", "reproduce", "shard", "sklearn", "table", "theory", "train", "watch"]
 
 
 def __getattr__(name: str) -> Any:

@@ -231,12 +231,17 @@ def write_results(folders: Sequence[Path], configs: dict[str, Config], out: Path
     """
     (seeds,) = {config.train.seeds for config in configs.values()}
     rows = make_rows([run for run in run_folder.read_finished(folders) if run.seed in seeds])
+    write_rows(rows, out)
+    return rows
+
+
+def write_rows(rows: list[ResultRow], out: Path) -> None:
+    """Write table, figure and report of some rows to a folder."""
     write_table(rows, out)
     with files.replace_file(out / "comparison.png") as figure:
         accuracy_by_method(points_by_dataset(rows), figure)
     with files.replace_file(out / "report.html") as fresh:
         write_page(build_page(ReportRuns(rows)), fresh)
-    return rows
 
 
 # Methods and configurations

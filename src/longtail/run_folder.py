@@ -8,6 +8,8 @@ adapter.safetensors               the trained tensors of model.safetensors, if a
 """
 
 import functools
+import hashlib
+import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +40,7 @@ LOCK = "lock"
 SKIPPED = "skipped.jsonl"
 """Id and reason of each image that could not be read and was skipped."""
 HINT = "is it a run folder of longtail?"
+HASH_BLOCK = 2**20  # bytes
 
 R = TypeVar("R")
 
@@ -228,6 +231,23 @@ def read_finished(paths: Iterable[Path | str] | Path | str) -> list[FinishedRun]
             kind="missing-file",
         )
     return [read(folder) for folder in finished]
+
+
+def hash_network(run: FinishedRun) -> str:
+    """Return a checksum of the network of a finished run: of its settings and of its weights.
+
+    If only the trained tensors of a network with frozen weights were kept, they are hashed.
+    """
+    path = run.folder / (MODEL if os.path.lexists(run.folder / MODEL) else ADAPTER)
+    settings = json.dumps(run.config.identity(), sort_keys=True)
+    digest = hashlib.sha256(settings.encode())
+    try:
+        with files.open_regular(path, folder=run.folder) as file:
+            while block := file.read(HASH_BLOCK):
+                digest.update(block)
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error_text(error)}): {HINT}", kind=file_error_kind(error)) from error
+    return digest.hexdigest()[:16]
 
 
 def load_config(path: Path) -> Config:

@@ -19,9 +19,9 @@ import torch
 
 import longtail
 from longtail import methods, nn, recipes, run_folder
-from longtail.cli import compare, data, docs, paper, predict, report, train
+from longtail.cli import compare, data, distill, docs, paper, predict, report, train
 from longtail.cli.parse import parse_arguments
-from longtail.config import Config, from_dict, to_dict
+from longtail.config import Config, DistillationSettings, from_dict, to_dict
 from longtail.config.migrate import migrate_flags
 from longtail.errors import UserError
 from longtail.inference import export
@@ -51,6 +51,7 @@ VERBS: dict[str, tuple[type, tuple[str, ...]]] = {  # the class of a verb's argu
     "data inspect": (data.Inspect, ("digits-lt",)),
     "data shard": (data.Shard, ("digits-lt",)),
     "compare": (compare.Compare, ("digits-lt",)),
+    "distill": (distill.Distill, ("runs/x",)),
     "reproduce": (paper.Reproduce, ("cifar100-lt",)),
     "theory": (paper.Theory, ()),
     "predict": (predict.Predict, ("runs/x", "x.png")),
@@ -67,6 +68,8 @@ def default_arguments(verb: str, method: str) -> Any:
     kind = VERBS[verb][0]
     fields = {field.name for field in dataclasses.fields(kind)}
     given = {name: section for name, section in sections.items() if name in fields}
+    if verb == "distill":
+        return kind(teachers=(Path("runs/x"),), **given | {"method": DistillationSettings()})
     first = {"train": "recipe"}.get(verb, "images")
     return kind(**{first: "digits-lt"}, **given) if given else None
 

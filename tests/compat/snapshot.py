@@ -1,8 +1,10 @@
 """Take a snapshot of all names that a user or a stored file depends on: flags, public names, keys, weights.
 
 snapshot.json was written by `python -m tests.compat.snapshot` for the source code of the commit that make_fixtures.py
-names, and stays as it is: test_snapshot.py checks that the present code still accepts every entry of it. Like that script
-this one refuses other source code, and it needs the version of present.py that fits it, the first one in the history.
+names, and its entries stay as they are: test_snapshot.py checks that the present code still accepts every one of them. Like
+that script this one refuses other source code, and it needs the version of present.py that fits it, the first one in the
+history.
+Entries for later commands, names and settings are added to the file by hand (`as_json`).
 """
 
 import json

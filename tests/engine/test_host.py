@@ -44,6 +44,7 @@ def step(run: Trainer) -> None:
     terms["loss"].backward()
     run.method.after_backward(beside)
     run.method.after_step()
+    run.average.update()
 
 
 def test_the_watch_sees_what_it_should():
@@ -57,9 +58,13 @@ def test_the_watch_sees_what_it_should():
 
 @pytest.mark.parametrize("method", recipes.METHODS)
 def test_a_step_of_every_stage_stays_on_the_device(method, tmp_path):
-    config = tiny(method)
+    config = tiny(method, ema=0.9)
     if hasattr(config.method, "drw_from"):
         config = replace(config, method=replace(config.method, drw_from=0.0))
+    check_steps(config, tmp_path)
+
+
+def check_steps(config, tmp_path) -> None:
     run = Trainer(config, 0, load_once(config.data), tmp_path, CPU)
     for index, stage in enumerate(run.method.stages):
         run.set_stage(index)

@@ -26,6 +26,7 @@ def parameters(module: nn.Module) -> int:
         ("resnet44_cifar", 10, 658_586),
         ("resnet56_cifar", 10, 853_018),
         ("resnet74_cifar", 10, 1_144_666),
+        ("resnet32x4_cifar", 100, 7_409_316),
         ("resnet18_cifar", 100, 11_220_132),
         ("resnet50_cifar", 100, 23_705_252),
     ],

@@ -299,7 +299,8 @@ def test_frozen_backbone_uses_running_statistics_and_gives_no_gradients(device):
 
 @everywhere
 @pytest.mark.parametrize(
-    ("channels", "in_chans"), [((32, 64, 128), 3), ((16, 32, 48), 3), ((16, 16, 16), 3), ((16, 32, 64), 1)]
+    ("channels", "in_chans"),
+    [((32, 64, 128), 3), ((64, 128, 256), 3), ((16, 32, 48), 3), ((16, 16, 16), 3), ((16, 32, 64), 1)],
 )
 @pytest.mark.parametrize("frozen", [False, True])
 def test_networks_of_other_widths_use_torch(device, channels, in_chans, frozen, monkeypatch):

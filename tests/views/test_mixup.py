@@ -18,7 +18,7 @@ from longtail.data.sources import Split
 from longtail.engine.batches import Batches
 from longtail.methods import Batch, Stage
 from longtail.views import Views
-from longtail.views.view import mixup
+from longtail.views.view import draw_mixture, mixup
 
 
 def mixed(batches: int, batch: int, alpha: float = 1.0, seed: int = 0) -> tuple[Tensor, ...]:
@@ -222,3 +222,76 @@ def test_further_views_have_the_settings_of_their_kind():
     assert torch.equal(query, batch.query)
     drawn = [batch.key, *keys]
     assert not any(torch.equal(a, b) for a, b in [(drawn[0], drawn[1]), (drawn[0], drawn[2]), (drawn[1], drawn[2])])
+
+
+# CutMix
+
+
+def test_cutmix_takes_a_box_from_the_partner():
+    side, batch, batches = 16, 6, 200
+    n = batch * batches
+    images = torch.arange(n).float()[:, None, None, None].expand(n, 3, side, side)  # an image has its index everywhere
+    mixture = draw_mixture("cutmix", n, batch, side, 1.0, torch.Generator().manual_seed(0))
+    made = mixture.apply(images)
+    is_own = made == images
+    assert torch.equal(torch.where(is_own, images, images[mixture.partner_N]), made)
+    for i in range(batches):
+        own, partner = is_own[i * batch : (i + 1) * batch], mixture.partner_N[i * batch : (i + 1) * batch]
+        mixed = own[partner != torch.arange(i * batch, (i + 1) * batch)]
+        if len(mixed):
+            outside = mixed[0, 0]
+            assert (mixed == outside).all()  # all images of a batch have the same box
+            assert outside.float().mean().item() == pytest.approx(mixture.share[i].item())
+            rows, columns = (~outside).any(1).nonzero()[:, 0], (~outside).any(0).nonzero()[:, 0]
+            assert (~outside).sum() == len(rows) * len(columns)  # one box without gaps
+            assert len(rows) == 0 or (
+                rows[-1] - rows[0] + 1 == len(rows) and columns[-1] - columns[0] + 1 == len(columns)
+            )
+    assert torch.equal(mixture.partner_N.view(batches, batch).sort(1).values, torch.arange(n).view(batches, batch))
+
+
+def test_the_area_of_a_box_follows_the_drawn_share():
+    """A box may extend beyond the image, so that the share of the first image is at least the drawn one (up to rounding)."""
+    mixed, cut = (
+        draw_mixture(kind, 4000, 1, 32, 1.0, torch.Generator().manual_seed(3)) for kind in ("mixup", "cutmix")
+    )
+    assert (cut.share >= mixed.share - 0.07).all() and (cut.share > mixed.share + 0.1).any()
+    inside = (cut.share - mixed.share).abs() < 0.05
+    assert inside.float().mean() > 0.2
+
+
+def test_both_kinds_are_drawn_equally_often():
+    mixture = draw_mixture("both", 4000, 2, 8, 1.0, torch.Generator().manual_seed(0))
+    is_cut = ((mixture.weight == 0) | (mixture.weight == 1)).flatten(1).all(1)[::2]
+    assert abs(is_cut.float().mean().item() - 0.5) < 5 * 0.5 / 2000**0.5
+    torch.testing.assert_close(mixture.weight.mean((1, 2, 3))[::2], mixture.share)
+
+
+def test_drawing_a_box_does_not_wait_for_the_host():
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        mixture = draw_mixture("both", 12, 4, 8, 1.0, torch.Generator())
+        assert mixture.apply(torch.zeros(12, 3, 8, 8)).shape == (12, 3, 8, 8)
+
+
+def test_further_views_can_be_mixed_like_the_query(ahead):
+    made = batches(stage(mixup=1.0, mixture="mixup", mixes_extra=True, extra_views=("query", "query")))
+    for (batch,) in steps(made):
+        for view in batch.extra:
+            torch.testing.assert_close(
+                view, batch.query
+            )  # views without augmentation, partners and shares are the same
+    cut = batches(stage(mixup=1.0, mixture="cutmix", mixes_extra=True, extra_views=("query",)))
+    for (batch,) in steps(cut):
+        assert torch.equal(batch.extra[0], batch.query)
+        mean = shown(batch.query.mean((2, 3)))
+        wanted = batch.mixed.share * batch.y_B.double() + (1 - batch.mixed.share) * batch.mixed.y_B
+        torch.testing.assert_close(mean, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_cutmix_depends_on_the_step_alone(ahead):
+    one, other = (batches(stage(mixup=1.0, mixture="both", extra_views=("query",))) for _ in range(2))
+    in_order = steps(one)
+    for step in (5, 1, 6):
+        other.prepare(step // 8, step)
+        again, (batch,) = other.next(), in_order[step]
+        assert torch.equal(again.query, batch.query) and torch.equal(again.mixed.share, batch.mixed.share)

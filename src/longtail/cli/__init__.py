@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 
 from longtail import __version__
-from longtail.cli import cache, compare, data, docs, paper, predict, report, train
+from longtail.cli import cache, compare, data, distill, docs, paper, predict, report, train
 from longtail.cli.console import STANDARD_OUTPUT, discard_output, flush_output, guard_streams, print_messages
 from longtail.cli.help import WIDTH as HELP_WIDTH
 from longtail.cli.help import is_help, make_help
@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[type, Callable[[list[str]], int | None]]] = {
     "watch": (report.Watch, report.run_watch),
     "data": (data.Data, data.run_data),
     "compare": (compare.Compare, compare.run_compare),
+    "distill": (distill.Distill, distill.run_distill),
     "reproduce": (paper.Reproduce, paper.run_reproduce),
     "theory": (paper.Theory, paper.run_theory),
     "predict": (predict.Predict, predict.run_predict),

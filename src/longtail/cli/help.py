@@ -9,6 +9,7 @@ from typing import Any
 
 from longtail import recipes
 from longtail.cli.compare import resolve_comparison
+from longtail.cli.distill import resolve_distillation
 from longtail.cli.parse import Flag, find_short_flags, first_paragraph, list_flags, list_sections
 from longtail.cli.train import resolve_training
 from longtail.training import ALL_SECTIONS, SHORT_NAMES, default_out, select_sections
@@ -30,6 +31,7 @@ EXAMPLES = {
     "data inspect": "longtail data inspect photos/ --json problems.json",
     "data shard": "longtail data shard photos/ --out shards",
     "demo": "longtail demo --seeds 0",
+    "distill": "longtail distill runs/large --model resnet18 --out runs/small",
     "docs": "longtail docs start",
     "eval": "longtail eval runs/photos --device cpu",
     "export": "longtail export runs/photos --to onnx -o photos.onnx",
@@ -117,6 +119,9 @@ def find_values(command: str, args: Sequence[str]) -> dict[str, Any]:
             training, given_seeds = comparison.sections["train"], comparison.given.seeds
             found = {"epochs": comparison.given.epochs or training.epochs, "seeds": given_seeds or training.seeds}
             return vars(comparison.given) | comparison.sections | found
+        if command == "distill":
+            lesson = resolve_distillation(list(args))
+            return vars(lesson.given) | select_sections(lesson.config, ALL_SECTIONS) | {"out": lesson.out}
     return {"data": recipes.make(args[0]).data} if command.startswith("data ") else {}
 
 
@@ -137,11 +142,12 @@ def list_main_flags(command: str, kind: type, values: Mapping[str, Any], data: s
     order = {f"--{name.replace('_', '-')}": rank for rank, name in enumerate(MAIN_OPTIONS)}
     options = [flag for flag in flags if not flag.is_positional]
     has_more = len(options) > OPTIONS_SHOWN or bool(list_sections(kind))
-    options = sorted(options, key=lambda flag: order.get(flag.name, len(order)))[:OPTIONS_SHOWN]
-    for title, shown in (("arguments:", positional), ("options:", options)):
-        if shown:
+    shown = OPTIONS_SHOWN + len(getattr(kind, "short_names", SHORT_NAMES)) - len(SHORT_NAMES)
+    options = sorted(options, key=lambda flag: order.get(flag.name, len(order)))[:shown]
+    for title, listed in (("arguments:", positional), ("options:", options)):
+        if listed:
             yield title
-            for flag in shown:
+            for flag in listed:
                 yield from format_short(flag)
     yield ""
     if data:

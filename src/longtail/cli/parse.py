@@ -318,7 +318,7 @@ def find_short_flags(kind: type) -> dict[str, str]:
     own, sections = {flag.name.removeprefix("--") for flag in list_flags(kind)}, list_sections(kind)
     return {
         short: setting
-        for short, setting in SHORT_NAMES.items()
+        for short, setting in getattr(kind, "short_names", SHORT_NAMES).items()
         if short not in own and setting.partition(".")[0] in sections
     }
 

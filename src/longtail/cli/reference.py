@@ -29,12 +29,16 @@ def make_page() -> str:
     for command, (arguments, _) in COMMANDS.items():
         for name, kind in SUBCOMMANDS.get(command, {"": arguments}).items():
             parts += describe_command(f"{command} {name}".strip(), kind)
-    parts += ["## Settings", "Settings of `train` and `compare`. All commands that read images have `--data.*`."]
+    parts += [
+        "## Settings",
+        "Settings of `train`, `compare` and `distill`. All commands that read images have `--data.*`.",
+    ]
     for name, kind in typing.get_type_hints(Config).items():
         parts += describe_section(name, kind) if is_section(kind) and name != "method" else []
     parts += [
         "## Settings of the methods",
-        "Settings of `train` for `--method NAME`. Methods that are not listed have no settings of their own.",
+        "Settings of `train` for `--method NAME`, and of `distill` (distillation). Methods that are not listed have no "
+        "settings of their own.",
     ]
     for name, kind in sorted(METHODS.items()):
         flags = list_flags(kind, "method.")

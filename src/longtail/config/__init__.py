@@ -20,6 +20,7 @@ from longtail.config.method_settings import (
     CrossEntropySettings,
     CRTSettings,
     DeferredSettings,
+    DistillationSettings,
     FocalSettings,
     GPaCoSettings,
     LDAMSettings,
@@ -102,6 +103,7 @@ __all__ = [
     "DataConfig",
     "Decoding",
     "DeferredSettings",
+    "DistillationSettings",
     "FocalSettings",
     "GPaCoSettings",
     "LDAMSettings",
@@ -205,7 +207,8 @@ class Config(Section):
         for section, keys in IDENTITY_IGNORES.items():
             for key in keys:
                 del tree[section][key]
-        tree["method"].pop("chunk", None)
+        for key in ("chunk", "teachers"):  # teachers are identified by their checksums
+            tree["method"].pop(key, None)
         if not isinstance(self.method, ProjectionSettings):
             del tree["views"]["key"]
         return {"method": tree.pop("method")} | tree  # the method comes first, because readers look for it first

@@ -4,8 +4,10 @@ The docstring of a field is the help text of its flag. A class that defines `nam
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+from longtail import files
 from longtail.config.section import Section, ge, gt, increasing, interval, require
 from longtail.errors import UserError
 
@@ -389,6 +391,57 @@ class NCLSettings(MethodConfig):
     @property
     def label(self) -> str:
         return f"{self.title}, one of {self.networks} networks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationSettings(MethodConfig):
+    """Finished networks teach this one (`longtail distill`). Both are compared with the class frequencies of the training
+    images added to their logits."""
+
+    name: ClassVar[str] = "distillation"
+    title: ClassVar[str] = "Distilled"
+
+    teachers: tuple[Path, ...] = ()
+    """Run folders of the teachers; set by `longtail distill`."""
+    teacher_checksums: tuple[str, ...] = ()
+    """Checksums of the teachers, which may not change between the start and the end of a training; set by `longtail
+    distill`."""
+    target: Literal["kd", "standardized", "dkd"] = "kd"
+    """Loss that compares teacher and student. `kd`: KL divergence of their probabilities; `standardized`: the same with
+    logits that are standardized for each image; `dkd`: decoupled, with own weights for the class of the image and the
+    others."""
+    temperature: Annotated[float, gt(0, "1 to 4")] = 1.0
+    """Divisor of the logits in that loss."""
+    weight: Annotated[float, interval(0, 1, example="0.5")] = 0.5
+    """Weight of that loss. Balanced Softmax on the labels has the remaining weight, 1 - weight; with 1, labels are not
+    used."""
+    dkd_alpha: Annotated[float, ge(0, "1")] = 1.0
+    """`dkd`: weight of the class of the image."""
+    dkd_beta: Annotated[float, ge(0, "8")] = 8.0
+    """`dkd`: weight of the other classes."""
+    mixture: Literal["none", "mixup", "cutmix", "both"] = "none"
+    """Mix images in pairs, labeled by the teachers. `both`: mixup or CutMix at random in each batch. The loss of the
+    labels has the shares of both images."""
+    mixture_alpha: Annotated[float, gt(0, "1")] = 1.0
+    """Shares of mixtures are drawn from Beta(mixture_alpha, mixture_alpha)."""
+    views: Annotated[int, interval(1, 8, example="2")] = 1
+    """Views of each image per step. A step costs as many times more."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        files.check_working_directory(self.teachers)
+        object.__setattr__(self, "teachers", tuple(path.absolute() for path in self.teachers))
+        if self.target == "dkd" and self.mixture != "none":
+            raise UserError(
+                "--method.target dkd needs one label for each image: use --method.mixture none, or another target",
+                kind="conflict",
+            )
+
+    @property
+    def label(self) -> str:
+        target = {"kd": "", "standardized": ", standardized logits", "dkd": ", DKD"}[self.target]
+        teachers = f" by {len(self.teachers)} teachers" if len(self.teachers) > 1 else ""
+        return f"{self.title}{teachers}{target}"
 
 
 # Contrastive learning, with or without class centers

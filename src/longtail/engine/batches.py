@@ -13,7 +13,7 @@ from longtail.distributed import rank
 from longtail.engine.cuda_graph import VIEW_STREAM, CapturedFunction, get_stream
 from longtail.methods import Batch, Mixed, Stage
 from longtail.views import Views
-from longtail.views.view import mixup
+from longtail.views.view import draw_mixture
 
 MAX_PIXELS = 4096 * 32 * 32
 """Pixels of which views are made at once: on a GPU a hundred small kernels take as long for thirty batches as for one."""
@@ -96,7 +96,7 @@ class Batches:
         mixed = (torch.empty_like(y), torch.empty(n // self.loader.batch_size, device=self.device))
         key = torch.empty_like(query) if stage.two_views else None
         extra = tuple((name, torch.empty_like(query)) for name in stage.extra_views)
-        return ViewBuffers(query, key, extra, y, stage.mixup, mixed if stage.mixup else None)
+        return ViewBuffers(query, key, extra, y, stage, mixed if stage.mixup else None)
 
     def close(self) -> None:
         """Discard the images that were read ahead."""
@@ -150,18 +150,23 @@ class Batches:
     def _fill(self, buffers: "ViewBuffers", loader: Loader) -> None:
         (images, size_N2), y = loader.take(self.steps_ahead * self.accumulate)
         buffers.y.copy_(y)
+        stage, mixture = buffers.stage, None
         if buffers.mixed is None:
             self.views.query(images, self.rng, size_N2, buffers.query)
         else:
-            query = self.views.query(images, self.rng, size_N2)
-            query, other, share = mixup(query, y, loader.batch_size, buffers.mixup, self.rng)
-            for target, source in zip((buffers.query, *buffers.mixed), (query, other, share), strict=True):
+            query, size = self.views.query(images, self.rng, size_N2), self.views.size
+            mixture = draw_mixture(stage.mixture, len(y), self.loader.batch_size, size, stage.mixup, self.rng)
+            mixed = mixture.apply(query), y[mixture.partner_N], mixture.share
+            for target, source in zip((buffers.query, *buffers.mixed), mixed, strict=True):
                 target.copy_(source)
         if buffers.key is not None:
             self.views.key(images, self.rng, size_N2, buffers.key)
         for name, out in buffers.extra:
             make_view = self.views.query if name == "query" else self.views.key
-            make_view(images, self.rng, size_N2, out)
+            if mixture is not None and stage.mixes_extra:
+                out.copy_(mixture.apply(make_view(images, self.rng, size_N2)))
+            else:
+                make_view(images, self.rng, size_N2, out)
 
     def next(self) -> Batch:
         """Return the batch at the cursor, and advance the cursor."""
@@ -192,7 +197,7 @@ class ViewBuffers(NamedTuple):
     extra: tuple[tuple[str, Tensor], ...]
     """The kinds of the further views, and the views."""
     y: Tensor
-    mixup: float
+    stage: Stage
     mixed: tuple[Tensor, Tensor] | None
     """The labels of the images that were mixed in, and for each batch the share of the original images."""
 

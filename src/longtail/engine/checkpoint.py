@@ -48,6 +48,8 @@ class TrainerState(TypedDict):
     """The state of torch's CPU generator; with several processes, the states of all ranks."""
     checksum: str
     """The checksum of the images."""
+    average: NotRequired[dict[str, Tensor]]
+    """The averages of the weights of the deployed network (`--train.ema`)."""
     cuda_rng: NotRequired[Tensor]
     """The state of the GPU generator, like `rng`."""
 

@@ -164,6 +164,7 @@ def step_state(trainer: "Trainer") -> dict[str, Tensor]:
     tensors = dict(trainer.method.state_dict())
     for i, group in enumerate(trainer.optimizer.state.values()):
         tensors |= {f"optimizer {i} {name}": t for name, t in group.items() if isinstance(t, Tensor)}
+    tensors |= {f"average {name}": tensor for name, tensor in trainer.average.state_dict().items()}
     return tensors | {
         "meter": trainer.meter.sums,
         "first_bad": trainer.meter.first_bad,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from longtail.config import Config
+from longtail.config import Config, TrainConfig
 from longtail.data.samplers import derive_seed, epoch_order
 from longtail.engine.optim import learning_rate, make_optimizer, set_learning_rate
 from longtail.errors import RunError, UserError
@@ -22,7 +22,8 @@ from longtail.methods import Batch, Method, Mixed, Stage, StageData, find_method
 from longtail.models.backbones import Trunk
 from longtail.models.heads import Classifier, ScaledHead
 from longtail.models.side_stream import SideStream
-from longtail.views.view import mixup
+from longtail.models.weight_average import WeightAverage
+from longtail.views.view import draw_mixture
 
 LogEpoch = Callable[[dict[str, Any]], None]
 
@@ -107,6 +108,7 @@ def fit_head(
     val: tuple[Tensor, Tensor] | None = None,
     log_epoch: LogEpoch | None = None,
     weight_N: Tensor | None = None,
+    stored_VNC: Tensor | None = None,
 ) -> Method:
     """Train a method on stored features, and return it for features as input.
 
@@ -125,6 +127,7 @@ def fit_head(
         val: Features and labels of validation images, for methods that select a setting on them.
         log_epoch: Called after each epoch with its row of the log.
         weight_N: The positive weight of each image in loss, class frequencies and class means; None for equal weights.
+        stored_VNC: Values of each view of each image that the method needs, for a distillation the logits of the teachers.
     """
     counts_C = torch.bincount(y_N.cpu(), None if weight_N is None else weight_N.cpu(), minlength=classes)
     with torch.random.fork_rng(devices=[]):
@@ -149,7 +152,8 @@ def fit_head(
         if isinstance(head, nn.Linear) and index == first and stage.epochs:
             nn.init.zeros_(head.weight)
         method.train()
-        _fit_stage(method, stage, views_VNF, y_N, weight_N, config.train.batch_size, seed, epochs_before, log_epoch)
+        train_data = views_VNF, y_N, weight_N, stored_VNC
+        _fit_stage(method, stage, *train_data, config.train, seed, epochs_before, log_epoch)
         epochs_before += stage.epochs
     method.eval()
     if scaling is not None:
@@ -193,7 +197,8 @@ def _fit_stage(
     views_VNF: Tensor,
     y_N: Tensor,
     weight_N: Tensor | None,
-    batch_size: int,
+    stored_VNC: Tensor | None,
+    train: TrainConfig,
     seed: int,
     epochs_before: int,
     log_epoch: LogEpoch | None,
@@ -206,18 +211,20 @@ def _fit_stage(
         views_VNF: The scaled features.
         y_N: The labels.
         weight_N: The weights of the images.
-        batch_size: The batch size; that of a smaller data set is its size.
+        stored_VNC: Values of each view of each image, for `Batch.stored`.
+        train: The settings of training, of which the batch size and the decay of the averaged weights are used. The batch
+            size of a smaller data set is its size.
         seed: The seed.
         epochs_before: The number of epochs of earlier stages.
         log_epoch: Called after each epoch.
     """
     if not stage.epochs:
         return
-    device, batch = views_VNF.device, min(batch_size, len(y_N))
+    device, batch = views_VNF.device, min(train.batch_size, len(y_N))
     steps = len(y_N) // batch
     on_cpu = device.type == "cpu"
     optimizer = make_optimizer(stage.optim, method.param_groups(), method.net.trunk, device, fused=on_cpu)
-    side = SideStream(device)
+    side, average = SideStream(device), WeightAverage(method.net, train.ema)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for epoch in range(stage.epochs):
         method.on_epoch_start(epoch, stage.epochs)
@@ -231,14 +238,17 @@ def _fit_stage(
             set_learning_rate(optimizer, rate)
             part = slice(step * batch, (step + 1) * batch)
             rows_B = order_N[part]
-            query, y_B, mixed = views_VNF[query_N[part], rows_B], y_N[rows_B], None
+            y_B, mixed = y_N[rows_B], None
+            query, *extra = (views_VNF[view_N[part], rows_B] for view_N in (query_N, *extra_N))
             if stage.mixup:
-                query, other_B, share = mixup(query, y_B, batch, stage.mixup, mix_rng)
-                mixed = Mixed(other_B, share[0])
+                mixture = draw_mixture("mixup", batch, batch, 0, stage.mixup, mix_rng)
+                query, mixed = mixture.apply(query), Mixed(y_B[mixture.partner_N], mixture.share[0])
             key = views_VNF[key_N[part], rows_B] if stage.two_views else None
             weight_B = None if weight_N is None else weight_N[rows_B]
-            extra = tuple(views_VNF[view_N[part], rows_B] for view_N in extra_N)
-            terms = method.loss(Batch(query, key, y_B, mixed, weight_B=weight_B, extra=extra))
+            stored: tuple[Tensor, ...] = ()
+            if stored_VNC is not None:
+                stored = tuple(stored_VNC[view_N[part], rows_B] for view_N in (query_N, *extra_N))
+            terms = method.loss(Batch(query, key, y_B, mixed, None, weight_B, tuple(extra), stored))
             terms["loss"].backward()
             method.after_backward(side)
             if stage.optim.clip:
@@ -246,6 +256,8 @@ def _fit_stage(
             optimizer.step()
             optimizer.zero_grad()
             method.after_step()
+            average.set_step(epoch * steps + step)
+            average.update()
             rows.append(torch.stack([value.detach() for value in terms.values()]))
         means = torch.stack(rows).mean(0).tolist()
         if not all(map(math.isfinite, means)):
@@ -256,6 +268,7 @@ def _fit_stage(
         if log_epoch is not None:
             values = dict(zip(terms, means, strict=True))
             log_epoch({"stage": stage.name, "epoch": epoch, "epochs": stage.epochs, **values, "lr": rate})
+    average.deploy()
 
 
 def draw_views(

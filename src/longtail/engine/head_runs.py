@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from longtail import files, methods, run_folder
-from longtail.config import Config, differences, to_dict
+from longtail.config import Config, DistillationSettings, differences, to_dict
 from longtail.data.sources import DataSet
 from longtail.distributed import is_distributed
 from longtail.engine.cross_validation import OutOfFold, Selection, calibrate_out_of_fold, select_config
@@ -32,6 +32,7 @@ from longtail.engine.fit_head import check_supports_features, count_epochs, fit_
 from longtail.engine.loggers import Log, Loggers, truncate_log
 from longtail.engine.run_lock import contains_run
 from longtail.engine.signals import StopSignals
+from longtail.engine.teachers import stored_teacher_logits
 from longtail.errors import Interrupted, UserError
 from longtail.losses.numerics import percent_correct
 from longtail.methods.logistic import fit_logistic_regression
@@ -142,7 +143,14 @@ class HeadTrainer:
         self.data, self.device, self.trunk, self.y_N = backbone.data, backbone.device, backbone.trunk, backbone.y_N
         self.selection: Selection | None = None
         self.features = backbone.compute_features(config.data.cached_views, is_verbose)
-        self.selection_seconds = 0.0
+        self.selection_seconds, self.teaching_seconds = 0.0, 0.0
+        self.teacher_VNC: Tensor | None = None
+        """The logits of the teachers of a distillation for the stored views."""
+        if isinstance(config.method, DistillationSettings):
+            start = time.perf_counter()
+            views = config.data.cached_views
+            self.teacher_VNC = stored_teacher_logits(config, self.data, self.device, views, is_verbose)
+            self.teaching_seconds = time.perf_counter() - start
 
     def select(self, candidates: Sequence[Config]) -> None:
         """Select a configuration by cross-validation, and show the results.
@@ -205,7 +213,7 @@ class HeadTrainer:
                 run.method = self.fit(seed, rows)
             cost = {
                 "seconds": time.perf_counter() - start,
-                "setup_seconds": self.backbone.seconds + self.selection_seconds,
+                "setup_seconds": self.backbone.seconds + self.selection_seconds + self.teaching_seconds,
                 "together": 1,
                 "peak_memory": peak_memory(self.device),
             }
@@ -221,9 +229,8 @@ class HeadTrainer:
         val = None
         if self.data.val is not None and self.features.val_NF is not None:
             val = self.features.val_NF, torch.from_numpy(self.data.val.labels).to(self.device)
-        method = fit_head(
-            self.features.train_VNF, self.y_N, self.config, len(self.data.train.counts), seed, val, rows.write
-        )
+        x_VNF, classes = self.features.train_VNF, len(self.data.train.counts)
+        method = fit_head(x_VNF, self.y_N, self.config, classes, seed, val, rows.write, stored_VNC=self.teacher_VNC)
         method.net.trunk = self.trunk
         return method
 
@@ -297,6 +304,29 @@ def check_config(config: Config) -> None:
             kind="conflict",
         )
     check_supports_features(methods.find_method(config.method))
+    if isinstance(config.method, DistillationSettings):
+        check_distillation(config.method, config.data.folds)
+
+
+def check_distillation(settings: DistillationSettings, folds: int) -> None:
+    """Raise a UserError for settings of a distillation that stored features do not allow.
+
+    Args:
+        settings: The settings.
+        folds: The value of `--data.folds`.
+    """
+    if settings.mixture != "none":
+        raise UserError(
+            f"--method.mixture {settings.mixture} mixes images, and the features of the images are stored: add "
+            "--data.cached_views 0",
+            kind="conflict",
+        )
+    if folds:
+        raise UserError(
+            f"--data.folds {folds}: the teachers were trained on the images of every fold, so that cross-validation would be "
+            "biased: use --data.folds 0",
+            kind="conflict",
+        )
 
 
 def make_frozen_trunk(config: Config, data: DataSet, device: torch.device) -> Trunk:

@@ -54,6 +54,8 @@ def fit(trainers: Sequence[Trainer], logs: Sequence[Log], stop: StopSignals) -> 
                 else:
                     for_each_trainer(trainers, logs, show_progress)
                 stop_if_requested(trainers, logs, stop)
+        for trainer in trainers:
+            trainer.end_stage()
 
 
 def train_step(trainer: Trainer) -> None:
@@ -79,6 +81,7 @@ def train_step(trainer: Trainer) -> None:
     trainer.optimizer.zero_grad()
     method.after_step()  # the key encoder follows
     side.join()
+    trainer.average.update()
 
 
 def end_epoch(trainers: Sequence[Trainer], logs: Sequence[Log]) -> None:

@@ -33,9 +33,11 @@ from longtail.engine.evaluate import Evaluator
 from longtail.engine.loggers import Log, truncate_log
 from longtail.engine.meter import GradientNorms, Meter
 from longtail.engine.optim import check_optimizer, learning_rate, make_optimizer, set_learning_rate
+from longtail.engine.teachers import set_teachers
 from longtail.errors import UserError
 from longtail.methods import Stage, StageData
 from longtail.models.head_init import initialize_head
+from longtail.models.weight_average import WeightAverage
 from longtail.schema import amount, count, find_error
 from longtail.views import Views
 
@@ -71,6 +73,7 @@ class Trainer:
         stored = os.path.lexists(folder / run_folder.CHECKPOINT)
         self.method: methods.Method = to_device(methods.make(config, data.train.counts, stored), config, device)
         self.method.check(data.val is not None)
+        set_teachers(self.method, config, data, device, sibling.method if sibling else None)
         seed_per_rank(self.method, seed)
         self.views = Views(config.views, config.data.image_size, uses_kernels(config.train, device))
         self.evaluator = Evaluator(
@@ -107,6 +110,7 @@ class Trainer:
         self.is_compiled = should_compile(config.train, device, steps, fused)
         if self.is_compiled:
             compile_networks(self.method)
+        self.average = WeightAverage(self.method.net, 0)
         self.start_clock()
         self.set_stage(0)
 
@@ -127,6 +131,7 @@ class Trainer:
         self.setup_seconds += time.perf_counter() - start
         groups, trunk = self.method.param_groups(), self.method.net.trunk
         self.optimizer = make_optimizer(self.stage.optim, groups, trunk, self.device, is_fused(self.method))
+        self.average = WeightAverage(self.method.net, self.config.train.ema)
 
     def start_stage(self) -> None:
         """Let the method prepare the stage. This is not repeated when a run is resumed within the stage."""
@@ -136,6 +141,11 @@ class Trainer:
         self.method.on_stage_start(data)
         broadcast_state(self.method)
         self.method.train()
+        self.average = WeightAverage(self.method.net, self.config.train.ema)
+
+    def end_stage(self) -> None:
+        """Deploy the averaged weights (`--train.ema`), with which the next stage or the evaluation begins."""
+        self.average.deploy()
 
     def stage_data(self) -> StageData:
         """Return the data that a method may use at the start of a stage."""
@@ -154,6 +164,7 @@ class Trainer:
             self.epoch = epoch
         self.batches.prepare(self.epochs_before() + epoch, step)
         self.clock.fill_(self.steps_done())
+        self.average.set_step(step)
         self.rate = learning_rate(self.stage.optim, step, self.steps_per_epoch, self.stage.epochs)
         set_learning_rate(self.optimizer, self.rate)
 
@@ -228,7 +239,8 @@ class Trainer:
         self.gradients.end_epoch(self.method)
         has_classifier = "accuracy" in row  # not in the first stage of SupCon
         if self.data.val is not None and has_classifier and (epoch % train.validate_every == 0 or last):
-            row["val_accuracy"] = self.evaluator.balanced_accuracy(self.data.val)
+            with self.average.applied():
+                row["val_accuracy"] = self.evaluator.balanced_accuracy(self.data.val)
         log.epoch(self.steps_done(), row, self.seconds_left())
         if epoch % train.checkpoint_every == 0 or last:
             self.save()
@@ -251,6 +263,8 @@ class Trainer:
             "rng": stack_ranks(torch.get_rng_state()),
             "checksum": self.data.checksum,
         }
+        if self.average.decay:
+            state["average"] = self.average.state_dict()
         if self.device.type == "cuda":
             state["cuda_rng"] = stack_ranks(torch.cuda.get_rng_state())
         return state
@@ -270,6 +284,7 @@ class Trainer:
         here = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict(state["optimizer"] | {"param_groups": here})
         check_optimizer(self.optimizer)
+        self.average.load_state_dict(state.get("average", {}))
         self.meter.load_state_dict(state["meter"])
         self.gradients.load_state_dict(state.get("gradients", {}))
         torch.set_rng_state(take_own_rank(state["rng"]).cpu())

@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from longtail.config import Config, MethodConfig, OptimConfig, Sampler
     from longtail.models.backbones import Trunk
     from longtail.models.side_stream import SideStream
+    from longtail.views.view import MixtureKind
 
 
 ViewName = Literal["query", "key"]
 
 
 class Mixed(NamedTuple):
-    """The result of mixup: the labels of the images that were mixed in, and the share of the original images."""
+    """The result of mixup or CutMix: the labels of the images that were mixed in, and the share of the original images."""
 
     y_B: Tensor
     share: Tensor
@@ -46,6 +47,8 @@ class Batch(NamedTuple):
     """The weights of the images, for methods that `can_weight_images`."""
     extra: tuple[Tensor, ...] = ()
     """The further views of a stage with `extra_views`."""
+    stored: tuple[Tensor, ...] = ()
+    """Values that are stored for the query view and the further views, for heads on stored features (see `fit_head`)."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,16 @@ class Stage:
     two_views: bool = False
     """Batches have a second view of each image, the key."""
     extra_views: tuple[ViewName, ...] = ()
-    """The kinds of further views of each image, in `Batch.extra`. They are drawn like query or key views, and never mixed."""
+    """The kinds of further views of each image, in `Batch.extra`. They are drawn like query or key views."""
     sampler: Sampler = "uniform"
     partner: Sampler | None = None
     """The sampler of a second batch for each step."""
     mixup: float = 0.0
-    """Images are mixed in pairs, with shares from Beta(mixup, mixup); 0 for no mixup."""
+    """Query views are mixed in pairs, with shares from Beta(mixup, mixup); 0 for no mixture."""
+    mixture: MixtureKind = "mixup"
+    """How they are mixed."""
+    mixes_extra: bool = False
+    """The further views are mixed like the query views, with the same images and shares."""
     frozen: bool = False
     """The backbone is frozen."""
     shift_norm: bool = False

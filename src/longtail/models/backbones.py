@@ -1,8 +1,9 @@
 """Backbones by their timm names. The CIFAR ResNets are registered with timm, so that one function makes any backbone.
 
 "ResNet-32" on CIFAR is the network of He et al. (2016) with 16, 32 and 64 channels and shortcuts without parameters: 470,004
-parameters with a classifier of 100 classes. ResNet-18 and ResNet-50 with a 3x3 stem are the wide networks of the contrastive
-learning literature; they are registered as `resnet18_cifar` and `resnet50_cifar`.
+parameters with a classifier of 100 classes. `resnet8x4_cifar` and `resnet32x4_cifar` have four times as many channels, for
+example as teachers. ResNet-18 and ResNet-50 with a 3x3 stem are the wide networks of the contrastive learning literature; they
+are registered as `resnet18_cifar` and `resnet50_cifar`.
 """
 
 import contextlib
@@ -48,6 +49,7 @@ class CifarBlock(nn.Module):
 
 
 STAGE_WIDTHS = (16, 32, 64)  # channels of each stage
+WIDE_STAGE_WIDTHS = (64, 128, 256)
 
 
 class CifarResNet(nn.Module):
@@ -154,6 +156,18 @@ def resnet56_cifar(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
 def resnet74_cifar(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
     """ResNet-74 for CIFAR with 16, 32 and 64 channels; there are no pretrained weights."""
     return CifarResNet(74, **_drop_pretrained_options(kwargs))
+
+
+@register_model
+def resnet8x4_cifar(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
+    """ResNet-8 for CIFAR, four times as wide: 64, 128 and 256 channels; there are no pretrained weights."""
+    return CifarResNet(8, channels=WIDE_STAGE_WIDTHS, **_drop_pretrained_options(kwargs))
+
+
+@register_model
+def resnet32x4_cifar(pretrained: bool = False, **kwargs: Any) -> CifarResNet:
+    """ResNet-32 for CIFAR, four times as wide: 64, 128 and 256 channels; there are no pretrained weights."""
+    return CifarResNet(32, channels=WIDE_STAGE_WIDTHS, **_drop_pretrained_options(kwargs))
 
 
 @register_model

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from longtail.kernels import views
 from longtail.views import ops
 from longtail.views.ops import bernoulli, randint, uniform
 from longtail.views.policies import POLICIES, random_color_jitter, random_cutout, random_rotate
+
+MixtureKind = Literal["mixup", "cutmix", "both"]
 
 # Crops: the part of each image that a view shows, resized to the input size of the network; uint8 to uint8
 
@@ -141,7 +143,61 @@ def _pad_crop(x: Tensor, size: int, rng: torch.Generator) -> Tensor:
     return ops.padded_crop(x, top_N, left_N, pad)
 
 
-# Mixup
+# Mixtures of images
+
+
+class Mixture(NamedTuple):
+    """A mixture of every image with another one of its batch, for one or more batches of N images in all."""
+
+    partner_N: Tensor
+    """The index of the image that is mixed in."""
+    share: Tensor
+    """The share of the first image in each batch, and of its label."""
+    weight: Tensor
+    """The weight of the first image in each pixel, in a shape that broadcasts with the images."""
+
+    def apply(self, images_N: Tensor) -> Tensor:
+        """Return the mixed images, or features."""
+        weight = self.weight.view(*self.weight.shape, *[1] * (images_N.ndim - self.weight.ndim))
+        return torch.lerp(images_N[self.partner_N], images_N, weight.to(images_N.dtype))
+
+
+def draw_mixture(kind: MixtureKind, images: int, batch: int, side: int, alpha: float, rng: torch.Generator) -> Mixture:
+    """Draw how images are mixed. All images of a batch have the same share, and for CutMix the same box.
+
+    Args:
+        kind: "mixup": the mean of two images with the weights `share` and 1 - `share` (Zhang et al., 2018); "cutmix": a box
+            of the area 1 - `share` is from the second image (Yun et al., 2019); "both": one of the two for each batch.
+        images: Number of images of all batches.
+        batch: Number of images per batch.
+        side: Height and width of the images in pixels; used by CutMix only.
+        alpha: Parameter of the Beta(alpha, alpha) distribution, from which each batch draws its share.
+        rng: The random generator, which also determines the device.
+    """
+    batches, device = images // batch, rng.device
+    gamma = torch._standard_gamma(torch.full((2, batches), alpha, device=device), generator=rng)
+    share = gamma[0] / gamma.sum(0).clamp(min=1e-30)
+    partner = torch.rand(batches, batch, device=device, generator=rng).argsort(1)
+    partner_N = (partner + batch * torch.arange(batches, device=device)[:, None]).flatten()
+    if kind == "mixup":
+        return Mixture(partner_N, share, share.repeat_interleave(batch, output_size=images))
+    is_outside = _draw_outside_of_box(share, side, rng)
+    is_cut = torch.rand(batches, device=device, generator=rng) < (0.5 if kind == "both" else 1.0)
+    # The box may extend beyond the image: the share is the area that remains.
+    weight = torch.where(is_cut[:, None, None], is_outside.to(share.dtype), share[:, None, None])
+    share = torch.where(is_cut, is_outside.to(share.dtype).mean((1, 2)), share)
+    weight_N11S = weight[:, None].repeat_interleave(batch, 0, output_size=images)
+    return Mixture(partner_N, share, weight_N11S)
+
+
+def _draw_outside_of_box(share: Tensor, side: int, rng: torch.Generator) -> Tensor:
+    """Return which pixels (batches, side, side) are outside of a square of the area 1 - share around a random point."""
+    length = side * (1 - share).sqrt()
+    center = uniform((2, len(share)), 0, side, rng)
+    low, high = (center - length / 2).round(), (center + length / 2).round()
+    position = torch.arange(side, device=share.device)
+    is_inside = (position >= low[..., None]) & (position < high[..., None])  # rows, and columns
+    return ~(is_inside[0][:, :, None] & is_inside[1][:, None, :])
 
 
 def mixup(
@@ -161,14 +217,8 @@ def mixup(
     Returns:
         The mixed images, the labels of the second images, and the weight of the first images for each batch.
     """
-    batches, device = len(y_N) // batch, images_N.device
-    gamma = torch._standard_gamma(torch.full((2, batches), alpha, device=device), generator=rng)
-    weight = gamma[0] / gamma.sum(0).clamp(min=1e-30)
-    partner = torch.rand(batches, batch, device=device, generator=rng).argsort(1)
-    partner_N = (partner + batch * torch.arange(batches, device=device)[:, None]).flatten()
-    weight_N = weight.repeat_interleave(batch, output_size=len(y_N)).to(images_N.dtype)
-    weight_N = weight_N.view(-1, *[1] * (images_N.ndim - 1))
-    return torch.lerp(images_N[partner_N], images_N, weight_N), y_N[partner_N], weight
+    mixture = draw_mixture("mixup", len(y_N), batch, images_N.shape[-1], alpha, rng)
+    return mixture.apply(images_N), y_N[mixture.partner_N], mixture.share
 
 
 # Views
