@@ -15,7 +15,7 @@ from longtail import recipes, run_folder
 from longtail.cli import main
 from longtail.engine import time_budget
 from longtail.engine.cross_validation import select_config
-from longtail.engine.head_config import head_config
+from longtail.engine.fit_head import head_config
 from longtail.engine.time_budget import FitTime, HeadCosts, HeadSettings, StepCosts, fit_settings, list_reductions
 from longtail.engine.train import train
 from longtail.progress import describe_duration, parse_duration

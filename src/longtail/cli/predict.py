@@ -86,7 +86,7 @@ def run_predict(args: list[str]) -> int:
     if not given.images:
         raise UserError("name the images to classify: `longtail predict runs/x photographs/`")
     run_folder.check_exists(given.run)
-    check_images(given.images)
+    check_paths_exist(given.images)
     outputs = {flag: file for flag, file in (("csv", given.csv), ("json", given.json)) if file}
     uses_standard_output = STANDARD_STREAM in map(str, outputs.values())
     if uses_standard_output and is_output_closed():
@@ -120,7 +120,7 @@ def run_predict(args: list[str]) -> int:
     return 1 if len(failed) == len(predictions) else 0
 
 
-def check_images(words: Sequence[str]) -> None:
+def check_paths_exist(words: Sequence[str]) -> None:
     """Raise a UserError with the closest existing path if an image or a folder does not exist."""
     for word in words:
         if word != STANDARD_STREAM and not os.path.lexists(word) and not glob.has_magic(word):

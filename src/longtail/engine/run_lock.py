@@ -74,7 +74,7 @@ def check_links(folder: Path, top: Path) -> None:
         ) from error
 
 
-def check_images(folder: Path, data: DataSet) -> None:
+def check_same_images(folder: Path, data: DataSet) -> None:
     """Raise a UserError if a folder holds a run on other images."""
     if not contains_run(folder) or not os.path.lexists(folder / run_folder.ENVIRONMENT):
         return
@@ -97,7 +97,7 @@ def find_unfinished(folders: dict[int, Path], config: Config, data: DataSet) -> 
         data: The images, which must be those of all existing runs.
     """
     for folder in folders.values():
-        check_images(folder, data)
+        check_same_images(folder, data)
     unfinished = {seed: folder for seed, folder in folders.items() if not os.path.lexists(folder / run_folder.METRICS)}
     # With on_error="skip" all images were checked when they were loaded.
     if config.data.on_error == "stop" and not all(map(contains_run, unfinished.values())):
@@ -128,7 +128,7 @@ def lock_folder(locks: contextlib.ExitStack, config: Config, data: DataSet, resu
     """
     locks.enter_context(open_locked(folder))
     check_folder(folder, config, resume)
-    check_images(folder, data)
+    check_same_images(folder, data)
 
 
 @contextlib.contextmanager

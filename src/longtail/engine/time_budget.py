@@ -92,7 +92,7 @@ class HeadCosts:
     other: float = 0.0
     """The seconds of the evaluation."""
 
-    def kept(self, method: int, settings: HeadSettings) -> list[int]:
+    def remaining_candidates(self, method: int, settings: HeadSettings) -> list[int]:
         """Return the indices of the candidates of a method that remain if the slowest ones are left out."""
         fits = self.methods[method]
         fastest = sorted(range(len(fits)), key=lambda i: fits[i].seconds(settings.epochs))
@@ -102,7 +102,7 @@ class HeadCosts:
         """Return the seconds of all fits."""
         total = 0.0
         for method, times in enumerate(self.methods):
-            fits = [times[i].seconds(settings.epochs) for i in self.kept(method, settings)]
+            fits = [times[i].seconds(settings.epochs) for i in self.remaining_candidates(method, settings)]
             total += max(settings.folds - 1, 0) * sum(fits) + self.seeds * max(
                 fits
             )  # a fold has 1 - 1/folds of the images
@@ -244,7 +244,7 @@ def adapt_heads(plan: Plan, costs: HeadCosts, method: int, full: HeadSettings, f
     adapted = plan.adapt({name: value for name, value in values.items() if value != before[name]})
     if not adapted.candidates:
         return adapted
-    kept = tuple(adapted.candidates[i] for i in costs.kept(method, found))
+    kept = tuple(adapted.candidates[i] for i in costs.remaining_candidates(method, found))
     return replace(adapted, config=kept[0], candidates=kept)
 
 
@@ -380,7 +380,7 @@ def plan_heads(
         f"--{EPOCHS}": (full.epochs, settings.epochs),
         "candidates": (
             sum(map(len, costs.methods)),
-            sum(len(costs.kept(i, settings)) if settings.folds else 1 for i in range(len(plans))),
+            sum(len(costs.remaining_candidates(i, settings)) if settings.folds else 1 for i in range(len(plans))),
         ),
     }
     report_limit(limit, changed, costs.seconds(full), None if fits else costs.seconds(settings))

@@ -351,7 +351,7 @@ def evaluate_group(trainers: Sequence[Trainer], loggers: Sequence[Loggers]) -> N
     for trainer, others in zip(trainers, loggers, strict=True):
         cost = {"seconds": trainer.seconds, "setup_seconds": trainer.setup_seconds, **shared}
         try:
-            others.finished(trainer.evaluator.finish(trainer.folder, cost))
+            others.send_metrics(trainer.evaluator.finish(trainer.folder, cost))
         except UserError as error:
             failure = failure or error
     if failure:

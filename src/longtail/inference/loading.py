@@ -90,7 +90,7 @@ def load(
     else:
         found = load_ensemble(path, torch_device) if ensemble else load_run(path, torch_device)
     found = replace(found, tta=tta)
-    return found if prior is None else found.expecting(prior)
+    return found if prior is None else found.with_prior(prior)
 
 
 def is_exported_folder(path: Path) -> bool:

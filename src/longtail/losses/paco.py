@@ -177,9 +177,8 @@ class Terms(torch.autograd.Function):
         ctx.set_materialize_grads(False)  # the gradient of P_sup is None instead of zeros
         loss_B, P_sup_B = (torch.empty_like(y_B, dtype=log_q_C.dtype) for _ in range(2))
         for i in row_blocks(center_BC, contrast_BM):
-            log_p_BK = compute_log_psi(center_BC[i], contrast_BM[i], drop_BM[i], log_q_C, tau, center_tau).log_softmax(
-                1
-            )
+            products = center_BC[i], contrast_BM[i], drop_BM[i]
+            log_p_BK = compute_log_psi(*products, log_q_C, tau, center_tau).log_softmax(1)
             w_BK = compute_weights(y_B[i], y_M, drop_BM[i], alpha, smoothing_weights(smoothing, log_q_C), log_p_BK)
             torch.sum(w_BK.mul_(log_p_BK), 1, out=loss_B[i])
             torch.sum(log_p_BK[:, : len(log_q_C)].exp_(), 1, out=P_sup_B[i])

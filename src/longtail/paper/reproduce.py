@@ -90,7 +90,7 @@ def train_cells(
             log_info(f"{where}: already in {results_file.path}, skipped")
             continue
         data = load_cached(cell.config.data, images)
-        results_file.check_images(cell, data)
+        results_file.check_same_images(cell, data)
         if too_long := budget.why_too_short(estimate_seconds(results_file, cell, data, todo, rerun)):
             advice = (
                 "choose the remaining cells with --methods and --imbalance"

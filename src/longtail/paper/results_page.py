@@ -292,19 +292,19 @@ def headline_cell(table: Tree, method: str, factor: float, rows: Iterable[Tree])
 
 def list_missing(table: Tree, rows: Sequence[Tree]) -> str:
     """Return a sentence about the runs of the table that are missing in these rows."""
-    lacks = []
+    missing = []
     for method, label, named in headline_rows(table, rows):
         wanted = table.get("factors", {}).get(method, table["imbalance"])
-        cells = [words for factor in wanted if (words := _missing_seeds(table, factor, named))]
-        lacks += [f"{escape_markdown(label)} at {', '.join(cells)}"] if cells else []
-    return f"Not run yet: {'; '.join(lacks)}." if lacks else "All runs are complete."
+        cells = [words for factor in wanted if (words := _describe_missing_seeds(table, factor, named))]
+        missing += [f"{escape_markdown(label)} at {', '.join(cells)}"] if cells else []
+    return f"Not run yet: {'; '.join(missing)}." if missing else "All runs are complete."
 
 
-def _missing_seeds(table: Tree, factor: float, rows: Iterable[Tree]) -> str | None:
-    there = {seed for row in rows if row["imbalance"] == factor for seed in row["seeds"]}
-    seeds = [s for s in table["seeds"] if s not in there]
-    some = f" ({format_seeds(seeds)})" if there else ""
-    return factor_name(factor) + some if seeds else None
+def _describe_missing_seeds(table: Tree, factor: float, rows: Iterable[Tree]) -> str | None:
+    recorded = {seed for row in rows if row["imbalance"] == factor for seed in row["seeds"]}
+    seeds = [s for s in table["seeds"] if s not in recorded]
+    note = f" ({format_seeds(seeds)})" if recorded else ""
+    return factor_name(factor) + note if seeds else None
 
 
 def describe_verdict(verdict: Tree) -> str:
