@@ -209,7 +209,7 @@ def train_method(
     """
     config = plan.config
     if is_finished(config, folder):
-        log_info(f"{folder} is finished already")
+        log_info(f"{folder} is already finished")
         return None
     try:
         data = load_cached(config.data, loaded)

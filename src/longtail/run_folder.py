@@ -220,7 +220,7 @@ def read_finished(paths: Iterable[Path | str] | Path | str) -> list[FinishedRun]
         searched = ", ".join(map(str, paths)) or "an empty list of paths"
         if unfinished:
             raise UserError(
-                f"no finished run in {searched}: continue the {len(unfinished)} unfinished with --resume",
+                f"no finished run in {searched}: continue the unfinished runs ({len(unfinished)}) with --resume",
                 kind="unfinished-run",
             )
         raise UserError(

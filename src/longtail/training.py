@@ -167,7 +167,9 @@ def prepare(
         given["model.name"] = CUSTOM
     images = loaded if isinstance(data, Config) else data
     if loaded is not None and (not isinstance(data, Config) or isinstance(loaded, str | Path)):
-        raise UserError("loaded must be the images of a Config, which is the first argument", kind="conflict")
+        raise UserError(
+            "loaded needs a Config as the first argument: pass the images that were loaded for it", kind="conflict"
+        )
     if images is None and test is not None:
         raise UserError("test needs training images in memory: give both, or neither", kind="conflict")
     with contextlib.ExitStack() as stack:

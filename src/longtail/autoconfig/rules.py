@@ -234,9 +234,7 @@ def choose_method(facts: Facts, given: str | None, is_cached: bool, choices: Con
         choices: The choices so far.
     """
     if given is None and is_cached:
-        choices.choices.append(
-            Choice("--method", AUTO, f"selected by cross-validation among {', '.join(AUTO_METHODS)}")
-        )
+        choices.choices.append(Choice("--method", AUTO, f"selected by cross-validation from {', '.join(AUTO_METHODS)}"))
         return AUTO_METHODS[0]
     name = "paco"
     reason = f"the largest class has {facts.imbalance:.3g} times as many images as the smallest, so the centers are rebalanced"
@@ -372,7 +370,7 @@ def choose_image_size(facts: Facts, name: str, pretrained: bool, is_cached: bool
         if size == original:
             return size, "the original size"
         if facts.has_gpu or is_cached:
-            return size, f"reduced from {original:,} px to the size of ImageNet training"
+            return size, f"reduced from {original:,} px to the size used in ImageNet training"
         hint = "; 224 is more accurate and about 3x slower" if original >= 224 else ""
         return size, f"reduced from {original:,} px to save CPU time{hint}"
     if original < TINY:
@@ -383,7 +381,7 @@ def choose_image_size(facts: Facts, name: str, pretrained: bool, is_cached: bool
         return 64, close
     if not facts.has_gpu:
         return 64, f"reduced from {original:,} px to save CPU time"
-    return (224, f"the size of ImageNet training (original: {original:,} px)") if original >= 192 else (128, close)
+    return (224, f"the size used in ImageNet training (original: {original:,} px)") if original >= 192 else (128, close)
 
 
 def find_fixed_size(name: str) -> int | None:
@@ -396,7 +394,7 @@ def choose_trainable(facts: Facts, choices: ConfigChoices) -> None:
     """Choose between fine-tuning and a frozen backbone, which was more accurate after short runs (docs/log.md)."""
     value, reason = "all", "fine-tune all layers, with a ten times higher learning rate for the new head"
     if not facts.has_gpu:
-        value, reason = "head", "no GPU: freeze the backbone, which is faster; use `all` for images unlike photographs"
+        value, reason = "head", "no GPU: a frozen backbone is faster; use `all` if the images are not photographs"
     choices.choose("model.trainable", value, reason)
 
 
@@ -418,7 +416,7 @@ def choose_cached_views(facts: Facts, method: str | None, choices: ConfigChoices
     if choices.values["model.trainable"] != "head" or not is_supported:
         return False
     views = min(max(CACHED_IMAGES // facts.images - 1, 1), MAX_CACHED_VIEWS)
-    reason = "augmented views per image whose features are computed once and stored"
+    reason = "augmented views per image; their features are computed once and stored"
     return choices.choose("data.cached_views", views, reason) > 0
 
 
@@ -481,7 +479,7 @@ def choose_length(facts: Facts, network: Network, choices: ConfigChoices) -> Non
     n, batch = facts.images, 64 if network.is_cached else 128 if facts.has_gpu else 32
     reason = "as in the recipes of the paper" if facts.has_gpu else "small batches for a CPU"
     if network.is_cached:
-        reason = "small batches for the training of a head"
+        reason = "small batches, because only the head is trained"
     if n < 8 * batch:
         batch, reason = max(power_of_two_below(n / 8), min(power_of_two_below(n), 16)), f"only {n:,} training images"
     largest = power_of_two_below(facts.memory / MEMORY_FACTOR / (network.bytes_per_pixel * network.image_size**2))
@@ -579,8 +577,8 @@ def choose_optimizer(facts: Facts, network: Network, method: str, choices: Confi
     if network.is_cached:
         lr, weight_decay = find_head_settings(method)[0]
         choices.set("optim.name", "sgd")
-        choices.choose("optim.lr", lr, "usual for this method with a head on cached features")
-        choices.choose("optim.weight_decay", weight_decay, "strong, because few images have many features")
+        choices.choose("optim.lr", lr, "usual for a head that this method trains on cached features")
+        choices.choose("optim.weight_decay", weight_decay, "strong, because there are many features and few images")
         return
     is_modern = network.is_modern
     reason = "usual for transformers and ConvNeXt" if is_modern else "usual for ResNets, and used in the paper"
@@ -624,7 +622,7 @@ def choose_validation(facts: Facts, network: Network, base: Config, choices: Con
     reason = "held out from each class (at least two images remain), so that tuning does not use the test set"
     if facts.images < MIN_IMAGES_FOR_VALIDATION and base.data.val_fraction == 0:
         share = 0.0
-        reason = f"too few images ({facts.images:,}) to hold some out, so probabilities are not calibrated"
+        reason = f"too few images ({facts.images:,}) for a validation split; probabilities are not calibrated"
     choices.choose("data.val_fraction", max(share, base.data.val_fraction), reason)
 
 

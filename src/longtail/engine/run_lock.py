@@ -50,7 +50,7 @@ def check_folder(folder: Path, config: Config, resume: bool, top: Path | None = 
     if not resume:
         is_done = (folder / run_folder.METRICS).exists()
         what = "a finished run: use that run" if is_done else "a run: continue it with --resume"
-        raise UserError(f"{folder} already holds {what}, or choose another --out", kind="exists")
+        raise UserError(f"{folder} already contains {what}, or choose another --out", kind="exists")
     found = differences(run_folder.load_config(folder).identity(), config.identity())
     if found:
         field = "train.epochs" if "train.epochs" in found else next(iter(found))  # other fields follow from it

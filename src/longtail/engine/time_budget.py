@@ -443,14 +443,14 @@ def report_limit(limit: float, changed: dict[str, tuple[int, int]], before: floa
     allowed = describe_duration(limit)
     if reduced:
         log_info(
-            f"the default settings take about {describe_duration(before)}, and the time limit is {allowed}: reduced "
-            f"{', '.join(reduced)}"
+            f"reduced {', '.join(reduced)}, because the default settings take about {describe_duration(before)} and "
+            f"the time limit is {allowed}"
         )
     elif too_long is None:
         log_info(f"time limit {allowed}: the default settings fit")
     if too_long is not None:
         log_warning(
-            f"--time-limit {allowed} is too short: even the smallest settings, which are used, take about "
+            f"--time-limit {allowed} is too short: training uses the smallest settings and takes about "
             f"{describe_duration(too_long)}"
         )
 

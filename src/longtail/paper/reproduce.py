@@ -55,7 +55,7 @@ def reproduce(
         raise UserError(f"--epochs {epochs}: it must be a positive integer")
     if epochs is not None and table.mixed:
         raise UserError(
-            f"--epochs {epochs}: in {name} each method has its authors' setting, which includes the number of epochs",
+            f"--epochs {epochs}: {name} uses the settings of each method's authors, with their number of epochs: omit --epochs",
             kind="unsupported",
         )
     chosen = choose_cells(table, methods, imbalance)
