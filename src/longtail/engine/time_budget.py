@@ -72,12 +72,12 @@ class HeadSettings:
 class FitTime(NamedTuple):
     """The time of a fit on all training images, in seconds."""
 
-    fixed: float
+    overhead: float
     per_epoch: float
 
     def seconds(self, epochs: int) -> float:
         """Return the seconds of a fit with this number of epochs (`train.epochs`)."""
-        return self.fixed + epochs * self.per_epoch
+        return self.overhead + epochs * self.per_epoch
 
 
 @dataclass(frozen=True)
@@ -98,19 +98,18 @@ class HeadCosts:
         fastest = sorted(range(len(fits)), key=lambda i: fits[i].seconds(settings.epochs))
         return sorted(fastest[: max(len(fits) - settings.dropped, 1)])
 
-    def heads(self, settings: HeadSettings) -> float:
+    def fit_seconds(self, settings: HeadSettings) -> float:
         """Return the seconds of all fits."""
         total = 0.0
         for method, times in enumerate(self.methods):
             fits = [times[i].seconds(settings.epochs) for i in self.remaining_candidates(method, settings)]
-            total += max(settings.folds - 1, 0) * sum(fits) + self.seeds * max(
-                fits
-            )  # a fold has 1 - 1/folds of the images
+            cross_validation = max(settings.folds - 1, 0) * sum(fits)  # a fold has 1 - 1/folds of the images
+            total += cross_validation + self.seeds * max(fits)
         return total
 
     def seconds(self, settings: HeadSettings) -> float:
         """Return the seconds of everything."""
-        return self.features[settings.views] + self.heads(settings) + self.other
+        return self.features[settings.views] + self.fit_seconds(settings) + self.other
 
 
 def list_reductions(costs: HeadCosts, full: HeadSettings, given: Collection[str]) -> Iterator[HeadSettings]:
@@ -128,7 +127,7 @@ def list_reductions(costs: HeadCosts, full: HeadSettings, given: Collection[str]
         yield now
         fewer_views = replace(now, views=now.views - 1) if now.views > 1 and VIEWS not in given else None
         smaller_heads = reduce_heads(costs, now, full, given)
-        is_features_first = costs.features[now.views] >= costs.heads(now)
+        is_features_first = costs.features[now.views] >= costs.fit_seconds(now)
         now = (fewer_views or smaller_heads) if is_features_first else (smaller_heads or fewer_views)
 
 

@@ -349,14 +349,14 @@ def detail_section(rows: Sequence[Tree], factor: float) -> list[str]:
     head = ["method", "", *(METRICS[c].heading for c in PAPER_METRICS), "seeds"]
     words = rank_labels([top1_by_seed(row) for row in here])
     body = [
-        [row["label"], word, *(_figure(row, c) for c in PAPER_METRICS), " ".join(map(str, row["seeds"]))]
+        [row["label"], word, *(_format_cell(row, c) for c in PAPER_METRICS), " ".join(map(str, row["seeds"]))]
         for row, word in zip(here, words, strict=True)
     ]
     title = f"### {factor_name(factor).capitalize()}"
     return [title, markdown_table(head, body, 2), *([TIES_LEGEND] if any(words) else [])]
 
 
-def _figure(row: Tree, column: str) -> str:
+def _format_cell(row: Tree, column: str) -> str:
     return format_metric(column, row["metrics"][column]["values"])
 
 
