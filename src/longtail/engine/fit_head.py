@@ -33,7 +33,7 @@ MAX_QUEUE = 1024
 
 
 class FeatureTrunk(Trunk):
-    """A backbone whose input are features already."""
+    """A backbone for inputs that are features already: it returns its input."""
 
     def __init__(self, width: int) -> None:
         super().__init__(nn.Identity(), width)
@@ -111,7 +111,7 @@ def head_config(
 
 
 def make_feature_method(config: Config, counts_C: Tensor, width: int) -> Method:
-    """Return a method whose input are features.
+    """Return a method whose inputs are features.
 
     Args:
         config: The configuration; the settings of data, views and backbone are not used.
@@ -148,7 +148,7 @@ def fit_head(
     log_epoch: LogEpoch | None = None,
     weight_N: Tensor | None = None,
 ) -> Method:
-    """Train a method on stored features, and return it for features as input.
+    """Train a method on stored features, and return it. Its inputs are features.
 
     A linear head is trained on scaled features, and converted to the original features at the end. Its weights are zero at
     first, because random ones would remain in the directions in which the training images do not differ. The precision is that

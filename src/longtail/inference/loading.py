@@ -94,7 +94,7 @@ def load(
 
 
 def is_exported_folder(path: Path) -> bool:
-    """Return whether `longtail export --to hub` wrote a folder, or its copy."""
+    """Return whether a folder, or the original of a copied folder, was written by `longtail export --to hub`."""
     model = path / run_folder.MODEL
     is_run = os.path.lexists(path / run_folder.METRICS)
     return not is_run and os.path.isfile(model) and METADATA_KEY in _read_header(model)

@@ -31,8 +31,9 @@ def supcon_loss(
     weight_B: Tensor | None = None,
     log_prior_M: Tensor | None = None,
 ) -> Tensor:
-    """Return the mean of -1/|P(i)| · sum_{z+ in P(i)} log(exp(z+·T(x_i)/tau) / sum over A(i)) over anchors with positives.
+    """Return the supervised contrastive loss (SupCon), a mean over the anchors that have positives.
 
+    The loss of an anchor is -1/|P(i)| · sum_{z+ in P(i)} log(exp(z+·T(x_i)/tau) / sum over A(i)).
     Anchors without positives are left out of the mean; if there are no others, the loss is zero.
 
     Args:
@@ -58,7 +59,7 @@ def supcon_loss(
 
 
 def bcl_loss(contrast: ContrastSet, y_B: Tensor, classes: int, tau: float = 0.1) -> Tensor:
-    """Return the mean of L_i, as defined above, over the anchors that have positives. It is zero if no anchor has any.
+    """Return the balanced contrastive loss (BCL), a mean over the anchors that have positives; zero if no anchor has any.
 
     Args:
         contrast: The anchors, and the samples that they are compared with, including the centers and the anchors themselves.

@@ -64,7 +64,7 @@ def paco_objective(
     params: LossParams,
     chunk: int = 0,
 ) -> dict[str, Tensor]:
-    """Return the mean loss of the anchors as "loss", and values for the log.
+    """Return the mean PaCo loss of the anchors as "loss", and values for the log.
 
     The values are the "accuracy" of the centers as a classifier in percent, the mean "P_sup" of `paco_terms`, and the largest
     magnitude of the logits of centers and samples.
@@ -100,7 +100,7 @@ def paco_terms(
     center_tau: float = 1.0,
     smoothing: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Return L_i and P_sup of each anchor.
+    """Return the PaCo loss L_i and P_sup of each anchor.
 
     P_sup is the share of the centers in Z_i; at the optimum it is 1 / (1 + alpha·|P(i)|). P_sup has no gradient.
     L_i can be differentiated only once.
@@ -138,7 +138,7 @@ def paco_loss(
     center_tau: float = 1.0,
     smoothing: float = 0.0,
 ) -> Tensor:
-    """Return the mean of L_i over the anchors; `paco_terms` describes the arguments."""
+    """Return the PaCo loss, the mean of L_i over the anchors; `paco_terms` describes the arguments."""
     params = LossParams(alpha, tau, center_tau, smoothing)
     return paco_terms(center_BC, contrast_BM, y_B, y_M, drop_BM, log_prior_C, *params)[0].mean()
 
