@@ -111,12 +111,17 @@ def test_shorter_limits_never_give_larger_settings(given):
             last = ladder[-1]
             assert (last.views == 4) == (VIEWS in given) and last.views >= 1
             assert (last.folds == 5) == (FOLDS in given) and (last.epochs == 60) == (EPOCHS in given)
-            assert all(len(costs.kept(i, replace(FULL, dropped=99))) == 1 for i in range(methods))
+            assert all(len(costs.remaining_candidates(i, replace(FULL, dropped=99))) == 1 for i in range(methods))
 
 
 def test_the_slowest_candidates_are_dropped():
     costs = HeadCosts((0.0, 1.0), ((FitTime(0, 3), FitTime(0, 1), FitTime(0, 2)),), 1)
-    assert [costs.kept(0, replace(FULL, dropped=dropped)) for dropped in range(4)] == [[0, 1, 2], [1, 2], [1], [1]]
+    assert [costs.remaining_candidates(0, replace(FULL, dropped=dropped)) for dropped in range(4)] == [
+        [0, 1, 2],
+        [1, 2],
+        [1],
+        [1],
+    ]
 
 
 # Runs of the user's images

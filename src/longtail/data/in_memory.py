@@ -495,7 +495,7 @@ def find_classes(train: LabeledImages) -> tuple[tuple[str, ...], dict[Any, int]]
     check_last_label("the data set", numbers[-1], len(numbers))
     names = train.class_names or tuple(map(str, range(numbers[-1] + 1)))
     if numbers[-1] >= len(names):
-        raise UserError(f"label {numbers[-1]} has no name: only {len(names)} class names were given", kind="bad-labels")
+        raise UserError(f"label {numbers[-1]}: there are names of {len(names)} classes only", kind="bad-labels")
     for name in names:
         check_text(name, "the data set", "class name")
     return names, {index: index for index in range(len(names))}
