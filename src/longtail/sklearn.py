@@ -21,8 +21,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import nn
 
-from longtail.engine.fit_head import fit_head
-from longtail.engine.head_config import head_config
+from longtail.engine.fit_head import fit_head, head_config
 from longtail.methods import Method
 from longtail.models.heads import CosineHead, ScaledHead
 

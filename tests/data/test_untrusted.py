@@ -126,7 +126,7 @@ def test_repeated_metadata_takes_no_quadratic_time(kind):
         few, many = (b"P3 4 4 255\n" + b"#\n" * n + b"0 " * 48 for n in (9, 1_000_000))
     assert probe_image(few).width in (4, 16)
     outcome = run_guarded(lambda: probe_image(many), seconds=1)
-    assert outcome.kind == "traceback" and "BadImage: it has more than" in outcome.text
+    assert outcome.kind == "traceback" and "BadImage" in outcome.text
 
 
 def test_few_images_are_held_in_memory(monkeypatch):

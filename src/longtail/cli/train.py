@@ -51,7 +51,7 @@ from longtail.training import (
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """Train a recipe or your own images: one run per seed in OUT/seedN, which is evaluated at its end."""
+    """Train on a recipe or on your own images: one run per seed, which is evaluated at its end, in OUT/seedN."""
 
     recipe: Positional[str]
     """A recipe name (`longtail recipes` lists them), or a folder, shards or a list (.txt .csv .tsv .json) of your images;
@@ -64,11 +64,11 @@ class Train:
     imbalance: float | None = None
     """Imbalance factor: size of the largest class divided by that of the smallest class."""
     setting: str | None = None
-    """Hyperparameters of the recipe: released, paper or equal."""
+    """Hyperparameters of the recipe: released (released code), paper (text of the paper) or equal (same for all methods)."""
     network: str | None = None
-    """For large data sets: one of the networks of the paper (`longtail recipes RECIPE` lists them)."""
+    """For ImageNet-scale recipes: one of the networks of the paper (`longtail recipes RECIPE` lists them)."""
     augment: str | None = None
-    """For large data sets: plain, sim, rand, rand-rand or stacked (`longtail recipes RECIPE` lists those of the paper)."""
+    """For ImageNet-scale recipes: plain, sim, rand, rand-rand or stacked (those of the paper: `longtail recipes RECIPE`)."""
     strategy: int | None = None
     """Augmentation strategy of the paper: 1: sim/sim, 2: rand/rand, 3: rand for the query view and sim for the key view."""
     out: Path | None = None
@@ -76,10 +76,10 @@ class Train:
     resume: bool = False
     """Continue the runs in OUT."""
     time_limit: Annotated[str | None, arg(metavar="TIME")] = None
-    """For your own images: reduce cached views, folds, candidates and epochs so that all runs together take about this time,
-    such as 90s, 10m or 1.5h. Settings that you give are not changed."""
+    """Approximate time for all runs together, such as 90s, 10m or 1.5h; for your own images only. Cached views, folds,
+    candidates and epochs are reduced to fit. Settings that you give are not changed."""
     verbose: bool = False
-    """Show all metrics at the end: also calibration error, k-NN accuracy, latency, and accuracy under shifted class
+    """Show all metrics at the end, including calibration error, k-NN accuracy, latency, and accuracy under shifted class
     frequencies."""
     data: DataConfig
     views: ViewsConfig
@@ -142,7 +142,7 @@ def print_baseline(folders: list[Path]) -> None:
     measured = [run.metrics.get("logistic_top1") for run in run_folder.read_finished(folders)]
     found = [value for value in measured if value is not None]
     if found:
-        print(f"class-balanced logistic regression on the same features: {found[0]:.1f} % of the same test images")
+        print(f"for comparison, class-balanced logistic regression on the same features: {found[0]:.1f} % accuracy")
 
 
 def resolve_training(args: list[str]) -> tuple[str, Train, Plan]:

@@ -221,7 +221,7 @@ class OptimConfig(Section):
         tuple[float, ...],
         increasing(gt(0), "increasing fractions of the training, or epochs, greater than 0", "0.8 0.9"),
     ] = ()
-    """Schedule `step`: when the learning rate is multiplied by gamma, as fractions of the training (0.8) or as epochs
+    """Schedule `step`: times at which the learning rate is multiplied by gamma, as fractions of the training (0.8) or as epochs
     (160)."""
     gamma: Annotated[float, gt(0, "0.1")] = 0.1
     """Schedule `step`: factor of the learning rate at each milestone."""

@@ -172,7 +172,7 @@ def check_replaceable(path: Path) -> None:
     if path.is_symlink() or (path.exists() and not path.is_dir()):
         raise UserError(f"--out {path} is not a folder: choose another path", kind="exists")
     if path.is_dir() and {entry.name for entry in path.iterdir()} - {*FILES}:
-        raise UserError(f"--out {path} has other files: choose a new folder", kind="exists")
+        raise UserError(f"--out {path} contains other files: choose a new folder", kind="exists")
 
 
 def upload(folder: Path, repo: str) -> str:
@@ -191,7 +191,7 @@ def upload(folder: Path, repo: str) -> str:
 
     if not huggingface_hub.get_token():
         raise UserError(
-            f"{folder} was written but not uploaded, as there is no token: run `hf auth login` or set HF_TOKEN",
+            f"{folder} was written but not uploaded, because there is no token: run `hf auth login` or set HF_TOKEN",
             kind="missing-token",
         )
     try:

@@ -193,7 +193,7 @@ def _gain_figure(
         names = [f"{classes.names[classes.order[i]]}: {format_signed(g)} points" for i, g in known]
         plot.bars([(i + 0.05, i + 0.95, g) for i, g in known], style, names)
     else:
-        plot.spans([(i + 0.5, 0, g) for i, g in known], style, label)
+        plot.strokes([(i + 0.5, 0, g) for i, g in known], style, label)
     plot.reference([(0, 0), (len(gain), 0)], "no difference")
     columns = {"class": [classes.names[c] for c in classes.order], "difference": [round(float(g), 2) for g in gain]}
     return figure(plot, "differences", columns, f"Above the line, {label} is better.{classes.subset_note}")

@@ -119,7 +119,7 @@ def _cost_figure(dataset: DatasetResults, metric: str) -> Element | None:
     plot = Plot(f"Accuracy against {label}", description, x, y, label, "test accuracy, %")
     for row, (x_mean, m, std) in zip(rows, points, strict=True):
         if std:
-            plot.spans([(x_mean, m - std, m + std)], dataset.style(row), "")
+            plot.strokes([(x_mean, m - std, m + std)], dataset.style(row), "")
         plot.dots([(x_mean, m)], dataset.style(row), [f"{row.label}: {m:.1f} % at {x_mean:,.1f}"], radius=5)
     columns: dict[str, list[Any]] = {"method": [row.label for row in rows], label: [x for x, _, _ in points]}
     columns |= {"accuracy": [m for _, m, _ in points]}

@@ -1,4 +1,4 @@
-"""Result tables of many runs as Markdown, JSON and terminal output, with one row per configuration."""
+"""Result tables with one row per configuration, as Markdown, JSON and terminal output, and tables by class for the terminal."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
