@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -116,12 +117,19 @@ def test_frames_of_an_animation_are_not_counted(monkeypatch):
         assert probe_image(file.getvalue()).animated == (frames > 1) and len(seeks) < 10
 
 
-@pytest.mark.parametrize("kind", ["EXIF", "comments"])
-def test_repeated_metadata_takes_no_quadratic_time(kind):
-    """Pillow copies everything before a JPEG's EXIF segment, and everything after a comment in a PPM file."""
-    if kind == "EXIF":
-        file = io.BytesIO()
-        Image.new("RGB", (16, 16)).save(file, "JPEG")
+@pytest.mark.parametrize("kind", ["EXIF", "comments", "profiles"])
+def test_repeated_metadata_takes_little_time(kind):
+    """Pillow copies everything before a JPEG's EXIF segment, and everything after a comment in a PPM file.
+
+    It decompresses each color profile of a PNG, although one is allowed.
+    """
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(file, "PNG" if kind == "profiles" else "JPEG")
+    if kind == "profiles":
+        content = b"iCCPname\0\0" + zlib.compress(bytes(2**20))
+        chunk = (len(content) - 4).to_bytes(4, "big") + content + zlib.crc32(content).to_bytes(4, "big")
+        few, many = (file.getvalue()[:33] + chunk * n + file.getvalue()[33:] for n in (2, 10_000))
+    elif kind == "EXIF":
         jpeg = file.getvalue()
         segment = b"\xff\xe1\0\x09Exif\0\0x"
         few, many = (jpeg[:2] + segment * n + jpeg[2:] for n in (9, 1_000_000))
