@@ -196,16 +196,21 @@ class Shard:
                 f"{self.path} declares {rows:,} rows in {size:,} bytes: the limits are {limits}", kind="unsafe-file"
             )
         largest = dict.fromkeys((self.bytes_column, *self.text_columns), 0)
+        # The columns that pyarrow reads. Each chunk repeats the name of its column, which could be another one.
+        names = [self.metadata.schema.column(number).path for number in range(self.metadata.num_columns)]
+        self.image_chunks: list[int] = []  # their pages are checked when they are read
         with files.open_regular(self.path) as pages:
-            for group in groups:
-                for number, chunk in enumerate(map(group.column, range(group.num_columns))):
-                    for column in largest:
-                        if chunk.path_in_schema == column or chunk.path_in_schema.startswith(f"{column}."):
-                            largest[column] = max(largest[column], chunk.total_uncompressed_size)
-                            if column == self.bytes_column:
-                                self.image_chunk = number  # its pages are checked when they are read
-                            else:
-                                largest[column] = max(largest[column], decompressed_size(pages, chunk))
+            for number, name in enumerate(names):
+                for column in largest:
+                    if name != column and not name.startswith(f"{column}."):
+                        continue
+                    chunks = [group.column(number) for group in groups]
+                    sizes = [chunk.total_uncompressed_size for chunk in chunks]
+                    if column == self.bytes_column:
+                        self.image_chunks.append(number)
+                    else:
+                        sizes += [decompressed_size(pages, chunk) for chunk in chunks]
+                    largest[column] = max([largest[column], *sizes])
         if max(largest.values()) > MAX_COLUMN_BYTES:
             raise UserError(
                 f"{self.path} has a row group with {max(largest.values()):,} bytes in a column, more than the "
@@ -255,16 +260,12 @@ class Shard:
         return [self.names[value] for value in self.labels]
 
 
-class RowGroupTooLarge(Exception):
-    """Raised for a row group with more than MAX_COLUMN_BYTES, whatever the footer declares."""
-
-
 class RowReader:
     """Returns the image file of a row when called; each thread keeps some files open, and the row group that it read last."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self.shards, self.cache = list(shards), threading.local()
-        self.too_large: set[int] = set()  # row groups that are not tried again
+        self.failed: dict[int, str] = {}  # row groups that are not read again, with the reason
         groups = [(s, g, n) for s, shard in enumerate(shards) for g, n in enumerate(shard.group_rows)]
         self.group_of = [(s, g) for s, g, _ in groups]
         self.starts = np.cumsum([0, *(n for *_, n in groups)])
@@ -284,18 +285,17 @@ class RowReader:
         if getattr(self.cache, "group", None) != group:
             number, group_of_shard = self.group_of[group]
             shard = self.shards[number]
-            too_large = f"{shard.path.name}: its row group has more than {MAX_COLUMN_BYTES:,} bytes"
-            if group in self.too_large:
-                raise BadImage(too_large)
+            if group in self.failed:
+                raise BadImage(self.failed[group])
             try:
                 rows = self._read_column(shard, group_of_shard)
-            except RowGroupTooLarge as error:
-                self.too_large.add(group)
-                raise BadImage(too_large) from error
             except Exception as error:  # a damaged file can raise anything
                 if isinstance(error, OSError):
                     raise_resource_shortage(error)
-                raise BadImage(f"{shard.path.name}: {_shorten(error)}") from error
+                reason = f"{shard.path.name}: {_shorten(error)}"
+                if not isinstance(error, MemoryError) and getattr(error, "errno", None) is None:
+                    self.failed[group] = reason  # the file is damaged; other errors can be temporary
+                raise BadImage(reason) from error
             self.cache.rows, self.cache.group = rows, group
         return self.cache.rows
 
@@ -305,14 +305,15 @@ class RowReader:
 
         file, size, rows = self._open(shard), 0, []
         with files.open_regular(shard.path) as pages:
-            expanded = decompressed_size(pages, shard.metadata.row_group(group).column(shard.image_chunk))
+            chunks = map(shard.metadata.row_group(group).column, shard.image_chunks)
+            expanded = sum(decompressed_size(pages, chunk) for chunk in chunks)
         if expanded > MAX_COLUMN_BYTES:
-            raise RowGroupTooLarge
+            raise _too_large()
         batch_rows = min(shard.image_batch, _batch_rows(expanded))
         for batch in file.iter_batches(batch_rows, row_groups=[group], columns=[shard.bytes_column], use_threads=False):
             size += batch.nbytes
             if size > MAX_COLUMN_BYTES:
-                raise RowGroupTooLarge
+                raise _too_large()
             rows.append(batch.column(0))
         column = pa.chunked_array(rows)
         if len(column) != shard.group_rows[group]:
@@ -449,6 +450,10 @@ def _bytes_column(path: Path, schema: "pa.Schema", image: str) -> tuple[str, int
     )
 
 
+def _too_large() -> ValueError:
+    return ValueError(f"its row group has more than {MAX_COLUMN_BYTES:,} bytes")
+
+
 def _batch_rows(column_bytes: int) -> int:
     """Return the number of rows of a batch that stays small even if each of them repeats all bytes of the column."""
     return max(min(BATCH_BYTES // max(column_bytes, 1), MAX_BATCH_ROWS), 1)
@@ -498,7 +503,7 @@ def decompressed_size(file: BinaryIO, chunk: Any) -> int:
         if kind in VALUES:
             found = fields.get(VALUES[kind])
             count = found.get(1) if isinstance(found, dict) else None
-            if type(count) is not int or count < 0:
+            if type(count) is not int or not 0 <= count < 2**31:  # pyarrow reads the lowest 32 bits
                 raise ValueError("the header of a page is damaged")
             values += count
         size += uncompressed
