@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from factors import changed, validation, with_validation
+from factors import changed, last_epoch, with_validation
 from measure import Row, save, table, where
 
 from longtail import recipes, run_folder
@@ -35,13 +35,13 @@ def measure(args: argparse.Namespace) -> list[Row]:
     for alpha in args.alphas:
         config = changed(base, "method", alpha=alpha if alpha == "auto" else float(alpha))
         folders = train(config, args.out / args.recipe / alpha, resume=True, data=data)
-        ends = [json.loads((folder / run_folder.LOG).read_text().splitlines()[-1])["P_sup"] for folder in folders]
+        ends = [last_epoch(folder) for folder in folders]
         chosen = json.loads((folders[0] / run_folder.ENVIRONMENT).read_text())["chosen"]
         found.append(
             {
                 "alpha": f"auto = {chosen['alpha']:.3g}" if alpha == "auto" else alpha,
-                "validation": [validation(folder) for folder in folders],
-                "P_sup": float(np.mean(ends)),
+                "validation": [end["val_accuracy"] for end in ends],
+                "P_sup": float(np.mean([end["P_sup"] for end in ends])),
             }
         )
         print(found[-1], flush=True)
