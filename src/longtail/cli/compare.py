@@ -12,6 +12,7 @@ from longtail import recipes
 from longtail.cli.console import make_screen, print_lines
 from longtail.cli.parse import (
     check_data_paths,
+    check_model_name,
     get_given_settings,
     normalize_flag,
     parse_arguments,
@@ -100,6 +101,7 @@ def resolve_comparison(args: list[str]) -> Comparison:
     given = parse_arguments(Compare, "compare", args, defaults)
     check_not_a_run(name)
     check_data_paths(given.data)
+    check_model_name(given.model.name)
     recipes.select_methods(given.methods)  # reports unknown names
     sections, budget = select_sections(given, SHARED_SECTIONS), None
     if recipes.is_user_data(name):

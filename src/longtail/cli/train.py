@@ -16,6 +16,7 @@ from longtail import run_folder
 from longtail.cli.console import make_screen, print_result_tables
 from longtail.cli.parse import (
     check_data_paths,
+    check_model_name,
     check_path,
     get_given_settings,
     parse_arguments,
@@ -158,6 +159,7 @@ def resolve_training(args: list[str]) -> tuple[str, Train, Plan]:
     if given.again:
         raise UserError(f"--from {given.again} must be the first argument, in place of {name}", kind="conflict")
     check_data_paths(given.data)
+    check_model_name(given.model.name)
     sections, settings = select_sections(given, ALL_SECTIONS), get_given_settings(args, given)
     return name, given, resolve_config(name, choice, base, sections, settings, resumed is not None)
 
