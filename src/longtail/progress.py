@@ -83,6 +83,11 @@ def track(items: Iterable[T], total: int, description: str, unit: str = "images"
             advance(1)
 
 
+def is_bar_shown() -> bool:
+    """Return whether progress is displayed as a bar, because standard error is a terminal."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
 @contextlib.contextmanager
 def open_progress(total: int, description: str, unit: str, show: bool = True) -> Iterator[Callable[[int], None]]:
     """Yield a function that is called with numbers of processed items, and display the progress on standard error.
@@ -98,7 +103,7 @@ def open_progress(total: int, description: str, unit: str, show: bool = True) ->
     """
     if not show or not is_main_process():
         yield lambda _: None
-    elif sys.stderr is not None and sys.stderr.isatty():
+    elif is_bar_shown():
         with _open_bar(total, description, unit) as advance:
             yield advance
     else:

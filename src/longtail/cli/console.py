@@ -182,6 +182,15 @@ def print_lines(lines: Iterable[str]) -> None:
     print(*(wrap_line(line, terminal_width()) for line in lines), sep="\n", flush=True)
 
 
+def print_next_commands(*commands: tuple[str, str]) -> None:
+    """Print commands to continue with, each with its purpose, which is on a line of its own if the terminal is narrow."""
+    width = max(len(command) for command, _ in commands)
+    lines = [f"  {command:{width}}   {purpose}" for command, purpose in commands]
+    if max(map(len, lines)) > (terminal_width() or WIDTH_WITHOUT_TERMINAL):
+        lines = [line for command, purpose in commands for line in (f"  {command}", f"      {purpose}")]
+    print("next:", *lines, sep="\n", flush=True)
+
+
 # Tables
 
 

@@ -87,7 +87,6 @@ class DataSet:
             f"images per class: {_preview_counts(counts)}",
             f"classes by training images{included}: {many} many (>100), {medium} medium (20-100), {few} few (<20)",
             f"validation: {validation}; test: {len(self.test.labels):,} images",
-            f"checksum of the training images: {self.checksum}",
             *map(escape_nonprintable, self.notes),
         ]
 
