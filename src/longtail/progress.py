@@ -37,10 +37,14 @@ def log_warning(message: str) -> None:
     LOGGER.warning("%s", message)
 
 
-def terminal_width() -> int | None:
-    """Return the number of columns of the terminal, or None if standard output is not a terminal."""
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    return shutil.get_terminal_size().columns if is_terminal else None
+def terminal_width(is_error: bool = False) -> int | None:
+    """Return the number of columns of the terminal, or None if the stream is not a terminal.
+
+    Args:
+        is_error: Whether the stream is standard error, and not standard output.
+    """
+    stream = sys.stderr if is_error else sys.stdout
+    return shutil.get_terminal_size().columns if stream is not None and stream.isatty() else None
 
 
 def wrap_line(line: str, width: int | None) -> str:

@@ -157,7 +157,7 @@ class MessageHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING:
-            print(record.getMessage(), file=sys.stderr, flush=True)
+            print(wrap_line(record.getMessage(), terminal_width(is_error=True)), file=sys.stderr, flush=True)
         else:
             print_lines(record.getMessage().split("\n"))
 
