@@ -17,6 +17,7 @@ from longtail import files, recipes, run_folder
 from longtail.autoconfig import Facts, choose, inspect_data
 from longtail.autoconfig.rules import HEADER, SET_BY_USER, explain_weights, with_values
 from longtail.cli import main
+from longtail.cli.help import find_selected_settings
 from longtail.cli.train import default_out
 from longtail.comparison import make_budget
 from longtail.config import DataConfig, PaCo, TrainConfig, to_dict
@@ -85,6 +86,17 @@ def test_configurations_are_valid_for_all_sizes(classes, images, gpu, side, tmp_
         )
         assert all(choice.reason and choice.flag.startswith("--") for choice in found.choices)
         assert config.optim.warmup_epochs < config.train.epochs
+
+
+def test_settings_that_cross_validation_selects_are_displayed_with_all_values(tmp_path):
+    few = facts([40, 20, 10], 224, False, 2, ("tf_efficientnet_lite0",))
+    found = chosen(few, tmp_path)
+    for name in ("lr", "weight_decay"):
+        values = {getattr(config.optim, name) for config in found.candidates}
+        assert len(values) > 1
+        assert {float(value) for value in value_of(found, f"--optim.{name}").split(", ")} == values
+    assert find_selected_settings(found.candidates) == {"optim.lr"}  # of those with a short name
+    assert value_of(chosen(few, tmp_path, optim__lr=0.3), "--optim.lr") == "0.3"
 
 
 def test_alpha_is_automatic_and_its_value_is_displayed(tmp_path):

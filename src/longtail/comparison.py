@@ -230,6 +230,8 @@ def write_results(folders: Sequence[Path], configs: dict[str, Config], out: Path
         out: Output folder.
     """
     (seeds,) = {config.train.seeds for config in configs.values()}
+    if any(config.log.progress != "none" for config in configs.values()):
+        log_info("writing the table, the figure and the report")
     rows = make_rows([run for run in run_folder.read_finished(folders) if run.seed in seeds])
     write_rows(rows, out)
     return rows

@@ -1,14 +1,17 @@
 """A folder with one of everything that users have: what is found, what is read, what stops a training."""
 
+import io
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
 import longtail
 from longtail.cli import main
-from longtail.cli.data import list_problems
+from longtail.cli.data import list_problems, make_histogram
 from longtail.config import DataConfig
 from longtail.data import load
 from longtail.data.inspection import inspect
@@ -101,6 +104,17 @@ def test_the_verb(folder, capsys):
     check_text("test_inspection/bad", summary(capsys, folder))
     (bad,) = json.loads((folder / "found.json").read_text())["unreadable"]
     assert bad["id"] == "train/cat/[bold]bad.png" and bad["why"]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_histogram_fits_into_the_terminal(width):
+    names = [f"Species with a long scientific name {i}" for i in range(60)]
+    screen = Console(width=width, file=io.StringIO())
+    found = SimpleNamespace(class_names=names, counts=list(range(1060, 1000, -1)))
+    screen.print(make_histogram(found, width))
+    lines = screen.file.getvalue().splitlines()
+    assert len(lines) == 20 and max(map(len, lines)) <= width
+    assert all(10 <= line.count("█") <= 50 and not line.rstrip().endswith("…") for line in lines)
 
 
 def test_nothing_is_overlooked_in_silence(folder):

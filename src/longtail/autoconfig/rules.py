@@ -3,7 +3,7 @@
 Network, method, views, batch size and length, contrast, learning rates, validation split.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -164,7 +164,23 @@ def choose(
             tried = {"optim.lr": lr, "optim.weight_decay": weight_decay} | given
             candidates.append(choose_for_method(images, facts, name, tried, imbalance).config)
     candidates = list(dict.fromkeys(candidates))  # given values may make some of them equal
-    return first._replace(config=candidates[0], candidates=tuple(candidates))
+    choices = [describe_selected(choice, candidates) for choice in first.choices]
+    return first._replace(config=candidates[0], candidates=tuple(candidates), choices=choices)
+
+
+def describe_selected(choice: Choice, candidates: Sequence[Config]) -> Choice:
+    """Return a choice with all values that cross-validation selects from, if the candidates differ in the setting.
+
+    Args:
+        choice: The choice of one method, without cross-validation.
+        candidates: The configurations from which cross-validation selects one.
+    """
+    name = choice.flag.removeprefix("--optim.")
+    values = sorted({getattr(config.optim, name) for config in candidates}) if name in ("lr", "weight_decay") else []
+    if len(values) < 2:
+        return choice
+    text = ", ".join(f"{value:g}" for value in values)
+    return choice._replace(value=text, reason="cross-validation selects one of these")
 
 
 def choose_plan(

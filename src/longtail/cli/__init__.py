@@ -18,7 +18,7 @@ from longtail.cli.parse import expand_short_flags
 from longtail.config.migrate import migrate_flags
 from longtail.deprecated import REMOVAL
 from longtail.errors import RankError, RunError, UserError, disk_full_text, error_text, unknown_name
-from longtail.progress import is_local_main
+from longtail.progress import is_local_main, terminal_width, wrap_line
 from longtail.text import escape_nonprintable
 from longtail.torchrun import read_world
 
@@ -104,9 +104,14 @@ def run(args: list[str]) -> int:
 
 
 def print_error(message: str, suffix: str = "") -> None:
-    """Print an error in one line on standard error. Long messages, for example with values from a file, are cut."""
+    """Print an error in one line on standard error, wrapped on a terminal.
+
+    Long messages, for example with values from a file, are cut.
+    """
     message = message if len(message) <= MAX_ERROR_LENGTH else f"{message[:MAX_ERROR_LENGTH]}…"
-    print(f"longtail: {escape_nonprintable(message)}{suffix}", file=sys.stderr)
+    print(
+        wrap_line(f"longtail: {escape_nonprintable(message)}{suffix}", terminal_width(is_error=True)), file=sys.stderr
+    )
 
 
 def should_print(error: UserError) -> bool:

@@ -9,9 +9,10 @@ from typing import Annotated, Any, NamedTuple
 from tyro.conf import Positional, arg
 
 from longtail import recipes
-from longtail.cli.console import make_screen, print_lines
+from longtail.cli.console import make_screen, print_lines, print_next_commands
 from longtail.cli.parse import (
     check_data_paths,
+    check_model_name,
     get_given_settings,
     normalize_flag,
     parse_arguments,
@@ -84,11 +85,14 @@ def run_compare(args: list[str]) -> None:
     rows = compare(name, methods, out, seeds, given.imbalance, given.epochs, change, budget, limit)
     screen.print(to_rich(rows, screen.width))
     print_lines(summary_lines(rows))
-    print(f"written to {out}/table.md, {out}/table.json and {out}/comparison.png")
+    print_lines([f"written to {out}/table.md, {out}/table.json and {out}/comparison.png"])
     print(f"full report: {out}/report.html")
     best = rows[-1]
     run = shlex.quote(str(best.runs[0].folder.parent))
-    print(f"next: longtail predict {run} IMAGES, or longtail export {run} (best method: {best.label})")
+    print_next_commands(
+        (f"longtail predict {run} IMAGES", f"predict with the best method, {best.label}"),
+        (f"longtail export {run}", "export its network"),
+    )
 
 
 def resolve_comparison(args: list[str]) -> Comparison:
@@ -100,6 +104,7 @@ def resolve_comparison(args: list[str]) -> Comparison:
     given = parse_arguments(Compare, "compare", args, defaults)
     check_not_a_run(name)
     check_data_paths(given.data)
+    check_model_name(given.model.name)
     recipes.select_methods(given.methods)  # reports unknown names
     sections, budget = select_sections(given, SHARED_SECTIONS), None
     if recipes.is_user_data(name):

@@ -6,6 +6,7 @@ With a frozen backbone whose features are stored, the time is that of the featur
 fit for each seed. Otherwise it is that of the steps, timed with a network that is discarded, and of the evaluation.
 """
 
+import math
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -213,8 +214,8 @@ def time_fit(config: Config, backbone: FrozenBackbone, views: int) -> FitTime:
     is_taught = isinstance(config.method, DistillationSettings)
     stored_VNC = torch.zeros(1 + views, len(rows), len(counts), device=y_N.device) if is_taught else None
     val = x_VNF[0], y_N[rows]
-    seconds, done = 0.0, 0
-    for _ in range(2):  # the first one is a warm-up
+    seconds, done = math.inf, 0
+    for _ in range(3):  # the first one is a warm-up; other processes can only slow down the others
         done, start = 0, time.perf_counter()
 
         def count(_: object) -> None:
@@ -222,7 +223,7 @@ def time_fit(config: Config, backbone: FrozenBackbone, views: int) -> FitTime:
             done += 1
 
         fit_head(x_VNF, y_N[rows], short, len(counts), val=val, log_epoch=count, stored_VNC=stored_VNC)
-        seconds = time.perf_counter() - start
+        seconds = min(seconds, time.perf_counter() - start)
     if not done:  # the head is computed without steps
         return FitTime(seconds * n / len(rows), 0.0)
     per_step = seconds / (done * (len(rows) // batch))
@@ -351,6 +352,8 @@ def plan_time(
     devices = [device] if device.type == "cuda" else []
     with preserve_global_settings(), torch.random.fork_rng(devices):
         if is_cached:
+            if is_verbose and is_main_process():
+                log_info("estimating the time: trying out the network on a few images")
             plans, seconds = plan_heads(plans, data, device, backbones, limit)
         else:
             plans, seconds = plan_steps(plans, data, folders, device, limit)

@@ -387,11 +387,11 @@ def table(head: Sequence[str], body: Sequence[Sequence[TableCell]], caption: str
 
     Args:
         head: Column headings.
-        body: Lines of cells. The first cell is the name of the line; columns with values are aligned as numbers.
+        body: Lines of cells. The first cell is the name of the line; numeric columns are aligned to the right.
         caption: Text above the table.
         is_tall: Whether the table has many rows and scrolls vertically.
     """
-    kinds = ["n" if any(line[i].value is not None for line in body) else None for i in range(len(head))]
+    kinds = ["n" if is_numeric([line[i] for line in body]) else None for i in range(len(head))]
     headings = [el("th", text, scope="col", class_=kind) for text, kind in zip(head, kinds, strict=True)]
     rows = [el("tr", *map(_cell, line, kinds, range(len(head)))) for line in body]
     content = el(
@@ -403,6 +403,11 @@ def table(head: Sequence[str], body: Sequence[Sequence[TableCell]], caption: str
     )
     kind = "scroll tall" if is_tall else "scroll"
     return el("div", content, class_=kind, tabindex=0, role="region", aria_label=caption)
+
+
+def is_numeric(column: Sequence[TableCell]) -> bool:
+    """Return whether a column has numbers, or only dashes in place of missing ones."""
+    return any(cell.value is not None for cell in column) or all(cell.content == "–" for cell in column)
 
 
 def _cell(cell: TableCell, kind: str | None, column: int) -> Element:
