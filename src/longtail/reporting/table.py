@@ -144,8 +144,8 @@ def to_rich(rows: Sequence[ResultRow], width: int = 150, is_verbose: bool = Fals
         caption_justify="left",
     )
     for heading in [*([] if is_single else ["data"]), "method", *(["rank"] if has_ranks else [])]:
-        names = [row.data if heading == "data" else row.label for row in rows]
-        words = [4] if heading == "rank" else [5, *(len(word) for name in names for word in name.split())]
+        texts = [row.data if heading == "data" else row.label for row in rows]
+        words = [4] if heading == "rank" else [5, *(len(word) for text in texts for word in text.split())]
         table.add_column(heading, min_width=min(max(words), MAX_WORD))  # words are not broken
     for metric in shown:
         table.add_column(METRICS[metric].heading, justify="right", no_wrap=True)
