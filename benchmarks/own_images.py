@@ -1,6 +1,6 @@
 """Accuracy and time of the automatic settings and of alternatives on folders of photographs.
 
-    python benchmarks/own_images.py FOLDER… [--rows default …] [--seeds 0 1 2 3 4] [--runs runs/own_images] [--out FILE]
+    python benchmarks/own_images.py FOLDER… [--rows default …] [--seeds 0 1 2 3 4] [--runs FOLDER] [--cache FOLDER] [--out FILE]
 
 The rows are the automatic settings (`default`), those of version 0.1, class-balanced logistic regression of scikit-learn on
 the same features, single methods on the same features, and trained parts of the backbone. Rows and seeds that are in FILE
@@ -8,7 +8,7 @@ already are not measured again, so an interrupted measurement continues. FILE (r
 are written after each row.
 
 The features of each folder are computed once, in a new cache; this time is reported separately and added to the rows that
-need it. Times are processor seconds of all threads on a CPU, which depend less on other work of the machine, and wall seconds
+need it. With --cache an interrupted measurement does not compute them again. Times are processor seconds of all threads on a CPU, which depend less on other work of the machine, and wall seconds
 on a GPU. No setting was chosen on the test images: the rules of `longtail.autoconfig` come from folds of the training images.
 """
 
@@ -149,8 +149,8 @@ def describe(metrics: dict[str, Any], hits_N: np.ndarray) -> Row:
 def run(options: argparse.Namespace) -> None:
     """Measure what is missing, and write the results after each seed."""
     stored: Row = json.loads(options.out.read_text()) if options.out.exists() else {"folders": {}}
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ["LONGTAIL_CACHE"] = cache
+    with tempfile.TemporaryDirectory() as temporary:
+        os.environ["LONGTAIL_CACHE"] = str(options.cache or temporary)
         for path in options.folders:
             folder = Folder(path, options)
             key = f"{path.resolve().name}, {folder.device.type}"
@@ -261,6 +261,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--views", type=int, default=4)
     parser.add_argument("--model")
+    parser.add_argument("--cache", type=Path, help="feature cache, new for each FILE; default: a temporary folder")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--runs", type=Path, default=Path("runs/own_images"))
     parser.add_argument("--out", type=Path, default=Path("results/own_images.json"))

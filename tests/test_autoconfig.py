@@ -139,6 +139,9 @@ def test_larger_network_is_chosen_for_cached_features_of_photographs(tmp_path):
     config = chosen(found, tmp_path).config
     assert (config.model.name, config.data.cached_views > 0) == ("tf_efficientnet_lite2", True)
     assert chosen(found, tmp_path, "ncm").config.model.name == "tf_efficientnet_lite2"
+    limited = facts(tail(2000, 20, 20), side=300, gpu=False, memory=1, weights=OFFLINE)
+    assert chosen(limited, tmp_path).config.train.batch_size == 64
+    assert chosen(limited, tmp_path, data__cached_views=0).config.train.batch_size < 64
     for given in ({"model__trainable": "all"}, {"data__cached_views": 0}, {"method": "ride-4"}):
         config = chosen(found, tmp_path, **given).config
         assert (config.model.name, config.data.cached_views) == ("tf_efficientnet_lite0", 0)

@@ -526,7 +526,7 @@ def choose_length(facts: Facts, network: Network, choices: ConfigChoices) -> Non
     if n < 8 * batch:
         batch, reason = max(power_of_two_below(n / 8), min(power_of_two_below(n), 16)), f"only {n:,} training images"
     largest = power_of_two_below(facts.memory / MEMORY_FACTOR / (network.bytes_per_pixel * network.image_size**2))
-    if largest < batch:
+    if largest < batch and not network.is_cached:  # heads on cached features need little memory
         batch, reason = max(largest, 2), f"limited by {facts.memory / 2**30:.0f} GiB of memory (conservative estimate)"
     choices.choose("train.batch_size", batch, reason)
     batch = images_per_step(facts, choices)
