@@ -8,8 +8,9 @@ already are not measured again, so an interrupted measurement continues. FILE (r
 are written after each row.
 
 The features of each folder are computed once, in a new cache; this time is reported separately and added to the rows that
-need it. With --cache an interrupted measurement does not compute them again. Times are processor seconds of all threads on a CPU, which depend less on other work of the machine, and wall seconds
-on a GPU. No setting was chosen on the test images: the rules of `longtail.autoconfig` come from folds of the training images.
+need it. With --cache an interrupted measurement does not compute them again. Times are processor seconds of all threads on a
+CPU, which depend less on other work of the machine, and wall seconds on a GPU. No setting was chosen on the test images: the
+rules of `longtail.autoconfig` come from folds of the training images.
 """
 
 import argparse
