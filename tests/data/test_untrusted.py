@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -563,16 +565,28 @@ def test_numbers_of_values_above_32_bits_hide_no_pages(tmp_path):
                 shards.decompressed_size(io.BytesIO(content), chunk)
 
 
+def test_threads_share_large_row_groups(tmp_path, monkeypatch):
+    """Each thread keeps a small row group; a large one is read once, and by one thread at a time."""
+    root = write_shard(tmp_path / "shards", pa.array([encoded(i) for i in range(20)]), LABELS, store_schema=False)
+    for limit, times in ((2**27, 4), (100, 1)):
+        monkeypatch.setattr(shards, "SHARED_BYTES", limit)
+        reader = shards.RowReader([shards.Shard(root / "train.parquet", "image", "label")])
+        read, start = mock.Mock(side_effect=reader._read_column), threading.Barrier(4)
+        monkeypatch.setattr(reader, "_read_column", read)
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(lambda i, reader=reader, start=start: start.wait() * 0 or reader(i), range(4)))
+        assert found == [encoded(i) for i in range(4)] and read.call_count == times
+
+
 def test_a_damaged_row_group_is_read_once(tmp_path, monkeypatch):
     root = write_shard(tmp_path / "shards", pa.array([encoded(i) for i in range(20)]), LABELS, store_schema=False)
     reader = shards.RowReader([shards.Shard(root / "train.parquet", "image", "label")])
-    calls: list[int] = []
-    failing = mock.Mock(side_effect=lambda shard, group: calls.append(group) or (_ for _ in ()).throw(OSError("gzip")))
+    failing = mock.Mock(side_effect=OSError("gzip"))
     monkeypatch.setattr(reader, "_read_column", failing)
     for index in range(5):
         with pytest.raises(BadImage, match="gzip"):
             reader(index)
-    assert len(calls) == 1
+    assert failing.call_count == 1
 
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.binary(4), pa.struct([("a", pa.int64())])], ids=str)
