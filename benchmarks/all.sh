@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# What results/ holds of one GPU, part by part, as far as the time goes. Of tables and factors what is recorded there is not
-# measured again; what is timed (stream, scale) is measured anew.
+# Make the results of one GPU in results/, part by part, within a time limit. Runs of tables and factors that are recorded
+# there are not repeated; timings (stream, scale) are measured again.
 #
 #   LONGTAIL_DATA=... TINY=... COUNTS=... bash benchmarks/all.sh SECONDS PART...
 #
-# LONGTAIL_DATA: the folder of cifar-100-python. TINY: Tiny-ImageNet-LT, an image folder with train/ and val/. COUNTS: images of
-# each class of the large data sets, a JSON file (benchmarks/scale.py). Run folders go to runs/, what was printed to runs/PART.log.
+# LONGTAIL_DATA: the folder that contains cifar-100-python. TINY: Tiny-ImageNet-LT, an image folder with train/ and val/. COUNTS:
+# a JSON file with class counts of the large data sets (benchmarks/scale.py). Run folders are written to runs/, and the output to
+# runs/PART.log.
 set -u
 cd "$(dirname "$0")/.."
 export PYTHONPATH=src PYTHONUNBUFFERED=1

@@ -2,10 +2,10 @@
 
     python benchmarks/alpha.py [--recipe digits-lt] [--data DATA] [--wider 1] [--seeds 0 1 2 ...] [--alphas 0.005 ... auto]
 
-The recipe's own setting and length. The validation images are those that a draw of imbalance `--wider` has beyond the one that
-is trained on (the CIFAR-100 files that hold the usual draws alone have it at 10). What has finished under --out is not trained
-again. Each row: the validation accuracy, class-balanced, at the last epoch, and the seed-paired difference of `auto` from it
-with its 95 % t interval; P_sup as the run's log ends with it.
+PaCo is trained with the setting and the length of the recipe. The validation images are training images of the subset with
+imbalance `--wider` that are not in the subset used for training (for CIFAR-100 files that contain only the usual subsets, use
+10). Runs that are finished under --out are not trained again. Each row has the class-balanced validation accuracy and P_sup at
+the last epoch, and the seed-paired difference of `auto` from this row with its 95 % t interval.
 """
 
 import argparse
@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from factors import changed, validation, with_validation
-from measure import Row, save, table, where
+from factors import last_epoch, with_changes, with_validation
+from measure import Row, describe_machine, format_table, save
 
 from longtail import recipes, run_folder
 from longtail.engine.device import choose_device
@@ -27,28 +27,28 @@ ALPHAS = ["0.005", "0.01", "0.02", "0.05", "0.1", "0.2", "auto"]
 
 def measure(args: argparse.Namespace) -> list[Row]:
     base = recipes.make(args.recipe, method="paco")
-    base = changed(base, "data", root=args.data)
-    base = changed(base, "train", seeds=tuple(args.seeds), validate_every=base.train.epochs)
+    base = with_changes(base, "data", root=args.data)
+    base = with_changes(base, "train", seeds=tuple(args.seeds), validate_every=base.train.epochs)
     base = replace(base, log=replace(base.log, progress="none"))
     data = with_validation(base, args.wider)
     found = []
     for alpha in args.alphas:
-        config = changed(base, "method", alpha=alpha if alpha == "auto" else float(alpha))
+        config = with_changes(base, "method", alpha=alpha if alpha == "auto" else float(alpha))
         folders = train(config, args.out / args.recipe / alpha, resume=True, data=data)
-        ends = [json.loads((folder / run_folder.LOG).read_text().splitlines()[-1])["P_sup"] for folder in folders]
+        ends = [last_epoch(folder) for folder in folders]
         chosen = json.loads((folders[0] / run_folder.ENVIRONMENT).read_text())["chosen"]
         found.append(
             {
                 "alpha": f"auto = {chosen['alpha']:.3g}" if alpha == "auto" else alpha,
-                "validation": [validation(folder) for folder in folders],
-                "P_sup": float(np.mean(ends)),
+                "validation": [end["val_accuracy"] for end in ends],
+                "P_sup": float(np.mean([end["P_sup"] for end in ends])),
             }
         )
         print(found[-1], flush=True)
     return found
 
 
-def shown(rows: list[Row]) -> list[Row]:
+def format_rows(rows: list[Row]) -> list[Row]:
     auto = next((row["validation"] for row in rows if row["alpha"].startswith("auto")), None)
     lines = []
     for row in rows:
@@ -69,12 +69,12 @@ def main() -> None:
     parser.add_argument("--alphas", nargs="+", default=ALPHAS)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(10)))
     parser.add_argument("--out", type=Path, default=Path("runs/alpha"))
-    parser.add_argument("--results", type=Path, help="a JSON file")
+    parser.add_argument("--results", type=Path, help="write the results to this JSON file")
     args = parser.parse_args()
     rows = measure(args)
     record = {"what": (__doc__ or "").strip(), "recipe": args.recipe, "seeds": args.seeds, "rows": rows}
-    save(args.results, record | {"where": where(choose_device("auto"))})
-    print(table(shown(rows)))
+    save(args.results, record | {"where": describe_machine(choose_device("auto"))})
+    print(format_table(format_rows(rows)))
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
     python benchmarks/classes.py [--device cpu] [--classes N …] [--out FILE]
 
-From features, centers, queries and samples to their gradients: batch 128, queue 8,192, features of 2,048 (on a CPU 64), float32
-with products in TF32 on CUDA, as in training. `ms` is by the wall clock, operation by operation; `replayed_ms` the same work
-replayed as a CUDA graph. `MB` (of 2^20 bytes) is what is taken at the peak beyond inputs and gradients: on CUDA the allocator's
-count, on Linux that of the process, to some megabytes. `time` and `memory` are ratios to the plain loss of that size: of
-`replayed_ms` where there is one, else of `ms`, and of `MB`.
+The loss is computed from features, centers, queries and samples, with the gradients of all of them: batch 128, queue 8,192,
+features of width 2,048 (64 on a CPU), float32 with products in TF32 on CUDA, as in training. `ms` is the wall time if
+operations are launched one by one, `replayed_ms` that of a CUDA graph. `MB` (of 2^20 bytes) is the peak memory in addition to
+inputs and gradients: from the allocator on CUDA, and from the process on Linux, with a precision of some megabytes. `time` and
+`memory` are ratios to the plain loss of the same size, from `replayed_ms` (or `ms`, without CUDA) and `MB`.
 """
 
 import argparse
@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from loss import replayed
-from measure import Row, peak_memory, release, save, seconds_per_call, table, where
+from loss import capture
+from measure import Row, describe_machine, format_table, free_memory, peak_memory, save, seconds_per_call
 from torch import Tensor
 
 from longtail.engine.device import choose_device, matmul_precision
@@ -32,7 +32,7 @@ BUDGET = 0.2  # seconds for each time
 Given = tuple[Tensor, Tensor, Tensor, Tensor, ContrastSet, Tensor]
 
 
-def inputs(classes: int, features: int, device: torch.device, batch: int = BATCH, queue: int = QUEUE) -> Given:
+def make_inputs(classes: int, features: int, device: torch.device, batch: int = BATCH, queue: int = QUEUE) -> Given:
     """Return features, centers and bias (leaves), labels, samples (leaves) and the prior; half of the queue is filled."""
     rng = torch.Generator(device).manual_seed(0)
 
@@ -72,7 +72,7 @@ def gradients(name: str, given: Given) -> tuple[Tensor, ...]:
 
 
 def measure_size(name: str, classes: int, features: int, device: torch.device) -> Row:
-    given, cuda = inputs(classes, features, device), device.type == "cuda"
+    given, cuda = make_inputs(classes, features, device), device.type == "cuda"
     results = 4 * (given[0].numel() + given[1].numel() + classes + given[4].q_BD.numel() + given[4].z_MD.numel())
 
     def work() -> None:
@@ -81,8 +81,8 @@ def measure_size(name: str, classes: int, features: int, device: torch.device) -
     with matmul_precision("bf16", device):
         calls = 3 if cuda else 1
         ms = 1000 * seconds_per_call(work, device, calls, BUDGET)
-        replayed_ms = 1000 * seconds_per_call(replayed(work), device, calls, BUDGET) if cuda else None
-        release()
+        replayed_ms = 1000 * seconds_per_call(capture(work), device, calls, BUDGET) if cuda else None
+        free_memory()
         peak = peak_memory(work, device)
     return {"ms": ms, "replayed_ms": replayed_ms, "MB": None if peak is None else (peak - results) / 2**20}
 
@@ -96,7 +96,7 @@ def try_size(name: str, classes: int, features: int, device: torch.device) -> Ro
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-    release()
+    free_memory()
     return row | found
 
 
@@ -114,7 +114,7 @@ def ratios(row: Row, plain: Row) -> Row:
 
 def check(device: torch.device) -> None:
     """Check that both losses and their gradients are equal."""
-    given = inputs(500, 16, device, 32, 64)
+    given = make_inputs(500, 16, device, 32, 64)
     torch.testing.assert_close(gradients("chunks", given), gradients("plain", given), rtol=1e-3, atol=1e-5)
 
 
@@ -124,7 +124,7 @@ def measure(device: torch.device, classes: tuple[int, ...] = CLASSES, features: 
     for number in classes:
         pair = [try_size(name, number, width, device) for name in LOSSES]
         rows += [row | ratios(row, pair[0]) for row in pair]
-    return {"what": (__doc__ or "").strip(), **where(device), "rows": rows}
+    return {"what": (__doc__ or "").strip(), **describe_machine(device), "rows": rows}
 
 
 def main() -> None:
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     found: dict[str, Any] = measure(choose_device(args.device), tuple(args.classes), args.features)
-    print(table(found["rows"]))
+    print(format_table(found["rows"]))
     save(args.out, found)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from measure import Row, save, table, where
+from measure import Row, describe_machine, format_table, save
 
 
 def run_compare(images: Path, methods: Sequence[str], seeds: Sequence[str]) -> tuple[float, float]:
@@ -53,9 +53,10 @@ def main() -> None:
         cpu, wall = run_compare(args.images, methods, args.seeds)
         ratio = cpu / rows[0]["cpu"] if rows else 1.0
         rows.append({"methods": " ".join(methods) or "default", "cpu": cpu, "wall": wall, "ratio": ratio})
-        print(table(rows[-1:]), flush=True)
-    print(table(rows))
-    save(args.out, {"where": where(torch.device("cpu")), "images": args.images.name, "seeds": args.seeds, "rows": rows})
+        print(format_table(rows[-1:]), flush=True)
+    print(format_table(rows))
+    settings = {"where": describe_machine(torch.device("cpu")), "images": args.images.name, "seeds": args.seeds}
+    save(args.out, settings | {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from measure import Row, save, table, where
+from measure import Row, describe_machine, format_table, save
 from torch import Tensor, nn
 
 from longtail.models.backbones import Forward, make_onnx_forward, make_plain_forward, make_trunk
@@ -128,8 +128,11 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     rows = measure(args)
-    print(table(rows))
-    save(args.out, {"where": where(CPU), "model": args.model, "size": args.size, "batch": args.batch, "rows": rows})
+    print(format_table(rows))
+    save(
+        args.out,
+        {"where": describe_machine(CPU), "model": args.model, "size": args.size, "batch": args.batch, "rows": rows},
+    )
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
     python benchmarks/finetune.py FOLDER [--out RUNS] [--classes 20] [--most 60] [--others] [--size 96] [--epochs 5]
 
-FOLDER is an image folder with train/ and val/ (Tiny-ImageNet-LT). Of its classes some are taken evenly from the most frequent
-to the rarest, of each at most `--most` training images, the first by name; all their images in val/ are tested on. `--others`
-takes as many of the classes that are left: what is decided on these may be tested on those. All methods have the same weights,
-views, optimizer and length; nothing was tuned for one of them. The rows are in OUT/finetune.json, next to the runs; what has
-finished there is not trained again.
+FOLDER is an image folder with train/ and val/ (Tiny-ImageNet-LT). `--classes` of its classes are used, evenly spaced from the
+most frequent to the rarest, with the first `--most` training images of each by name, and with all test images in val/.
+`--others` uses the same number of the remaining classes, so that choices made on one set of classes can be tested on the
+other. All methods have the same weights, views, optimizer and length; nothing was tuned for one of them. The rows are written
+to OUT/finetune.json, next to the runs. Finished runs are not trained again.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from measure import Row, save, table, where
+from measure import Row, describe_machine, format_table, save
 
 from longtail import recipes, run_folder
 from longtail.config import Config, DataConfig, ModelConfig, OptimConfig
@@ -26,21 +26,21 @@ from longtail.reporting.result_rows import make_rows
 from longtail.reporting.significance import compare_seeds
 
 METHODS = ("ce", "balanced-softmax", "paco")
-RATES = {"head": 0.01, "all": 0.005, "scratch": 0.02}  # of SGD, at 32 images
+RATES = {"head": 0.01, "all": 0.005, "scratch": 0.02}  # learning rates of SGD for batch size 32
 
 
-def evenly(names: list[str], number: int) -> list[str]:
+def choose_evenly(names: list[str], number: int) -> list[str]:
     """Return the given number of evenly spaced items, or all."""
     return [names[round(i)] for i in np.linspace(0, len(names) - 1, min(number, len(names)))]
 
 
-def images(folder: Path, classes: int, most: int, others: bool, out: Path) -> DataConfig:
-    """Lists of the images that are taken."""
+def write_lists(folder: Path, classes: int, most: int, others: bool, out: Path) -> DataConfig:
+    """Write lists of the selected images, and return the data section that reads them."""
     files = {c.name: sorted(c.iterdir()) for c in sorted((folder / "train").iterdir())}
     by_count = sorted(files, key=lambda c: -len(files[c]))
-    chosen = evenly(by_count, classes)
+    chosen = choose_evenly(by_count, classes)
     if others:
-        chosen = evenly([c for c in by_count if c not in chosen], classes)
+        chosen = choose_evenly([c for c in by_count if c not in chosen], classes)
     out.mkdir(parents=True, exist_ok=True)
     for split in ("train", "val"):
         found = {c: files[c][:most] if split == "train" else sorted((folder / split / c).iterdir()) for c in chosen}
@@ -73,7 +73,7 @@ def configure(method: str, learns: str, data: DataConfig, args: argparse.Namespa
 
 
 def measure(args: argparse.Namespace) -> list[Row]:
-    data = images(args.folder, args.classes, args.most, args.others, args.out)
+    data = write_lists(args.folder, args.classes, args.most, args.others, args.out)
     loaded = load(replace(data, image_size=args.size))
     print(*loaded.describe(), sep="\n", flush=True)
     found: list[Row] = []
@@ -87,7 +87,7 @@ def measure(args: argparse.Namespace) -> list[Row]:
     return found
 
 
-def verdicts(args: argparse.Namespace) -> list[str]:
+def compare_methods(args: argparse.Namespace) -> list[str]:
     """Return the seed-paired differences of the last method to each of the others, with their 95 % intervals."""
     lines = []
     for learns in args.learns:
@@ -104,7 +104,7 @@ def verdicts(args: argparse.Namespace) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--out", type=Path, help="runs/finetune, or runs/finetune-others")
+    parser.add_argument("--out", type=Path, help="output folder (default: runs/finetune, or runs/finetune-others)")
     parser.add_argument("--model", default="tf_efficientnet_lite0")
     parser.add_argument("--classes", type=int, default=20)
     parser.add_argument("--most", type=int, default=60)
@@ -118,9 +118,9 @@ def main() -> None:
     args = parser.parse_args()
     args.out = args.out or Path("runs/finetune-others" if args.others else "runs/finetune")
     rows = measure(args)
-    print(table(rows))
-    print(*verdicts(args), sep="\n")
-    save(args.out / "finetune.json", {"where": where(choose_device("auto")), "rows": rows})
+    print(format_table(rows))
+    print(*compare_methods(args), sep="\n")
+    save(args.out / "finetune.json", {"where": describe_machine(choose_device("auto")), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import Row, save, where
+from measure import Row, describe_machine, save
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score
@@ -78,7 +78,7 @@ def main() -> None:
         rows.append({"classifier": name} | found)
         print(f"{name}: {found['accuracy']:.1f} ± {found['standard_error']:.1f}, {found['seconds']:.1f} s", flush=True)
     if options.out:
-        save(options.out, where(torch.device("cpu")) | {"epochs": options.epochs, "rows": rows})
+        save(options.out, describe_machine(torch.device("cpu")) | {"epochs": options.epochs, "rows": rows})
 
 
 if __name__ == "__main__":

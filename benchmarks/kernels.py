@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from measure import Row, table
+from measure import Row, format_table
 
 from longtail.kernels import resnet
 from longtail.models.backbones import CifarResNet
@@ -22,9 +22,9 @@ EACH = 30  # launches per stream
 Launch = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def launches(batch: int) -> list[Launch]:
+def record_launches(batch: int) -> list[Launch]:
     """Return the kernel launches of forward and backward of a query network, and of forward of a key network."""
-    net = CifarResNet(32, 0).to("cuda", memory_format=torch.channels_last)
+    net = CifarResNet(32, 0).cuda().to(memory_format=torch.channels_last)
     images = torch.randn(batch, 3, resnet.IMAGE_SIZE, resnet.IMAGE_SIZE, device="cuda").bfloat16()
     images = images.to(memory_format=torch.channels_last)
     seen: list[Launch] = []
@@ -45,7 +45,7 @@ def launches(batch: int) -> list[Launch]:
     return seen
 
 
-def microseconds(work: Callable[[], None], lines: int) -> float:
+def time_launches(work: Callable[[], None], lines: int) -> float:
     """Return the time of one of EACH launches with the given number of parallel streams."""
     graph, streams = torch.cuda.CUDAGraph(), [torch.cuda.Stream() for _ in range(lines)]
     work()
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--lines", type=int, default=8)
     args = parser.parse_args()
-    seen = launches(args.batch)
+    seen = record_launches(args.batch)
     count = Counter(call[0][0] for call in seen)
     rows: list[Row] = []
     for name, (given, options) in {call[0][0]: call for call in seen}.items():
@@ -83,12 +83,12 @@ def main() -> None:
         def work(given: Any = given, options: Any = options) -> None:
             resnet.launch(*given, **options)
 
-        alone, full = microseconds(work, 1), microseconds(work, args.lines)
+        alone, full = time_launches(work, 1), time_launches(work, args.lines)
         rows.append({"kernel": name, "step": count[name], "alone": alone, "full": full})
     whole = sum(row["full"] * row["step"] for row in rows)
     for row in rows:
         row["share"] = row["full"] * row["step"] / whole
-    print(table(sorted(rows, key=lambda row: -row["share"])))
+    print(format_table(sorted(rows, key=lambda row: -row["share"])))
     alone = sum(row["alone"] * row["step"] for row in rows)
     print(f"\na step: {whole:.0f} microseconds of a full device, {alone:.0f} one after the other")
 

@@ -2,10 +2,11 @@
 
     python benchmarks/loss.py [--out FILE] [--plot FILE]
 
-One of the three varies at a time around batch 128, queue 8,192 and 1,000 classes; the last row has the longest queue and
-most classes. Beside ours the same loss by autograd, as matrices of masks (`reference.py`). `ms` is by the wall clock, operation
-by operation; `replayed_ms` the same work replayed as a CUDA graph, as training does. `MB` (of 2^20 bytes) is what is taken at
-the peak beyond inputs and gradients, `matrices` the same as a multiple of the two matrices of products.
+One of the three sizes is varied at a time; the others are batch 128, queue 8,192 and 1,000 classes. The last row has the
+longest queue and the most classes. `ours` is the loss of this package, `autograd` the same loss with autograd and matrices of
+masks (`reference.py`). `ms` is the wall time if operations are launched one by one, `replayed_ms` that of a CUDA graph, as used
+in training. `MB` (of 2^20 bytes) is the peak memory in addition to inputs and gradients, `matrices` the same memory as a
+multiple of the two matrices of products.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import Row, peak_memory, release, save, seconds_per_call, table, where
+from measure import Row, describe_machine, format_table, free_memory, peak_memory, save, seconds_per_call
 from reference import plain_paco_loss
 from torch import Tensor
 
@@ -31,10 +32,10 @@ RANGES = {
 LARGEST = {"batch": 128, "queue": 65_536, "classes": 100_000}
 LOSSES: dict[str, Callable[..., Tensor]] = {"ours": paco_loss, "autograd": plain_paco_loss}
 ALPHA, TAU = 0.05, 0.2
-BUDGET = 0.2  # seconds for each time
+BUDGET = 0.2  # seconds for each measurement
 
 
-def inputs(batch: int, queue: int, classes: int, device: torch.device) -> tuple[Tensor, ...]:
+def make_inputs(batch: int, queue: int, classes: int, device: torch.device) -> tuple[Tensor, ...]:
     """Return the products (leaves), labels, mask and prior; the samples are the queue and two views of the batch."""
     rng, samples = torch.Generator(device).manual_seed(0), queue + 2 * batch
     center = torch.randn(batch, classes, generator=rng, device=device).requires_grad_()
@@ -44,8 +45,8 @@ def inputs(batch: int, queue: int, classes: int, device: torch.device) -> tuple[
     return center, contrast, y_B, y_M, drop, torch.rand(classes, generator=rng, device=device).log_softmax(0)
 
 
-def replayed(work: Callable[[], None]) -> Callable[[], None]:
-    """Return the same work as a CUDA graph."""
+def capture(work: Callable[[], None]) -> Callable[[], None]:
+    """Capture work as a CUDA graph, and return the function that replays it."""
     warm_up(work)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -54,7 +55,7 @@ def replayed(work: Callable[[], None]) -> Callable[[], None]:
 
 
 def measure_size(vary: str, name: str, device: torch.device, **size: int) -> Row:
-    given = inputs(**size, device=device)
+    given = make_inputs(**size, device=device)
     products = list(given[:2])
     matrices = sum(t.numel() * t.element_size() for t in products)
 
@@ -64,8 +65,8 @@ def measure_size(vary: str, name: str, device: torch.device, **size: int) -> Row
     cuda = device.type == "cuda"
     row: Row = {"vary": vary, **size, "loss": name}
     row["ms"] = 1000 * seconds_per_call(work, device, 10, BUDGET)
-    row["replayed_ms"] = 1000 * seconds_per_call(replayed(work), device, 10, BUDGET) if cuda else None
-    release()
+    row["replayed_ms"] = 1000 * seconds_per_call(capture(work), device, 10, BUDGET) if cuda else None
+    free_memory()
     peak = peak_memory(work, device) if cuda else None
     row["MB"] = None if peak is None else (peak - matrices) / 2**20
     row["matrices"] = None if peak is None else (peak - matrices) / matrices
@@ -74,27 +75,30 @@ def measure_size(vary: str, name: str, device: torch.device, **size: int) -> Row
 
 def check(device: torch.device) -> None:
     """Check that both losses are equal."""
-    given = inputs(32, 512, 100, device)
+    given = make_inputs(32, 512, 100, device)
     ours, plain = (loss(*given, ALPHA, TAU) for loss in LOSSES.values())
     torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
 
 
 def measure(device: torch.device, most: int = 2**31) -> Row:
-    """Sizes of at most `most` pairs."""
+    """Measure all sizes with at most `most` pairs."""
     check(device)
     sizes = [(vary, BASE | {vary: value}) for vary, values in RANGES.items() for value in values]
     rows = []
     for vary, size in [*sizes, ("all", LARGEST)]:
         if size["batch"] * (size["queue"] + 2 * size["batch"] + size["classes"]) <= most:
             rows += [measure_size(vary, name, device, **size) for name in LOSSES]
-    return {"what": (__doc__ or "").strip(), **where(device), "rows": rows}
+    return {"what": (__doc__ or "").strip(), **describe_machine(device), "rows": rows}
 
 
 def plot(rows: list[Row], path: Path) -> None:
-    """Time and memory against each of the three, both axes logarithmic; dashed: what grows in proportion."""
-    import matplotlib.pyplot as plt  # only here is matplotlib needed
+    """Plot time and memory against each of the three sizes, with logarithmic axes; the dashed line is linear growth."""
+    import matplotlib.pyplot as plt  # needed only here
 
-    panels = {"replayed_ms": "forward and backward,\nreplayed, ms", "MB": "beyond inputs\nand gradients, MB"}
+    panels = {
+        "replayed_ms": "forward and backward,\nreplayed, ms",
+        "MB": "memory in addition to\ninputs and gradients, MB",
+    }
     if rows[0]["replayed_ms"] is None:
         panels = {"ms": "forward and backward, ms"}
     varied = [vary for vary in RANGES if any(r["vary"] == vary for r in rows)]
@@ -131,13 +135,13 @@ def draw(axis: Any, rows: list[Row], vary: str, key: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--most", type=int, default=2**31, help="leave out sizes of more pairs than this")
+    parser.add_argument("--most", type=int, default=2**31, help="leave out sizes with more pairs than this")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     found = measure(choose_device(args.device), args.most)
-    print(table(found["rows"]))
+    print(format_table(found["rows"]))
     save(args.out, found)
     if args.plot:
         plot(found["rows"], args.plot)

@@ -21,38 +21,44 @@ from longtail.files import write_json
 Row = dict[str, Any]
 
 
-def wait(device: torch.device) -> None:
-    """Until the device has done all that it was given."""
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has finished all work."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
 def seconds_per_call(work: Callable[[], Any], device: torch.device, calls: int, budget: float) -> float:
-    """By the wall clock, host included: the median over blocks of `calls`, as many as `budget` seconds allow, at least three.
+    """Return the wall time of a call, including the work of the host: the median over blocks of calls.
 
-    The first call is not counted: it chooses kernels and allocates.
+    The first call is not measured, because it selects kernels and allocates memory.
+
+    Args:
+        work: The function to call.
+        device: The device that it uses.
+        calls: The number of calls in a block.
+        budget: The total time in seconds. At least three blocks are measured, also if they take longer.
     """
     work()
-    wait(device)
+    synchronize(device)
     blocks: list[float] = []
     while len(blocks) < 3 or (sum(blocks) < budget and len(blocks) < 25):
         start = time.perf_counter()
         for _ in range(calls):
             work()
-        wait(device)
+        synchronize(device)
         blocks.append(time.perf_counter() - start)
     return sorted(blocks)[len(blocks) // 2] / calls
 
 
 def peak_memory(work: Callable[[], Any], device: torch.device) -> int | None:
-    """Bytes at the peak beyond what was there before: on a CUDA device, or of the process where Linux counts them."""
+    """Return the peak memory of a call in bytes, in addition to what was in use: of the GPU, or on Linux of the process."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         work()
         return torch.cuda.max_memory_allocated() - before
     try:
-        ctypes.CDLL(None).malloc_trim(0)  # what was freed goes back
+        ctypes.CDLL(None).malloc_trim(0)  # returns freed memory to the system
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         before = _status("VmRSS")
     except (OSError, AttributeError):
@@ -67,23 +73,23 @@ def _status(field: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
-def release() -> None:
-    """Give back what the last measurement held: captured graphs sit in reference cycles."""
+def free_memory() -> None:
+    """Free the memory of the last measurement. Captured graphs are in reference cycles, so this needs the garbage collector."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def where(device: torch.device) -> Row:
+def describe_machine(device: torch.device) -> Row:
     """Return machine, versions, commit and date of a measurement."""
     return {
         "machine": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or "CPU",
-        "cpu_cores": cores(),
+        "cpu_cores": count_cores(),
         "versions": {
             "longtail": longtail.__version__,
             "python": platform.python_version(),
@@ -97,8 +103,8 @@ def where(device: torch.device) -> Row:
     }
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Columns as wide as their widest entry; numbers to three digits."""
+def format_table(rows: Sequence[Row]) -> str:
+    """Return rows as an aligned table; numbers have three significant digits."""
     names = list(rows[0])
     lines = [names, *([_entry(row[name]) for name in names] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(names))]

@@ -1,6 +1,6 @@
 """Accuracy and time of the automatic settings and of alternatives on folders of photographs.
 
-    python benchmarks/own_images.py FOLDER… [--rows default …] [--seeds 0 1 2 3 4] [--runs runs/own_images] [--out FILE]
+    python benchmarks/own_images.py FOLDER… [--rows default …] [--seeds 0 1 2 3 4] [--runs FOLDER] [--cache FOLDER] [--out FILE]
 
 The rows are the automatic settings (`default`), those of version 0.1, class-balanced logistic regression of scikit-learn on
 the same features, single methods on the same features, and trained parts of the backbone. Rows and seeds that are in FILE
@@ -8,8 +8,9 @@ already are not measured again, so an interrupted measurement continues. FILE (r
 are written after each row.
 
 The features of each folder are computed once, in a new cache; this time is reported separately and added to the rows that
-need it. Times are processor seconds of all threads on a CPU, which depend less on other work of the machine, and wall seconds
-on a GPU. No setting was chosen on the test images: the rules of `longtail.autoconfig` come from folds of the training images.
+need it. With --cache an interrupted measurement does not compute them again. Times are processor seconds of all threads on a
+CPU, which depend less on other work of the machine, and wall seconds on a GPU. No setting was chosen on the test images: the
+rules of `longtail.autoconfig` come from folds of the training images.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import Row, save, where
+from measure import Row, describe_machine, save
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -57,7 +58,10 @@ class Entry:
 
 ENTRIES = {
     DEFAULT: Entry("automatic settings"),
-    "version-0.1": Entry("settings of version 0.1 without a GPU", {"method": "paco", "data.cached_views": 0}),
+    "version-0.1": Entry(
+        "settings of version 0.1 without a GPU",
+        {"method": "paco", "data.cached_views": 0, "model": "tf_efficientnet_lite0"},
+    ),
     "regression-1": Entry("logistic regression, plain image", regression_views=1),
     "regression-5": Entry("logistic regression, all views", regression_views=5),
     "ncm": Entry("nearest class mean, cached views", {"method": "ncm"}, is_frozen=True),
@@ -146,15 +150,15 @@ def describe(metrics: dict[str, Any], hits_N: np.ndarray) -> Row:
 def run(options: argparse.Namespace) -> None:
     """Measure what is missing, and write the results after each seed."""
     stored: Row = json.loads(options.out.read_text()) if options.out.exists() else {"folders": {}}
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ["LONGTAIL_CACHE"] = cache
+    with tempfile.TemporaryDirectory() as temporary:
+        os.environ["LONGTAIL_CACHE"] = str(options.cache or temporary)
         for path in options.folders:
             folder = Folder(path, options)
             key = f"{path.resolve().name}, {folder.device.type}"
             found = stored["folders"].setdefault(key, {"rows": {}})
             seconds = folder.extract()
             found |= {
-                "where": where(folder.device),
+                "where": describe_machine(folder.device),
                 "model": folder.config.model.name,
                 "image_size": folder.config.data.image_size,
                 "views": folder.config.data.cached_views,
@@ -258,6 +262,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--views", type=int, default=4)
     parser.add_argument("--model")
+    parser.add_argument("--cache", type=Path, help="feature cache, new for each FILE; default: a temporary folder")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--runs", type=Path, default=Path("runs/own_images"))
     parser.add_argument("--out", type=Path, default=Path("results/own_images.json"))

@@ -1,8 +1,8 @@
 """PaCo on CIFAR-LT as in typical research code: the baseline of `step.py`, `views.py` and `loss.py`.
 
-Worker processes make the views image by image with PIL and torchvision; networks in fp32 (torch's default: cuDNN may use
-TF32), run operation by operation; the key network follows parameter by parameter; the loss as matrices of masks; the loss and
-the accuracy read by the host at each step. The settings are those of our recipe, so that only the manner differs.
+Worker processes make the views image by image with PIL and torchvision. The networks run in fp32 (torch's default: cuDNN may
+use TF32), operation by operation. The key network is updated parameter by parameter, the loss uses matrices of masks, and the
+host reads loss and accuracy at each step. The settings are those of our recipe, so that only the implementation differs.
 """
 
 import copy
@@ -28,7 +28,7 @@ STATISTICS = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
 
 class Cutout:
-    """A black square of `side` pixels around a random pixel, clipped at the border."""
+    """Paint a black square of `side` pixels around a random pixel, clipped at the border."""
 
     def __init__(self, side: int) -> None:
         self.side = side
@@ -40,7 +40,7 @@ class Cutout:
 
 
 class Blur:
-    """PIL's Gaussian blur of a random radius in pixels."""
+    """Apply PIL's Gaussian blur with a random radius in pixels."""
 
     def __init__(self, low: float, high: float) -> None:
         self.low, self.high = low, high
@@ -49,14 +49,14 @@ class Blur:
         return image.filter(ImageFilter.GaussianBlur(random.uniform(self.low, self.high)))
 
 
-def auto_view() -> T.Compose:
+def make_auto_view() -> T.Compose:
     """Return the query view: AutoAugment and Cutout."""
     policy = T.AutoAugment(T.AutoAugmentPolicy.CIFAR10, fill=(128, 128, 128))
     crop = [T.RandomCrop(32, padding=4), T.RandomHorizontalFlip()]
     return T.Compose([*crop, policy, T.ToTensor(), Cutout(16), T.Normalize(*STATISTICS)])
 
 
-def sim_view() -> T.Compose:
+def make_sim_view() -> T.Compose:
     """Return the key view: SimAugment."""
     crop = [T.RandomResizedCrop(32, scale=(0.2, 1.0)), T.RandomHorizontalFlip()]
     color = [T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8), T.RandomGrayscale(0.2)]
@@ -64,7 +64,7 @@ def sim_view() -> T.Compose:
 
 
 class ViewSet(Dataset):
-    """Each item is the views of an image, and its label."""
+    """A data set whose items are the views of an image, and its label."""
 
     def __init__(self, source: Split, views: list[Callable[[Image.Image], Tensor]]) -> None:
         self.source, self.views = source, views
@@ -73,12 +73,13 @@ class ViewSet(Dataset):
         return len(self.source.labels)
 
     def __getitem__(self, index: int) -> tuple[list[Tensor], int]:
+        assert isinstance(self.source.images, np.ndarray)
         image = Image.fromarray(self.source.images[index])
         return [view(image) for view in self.views], int(self.source.labels[index])
 
 
 class Network(nn.Module):
-    """Logits and the normalized projection."""
+    """A network that returns logits and the normalized projection."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -101,7 +102,7 @@ def plain_paco_loss(
     alpha: float,
     tau: float,
 ) -> Tensor:
-    """Return the loss by autograd, with matrices of masks over all logits."""
+    """Return the PaCo loss, computed with matrices of masks over all logits and differentiated by autograd."""
     logits = torch.cat([center + log_prior, contrast / tau], 1)
     logits = logits - logits.max(1, keepdim=True).values.detach()
     kept = torch.cat([torch.ones_like(center), (~drop).float()], 1)
@@ -112,7 +113,7 @@ def plain_paco_loss(
 
 
 class Reference:
-    """Training step by step; `step` takes a batch of the loader."""
+    """The networks, queue and optimizer of a plain PaCo training; `step` trains on a batch of the loader."""
 
     def __init__(self, counts: np.ndarray, device: torch.device) -> None:
         self.device = device
@@ -121,7 +122,7 @@ class Reference:
         self.log_prior = torch.tensor(counts / counts.sum(), dtype=torch.float32, device=device).log()
         self.queue = F.normalize(torch.randn(QUEUE, WIDTH, device=device))
         self.labels = torch.randint(len(counts), (QUEUE,), device=device)
-        self.place = 0
+        self.position = 0
         self.optimizer = torch.optim.SGD(self.query.parameters(), 0.05, momentum=0.9, weight_decay=5e-4)
 
     def step(self, batch: Any) -> tuple[float, float]:
@@ -139,14 +140,15 @@ class Reference:
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
-        self.queue[self.place : self.place + len(k)], self.labels[self.place : self.place + len(k)] = k, y
-        self.place = (self.place + len(k)) % QUEUE
+        slots = slice(self.position, self.position + len(k))
+        self.queue[slots], self.labels[slots] = k, y
+        self.position = (self.position + len(k)) % QUEUE
         return loss.item(), (logits.argmax(1) == y).float().mean().item()
 
 
-def batches(source: Split, workers: int, pinned: bool) -> Generator[Any]:
-    """Epoch after epoch, by `workers` processes (0: by this one)."""
-    views = ViewSet(source, [auto_view(), sim_view()])
+def iterate_batches(source: Split, workers: int, pinned: bool) -> Generator[Any]:
+    """Yield batches of views without end, made by `workers` processes (0: by this process)."""
+    views = ViewSet(source, [make_auto_view(), make_sim_view()])
     loader = DataLoader(
         views,
         BATCH,
@@ -160,8 +162,8 @@ def batches(source: Split, workers: int, pinned: bool) -> Generator[Any]:
         yield from loader
 
 
-def delivered(images: Dataset, batch: int, workers: int, seconds: float) -> float:
-    """Images per second of a loader's worker processes, once what was made ahead is used up."""
+def measure_loader(images: Dataset, batch: int, workers: int, seconds: float) -> float:
+    """Return the images per second of a loader's worker processes, after the batches that were made in advance."""
     endless = RandomSampler(images, replacement=True, num_samples=2**31)  # type: ignore[arg-type]
     loader = iter(DataLoader(images, batch, sampler=endless, num_workers=workers))
     for _ in range(3 * workers):

@@ -2,16 +2,17 @@
 
     python benchmarks/scale.py [--counts FILE] [--rows imagenet-lt/resnet50 ...] [--compiled] [--out FILE]
 
-Measured on one GPU: images per second of whole steps (JPEG decoded, both views made, networks, loss, queue), and memory. From
-these the seconds of an epoch and the hours of the recipe. Steps are captured, not compiled: a run of the recipe's length would
-compile them too, which takes minutes for each network and makes them faster (`--compiled`). For eight GPUs, which were not
-there: the step of one process, neither captured nor compiled nor with our kernels for views, plus the time in which gradients
-and averages of so many bytes pass twice by a link of LINK bytes a second. `hours_on_8`: each has an eighth of the batch, and
-the run is the same; `hours_on_8_larger`: each has the whole of it, so that a step sees eight times as many images, which is
-another run. Each process is assumed to have as many cores for decoding as the one had.
+Images per second of complete steps (JPEG decoding, both views, networks, loss, queue) and memory are measured on one GPU. The
+seconds of an epoch and the hours of the recipe are computed from them. Steps are captured, but not compiled. A run of the
+recipe's length would also compile them, which takes minutes for each network and makes them faster (`--compiled`).
 
-The images are one of 64 JPEGs in memory: reading a disk is left out. `--counts` has the images of each class, as JSON lists by
-name; without it they fall from the largest class to the smallest so that their sum is right.
+Eight GPUs were not available. Their hours are computed from the step of one process (not captured, not compiled, without our
+kernels for views), plus the time to send gradients and averages twice over a link of LINK bytes per second. `hours_on_8`: each
+GPU has an eighth of the batch, so the training is the same. `hours_on_8_larger`: each GPU has the whole batch, so a step uses
+eight times as many images, which is a different training. Each process is assumed to have as many cores as the measured one.
+
+Each image is one of 64 JPEGs in memory, so reading from disk is not included. `--counts` is a JSON file with the images of each
+class as lists by name. Without it, counts decrease from the largest class to the smallest so that their sum is correct.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from measure import Row, release, save, seconds_per_call, table, where
+from measure import Row, describe_machine, format_table, free_memory, save, seconds_per_call
 from PIL import Image
 from step import make_runs
 
@@ -40,8 +41,8 @@ from longtail.engine.device import choose_device, resolve_precision
 from longtail.engine.loop import train_step
 from longtail.engine.trainer import Trainer
 
-LINK = 200e9  # bytes per second between GPUs of a machine: an assumption, below what NVLink 4 is sold as
-BUDGET = 4.0  # seconds for each figure
+LINK = 200e9  # bytes per second between GPUs of a machine: an assumption, below the specification of NVLink 4
+BUDGET = 4.0  # seconds for each measurement
 
 
 class Shape(NamedTuple):
@@ -71,18 +72,18 @@ ROWS = (
 )
 
 
-def counts_of(shape: Shape) -> np.ndarray:
-    """From largest to smallest, along a power of the exponential between them that gives the sum; the largest take the rest."""
-    place = np.linspace(1, 0, shape.classes)
+def make_counts(shape: Shape) -> np.ndarray:
+    """Return counts from the largest to the smallest class, along a curve with the right sum."""
+    position = np.linspace(1, 0, shape.classes)
 
-    def at(power: float) -> np.ndarray:
-        return (shape.smallest * (shape.largest / shape.smallest) ** (place**power)).astype(np.int64)
+    def compute(power: float) -> np.ndarray:
+        return (shape.smallest * (shape.largest / shape.smallest) ** (position**power)).astype(np.int64)
 
     low, high = 0.01, 20.0  # the higher the power, the fewer images
     for _ in range(60):
         power = (low + high) / 2
-        low, high = (power, high) if at(power).sum() > shape.images else (low, power)
-    counts = at(high)
+        low, high = (power, high) if compute(power).sum() > shape.images else (low, power)
+    counts = compute(high)
     rest = shape.images - counts.sum()
     inner = np.arange(1, shape.classes - 1)
     counts[inner] += rest // len(inner)
@@ -90,7 +91,7 @@ def counts_of(shape: Shape) -> np.ndarray:
     return counts
 
 
-def pictures(number: int = 64) -> list[bytes]:
+def make_jpegs(number: int = 64) -> list[bytes]:
     """Return JPEGs of 500 x 375 pixels: smooth noise plus fine noise, with about as many bytes as a photograph."""
     rng, found = np.random.default_rng(0), []
     for _ in range(number):
@@ -105,15 +106,15 @@ def pictures(number: int = 64) -> list[bytes]:
 
 
 def make_data(counts: np.ndarray, config: Config) -> DataSet:
-    encoded, labels = pictures(), np.repeat(np.arange(len(counts)), counts)
+    encoded, labels = make_jpegs(), np.repeat(np.arange(len(counts)), counts)
     side = round(config.data.image_size * 16 / 7)
     images = StreamedImages(lambda i: encoded[i % len(encoded)], str, side, config.data.workers)
     source = Split(images, labels, tuple(map(str, range(len(counts)))), np.arange(len(labels)))
     return DataSet("dry", source, None, source, checksum(labels))
 
 
-def steps(run: Trainer, seconds: float) -> float:
-    """Return the seconds of a step."""
+def time_step(run: Trainer, seconds: float) -> float:
+    """Return the seconds of a training step."""
     with use_own_stream(run.device):
         step_on, count = make_step([run], train_step), itertools.count()
 
@@ -163,9 +164,9 @@ def measure_row(name: str, counts: np.ndarray, args: argparse.Namespace, device:
 def measure_steps(config: Config, data: DataSet, seconds: float, device: torch.device) -> tuple[float, str, int]:
     """Return the seconds of a step, its execution mode, and the bytes of the gradients of a network."""
     (run,) = make_runs(config, 1, data, device)
-    found = steps(run, seconds), run.step_mode, sum(t.numel() * 4 for t in run.method.net.state_dict().values())
+    found = time_step(run, seconds), run.step_mode, sum(t.numel() * 4 for t in run.method.net.state_dict().values())
     del run
-    release()
+    free_memory()
     return found
 
 
@@ -174,37 +175,43 @@ def measure(args: argparse.Namespace) -> Row:
     rows: list[Row] = []
     for name in args.rows:
         shape = SHAPES[name.split("/")[0]]
-        counts = np.array(stored[shape.name]) if shape.name in stored else counts_of(shape)
+        counts = np.array(stored[shape.name]) if shape.name in stored else make_counts(shape)
         rows.append(measure_row(name, counts, args, device))
-        print(table(rows[-1:]), flush=True)
-        release()
-        save(args.out, result(rows, args, device))
-    return result(rows, args, device)
+        print(format_table(rows[-1:]), flush=True)
+        free_memory()
+        save(args.out, make_result(rows, args, device))
+    return make_result(rows, args, device)
 
 
-def result(rows: Sequence[Row], args: argparse.Namespace, device: torch.device) -> Row:
+def make_result(rows: Sequence[Row], args: argparse.Namespace, device: torch.device) -> Row:
     how = {
         "precision": resolve_precision(recipes.make("imagenet-lt").train, device),
         "link": LINK,
         "counts": bool(args.counts),
     }
-    return {"what": (__doc__ or "").strip(), **where(device), **how, "rows": list(rows)}
+    return {"what": (__doc__ or "").strip(), **describe_machine(device), **how, "rows": list(rows)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--counts", type=Path, help="JSON: the images of each class, by ImageNet_LT, iNaturalist18, Places_LT"
+        "--counts",
+        type=Path,
+        help="JSON file with lists of class counts: ImageNet_LT, iNaturalist18, Places_LT",
     )
     parser.add_argument("--rows", nargs="+", default=ROWS)
-    parser.add_argument("--compiled", action="store_true", help="at the recipe's own length; minutes for each network")
+    parser.add_argument(
+        "--compiled",
+        action="store_true",
+        help="compile the steps (minutes for each network)",
+    )
     parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--batch", type=int, help="another than the recipe's")
-    parser.add_argument("--seconds", type=float, default=BUDGET, help="for each figure")
+    parser.add_argument("--batch", type=int, help="batch size (default: that of the recipe)")
+    parser.add_argument("--seconds", type=float, default=BUDGET, help="time for each measurement")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    print(table(measure(args)["rows"]))
+    print(format_table(measure(args)["rows"]))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from factors import COSINE, IMBALANCE, line, measure, prepared, recorded, with_validation
+from factors import COSINE, IMBALANCE, format_line, is_recorded, measure, prepare_config, with_validation
 
 from longtail import files, recipes
 from longtail.config import Config, OptimConfig
@@ -42,13 +42,13 @@ class Results:
         """Return the mean validation accuracy of a configuration; train it first if it is not recorded."""
         name, base = f"{config.method.label}, {optimizer}", f"{config.method.label}, {RECIPE}"
         seeds = tuple(self.args.seeds)
-        config = prepared(config, self.args.data, self.args.epochs, seeds)
-        if not (recorded(self.book, name, config) and tuple(self.book[name]["seeds"]) == seeds):
+        config = prepare_config(config, self.args.data, self.args.epochs, seeds)
+        if not (is_recorded(self.book, name, config) and tuple(self.book[name]["seeds"]) == seeds):
             self.data = self.data or with_validation(config)
             self.book[name] = measure(config, self.args.out / name.replace(" ", "-").replace(",", ""), self.data)
             self.args.results.parent.mkdir(parents=True, exist_ok=True)
             files.write_json(self.args.results, self.book)
-        print(line(name, self.book[name], self.book[base]), flush=True)
+        print(format_line(name, self.book[name], self.book[base]), flush=True)
         return mean_std(self.book[name]["validation"])[0]
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/speed.py [--out results/speed.json] [--plot results/loss.png] [--skip views ...]
 
-Each part is written as soon as it is measured, with machine, versions, commit ($LONGTAIL_COMMIT, where the tree has no
-history) and date of its own; a part that is skipped stays in the file as it was.
+Each part is written as soon as it is measured, with its machine, versions, commit ($LONGTAIL_COMMIT if the code is not in a git
+repository) and date. Parts that are skipped are not changed in the file.
 """
 
 import argparse
@@ -15,12 +15,12 @@ from pathlib import Path
 import loss
 import step
 import views
-from measure import Row, release, save, table
+from measure import Row, format_table, free_memory, save
 
 from longtail.engine.device import choose_device
 
 
-def parts(device_name: str, compiled: bool, quick: bool) -> dict[str, Callable[[], Row]]:
+def list_parts(device_name: str, compiled: bool, quick: bool) -> dict[str, Callable[[], Row]]:
     """Return the parts; `quick` makes a few calls at small sizes, to test that all of them run."""
     device = choose_device(device_name)
     steps = ("eager", "captured", "compiled", "fused") if compiled else step.STEPS
@@ -40,22 +40,24 @@ def parts(device_name: str, compiled: bool, quick: bool) -> dict[str, Callable[[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("results/speed.json"))
-    parser.add_argument("--plot", type=Path, help="of the loss")
+    parser.add_argument("--plot", type=Path, help="write a plot of the loss to this file")
     parser.add_argument("--skip", nargs="*", default=(), choices=("views", "loss", "step"))
     parser.add_argument(
-        "--compiled", action="store_true", help="the compiled step too, which takes half a minute to make"
+        "--compiled", action="store_true", help="measure the compiled step too, which takes half a minute to compile"
     )
-    parser.add_argument("--quick", action="store_true", help="a few calls at small sizes, to see that all runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="make a few calls at small sizes, to check that everything runs"
+    )
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
     found: Row = json.loads(args.out.read_text()) if args.out.exists() else {}
-    for name, measure in parts(args.device, args.compiled, args.quick).items():
+    for name, measure in list_parts(args.device, args.compiled, args.quick).items():
         if name in args.skip:
             continue
         found[name] = measure()
         save(args.out, found)
-        print(f"\n{name}\n{table(found[name]['rows'])}\n", flush=True)
-        release()
+        print(f"\n{name}\n{format_table(found[name]['rows'])}\n", flush=True)
+        free_memory()
         if args.plot and name == "loss":
             loss.plot(found[name]["rows"], args.plot)
 

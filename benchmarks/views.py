@@ -2,8 +2,9 @@
 
     python benchmarks/views.py [--out FILE] [--workers 1 8]
 
-Both kinds of PaCo's views, alone and as the pair that a step needs; 32 x 32 pixels, delivered in batches of 128, in one run.
-Ours are normalized and cast, and lie where the network reads them; the workers' are counted before the copy to the device.
+Both kinds of PaCo's views are measured, alone and as the pair that a step needs, with 32 x 32 pixels and batches of 128. Our
+views are normalized and converted, in the buffers that the network reads. Those of workers are counted before the copy to the
+device.
 """
 
 import argparse
@@ -13,72 +14,82 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from measure import Row, cores, release, save, seconds_per_call, table, where
-from reference import BATCH, ViewSet, auto_view, delivered, sim_view
-from step import make_runs, random_data
+from measure import Row, count_cores, describe_machine, format_table, free_memory, save, seconds_per_call
+from reference import BATCH, ViewSet, make_auto_view, make_sim_view, measure_loader
+from step import make_random_data, make_runs
 
 from longtail import recipes
 from longtail.config import Config
 from longtail.data.sources import DataSet
 from longtail.engine.device import choose_device
 
-BUDGET = 2.0  # seconds for each figure
-PEERS = {"AutoAugment + Cutout": [auto_view], "SimAugment": [sim_view], "both": [auto_view, sim_view]}
+BUDGET = 2.0  # seconds for each measurement
+PEERS = {
+    "AutoAugment + Cutout": [make_auto_view],
+    "SimAugment": [make_sim_view],
+    "both": [make_auto_view, make_sim_view],
+}
 
 
-def config_of(kind: str) -> Config:
-    """Return the configuration; PaCo makes both views, and a method without a key network only that of the query."""
+def make_config(kind: str) -> Config:
+    """Return the configuration: PaCo needs both views, and a method without a key network only that of the query."""
     config = recipes.cifar100_lt("paco" if kind == "both" else "balanced-softmax", 100, "equal")
     query = recipes.SIM_AUGMENT if kind == "SimAugment" else recipes.AUTO_CUTOUT
     train = replace(config.train, execution="auto")
     return replace(config, views=replace(config.views, query=query), train=train)
 
 
-def ours(kind: str, data: DataSet, device: torch.device, budget: float) -> float:
-    """Views per second."""
-    (run,) = make_runs(config_of(kind), 1, data, device)
+def measure_device(kind: str, data: DataSet, device: torch.device, budget: float) -> float:
+    """Return the views per second on the device."""
+    (run,) = make_runs(make_config(kind), 1, data, device)
     batches, count = run.batches, itertools.count()
-    parts = -(-batches.steps_per_epoch // batches.ahead)  # that an epoch's views are made in
+    parts = -(
+        -batches.steps_per_epoch // batches.steps_ahead
+    )  # the number of parts in which the views of an epoch are made
 
     def once() -> None:
         epoch, part = divmod(next(count), parts)
-        batches.prepare(epoch, epoch * batches.steps_per_epoch + part * batches.ahead)
+        batches.prepare(epoch, epoch * batches.steps_per_epoch + part * batches.steps_ahead)
 
-    views = batches.ahead * BATCH * len(PEERS[kind])
+    views = batches.steps_ahead * BATCH * len(PEERS[kind])
     return views / seconds_per_call(once, device, 5 * parts if device.type == "cuda" else 2, budget)
 
 
-def peer(kind: str, data: DataSet, workers: int, budget: float) -> float:
-    """Views per second."""
+def measure_workers(kind: str, data: DataSet, workers: int, budget: float) -> float:
+    """Return the views per second of worker processes."""
     views = ViewSet(data.train, [make() for make in PEERS[kind]])
-    return delivered(views, BATCH, workers, budget) * len(views.views)
+    return measure_loader(views, BATCH, workers, budget) * len(views.views)
 
 
 def measure(device: torch.device, workers: Sequence[int] = (), budget: float = BUDGET) -> Row:
-    data, rows = random_data(), list[Row]()
-    workers = workers or sorted({1, min(8, cores())})
+    data, rows = make_random_data(), list[Row]()
+    workers = workers or sorted({1, min(8, count_cores())})
     for kind in PEERS:
-        row: Row = {"views": kind, "ours": ours(kind, data, device, budget)}
-        release()
+        row: Row = {"views": kind, "ours": measure_device(kind, data, device, budget)}
+        free_memory()
         for n in workers:
-            row[f"workers_{n}"] = peer(kind, data, n, budget)
+            row[f"workers_{n}"] = measure_workers(kind, data, n, budget)
         row |= {f"times_workers_{n}": row["ours"] / row[f"workers_{n}"] for n in workers}
         rows.append(row)
-        print(f"{kind}: {row['ours']:,.0f} views a second", flush=True)
-    return {"what": (__doc__ or "").strip(), **where(device), "rows": rows}
+        print(f"{kind}: {row['ours']:,.0f} views per second", flush=True)
+    return {"what": (__doc__ or "").strip(), **describe_machine(device), "rows": rows}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--workers", type=int, nargs="*", default=(), help="processes of the peer (1, and 8 or all cores)"
+        "--workers",
+        type=int,
+        nargs="*",
+        default=(),
+        help="numbers of worker processes (default: 1, and 8 or all cores)",
     )
-    parser.add_argument("--seconds", type=float, default=BUDGET, help="for each figure")
+    parser.add_argument("--seconds", type=float, default=BUDGET, help="time for each measurement")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     found = measure(choose_device(args.device), args.workers, args.seconds)
-    print(table(found["rows"]))
+    print(format_table(found["rows"]))
     save(args.out, found)
 
 

@@ -17,6 +17,7 @@ from longtail import files, recipes, run_folder
 from longtail.autoconfig import Facts, choose, inspect_data
 from longtail.autoconfig.rules import HEADER, SET_BY_USER, explain_weights, with_values
 from longtail.cli import main
+from longtail.cli.help import find_selected_settings
 from longtail.cli.train import default_out
 from longtail.comparison import make_budget
 from longtail.config import DataConfig, PaCo, TrainConfig, to_dict
@@ -87,6 +88,17 @@ def test_configurations_are_valid_for_all_sizes(classes, images, gpu, side, tmp_
         assert config.optim.warmup_epochs < config.train.epochs
 
 
+def test_settings_that_cross_validation_selects_are_displayed_with_all_values(tmp_path):
+    few = facts([40, 20, 10], 224, False, 2, ("tf_efficientnet_lite0",))
+    found = chosen(few, tmp_path)
+    for name in ("lr", "weight_decay"):
+        values = {getattr(config.optim, name) for config in found.candidates}
+        assert len(values) > 1
+        assert {float(value) for value in value_of(found, f"--optim.{name}").split(", ")} == values
+    assert find_selected_settings(found.candidates) == {"optim.lr"}  # of those with a short name
+    assert value_of(chosen(few, tmp_path, optim__lr=0.3), "--optim.lr") == "0.3"
+
+
 def test_alpha_is_automatic_and_its_value_is_displayed(tmp_path):
     n_C = exponential_counts(500, 100, 100)
     found = chosen(facts(n_C, 32), tmp_path)
@@ -117,6 +129,37 @@ def test_missing_weights_are_reported(tmp_path):
     only = facts(tail(5000, 20, 20), weights=("tf_efficientnet_lite0",))
     config = chosen(only, tmp_path).config
     assert config.model.name == "tf_efficientnet_lite0" and config.model.pretrained and config.views.normalize == "half"
+
+
+OFFLINE = ("tf_efficientnet_lite0", "tf_efficientnet_lite2")
+
+
+def test_larger_network_is_chosen_for_cached_features_of_photographs(tmp_path):
+    found = facts(tail(500, 20, 20), side=300, gpu=False, weights=OFFLINE)
+    config = chosen(found, tmp_path).config
+    assert (config.model.name, config.data.cached_views > 0) == ("tf_efficientnet_lite2", True)
+    assert chosen(found, tmp_path, "ncm").config.model.name == "tf_efficientnet_lite2"
+    limited = facts(tail(2000, 20, 20), side=300, gpu=False, memory=1, weights=OFFLINE)
+    assert chosen(limited, tmp_path).config.train.batch_size == 64
+    assert chosen(limited, tmp_path, data__cached_views=0).config.train.batch_size < 64
+    for given in ({"model__trainable": "all"}, {"data__cached_views": 0}, {"method": "ride-4"}):
+        config = chosen(found, tmp_path, **given).config
+        assert (config.model.name, config.data.cached_views) == ("tf_efficientnet_lite0", 0)
+    for other in ({"side": 64, "gpu": False}, {"gpu": True}):
+        config = chosen(facts(tail(500, 20, 20), weights=OFFLINE, **other), tmp_path).config
+        assert config.model.name == "tf_efficientnet_lite0"
+
+
+@pytest.mark.parametrize(
+    "name, side, crop", [("tf_efficientnet_lite0", 224, 0.875), ("tf_efficientnet_lite2", 260, 0.89)]
+)
+def test_size_and_crop_are_those_of_the_pretraining(name, side, crop, tmp_path):
+    found = facts(tail(500, 20, 20), side=400, gpu=False, weights=OFFLINE)
+    config = chosen(found, tmp_path, model__name=name).config
+    assert (config.data.image_size, config.views.test_crop) == (side, crop)
+    small = facts(tail(500, 20, 20), side=100, gpu=False, weights=OFFLINE)
+    config = chosen(small, tmp_path, model__name=name).config
+    assert (config.data.image_size, config.views.test_crop) == (192, 1.0)
 
 
 def test_given_values_are_kept(tmp_path):

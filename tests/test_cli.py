@@ -15,6 +15,7 @@ from PIL import Image
 from longtail import recipes
 from longtail.cli import docs, main
 from longtail.cli.console import print_messages
+from longtail.cli.parse import check_model_name
 from longtail.cli.train import default_out
 from longtail.progress import log_info, log_warning
 from tests.raises import fails
@@ -222,6 +223,8 @@ def test_names_are_checked_before_torch_is_imported(tmp_path):
         "train cifar100-lf": ("unknown-name", "'cifar100-lt'"),
         "train digits-lt --method pacco": ("unknown-name", "'pacco'", "'paco'"),
         "train birds --method pacco": ("unknown-name", "'pacco'", "'paco'"),
+        "train birds --model resnet8_cifra": ("unknown-name", "'resnet8_cifra'", "'resnet8_cifar'"),
+        "compare birds --model efficientnet_b00.x": ("unknown-name", "'efficientnet_b0'"),
         "train birds --epoch 3": ("unknown-name", "--epochs?"),
         "train birds --optim.lrr 3": ("unknown-name", "--optim.lr?"),
         "train imagenet-lt --data.root brids": ("missing-file", "--data.root", "'birds/'"),
@@ -339,3 +342,16 @@ def test_out_of_memory_is_one_line(capsys, tmp_path, monkeypatch):
     assert main(["train", "digits-lt", *FAST, "--out", str(tmp_path / "x")]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "--data.load stream" in error
+
+
+@pytest.mark.parametrize("name", ["resnet50", "resnet50.a1_in1k", "resnet74_cifar", "hf-hub:owner/model", "custom"])
+def test_models_are_found_without_torch(name):
+    check_model_name(name)
+
+
+def test_every_registered_model_is_found_without_torch():
+    timm = pytest.importorskip("timm")
+    from longtail.models import backbones  # noqa: F401  (registers networks with timm)
+
+    for name in [*timm.list_models(include_tags=False)[::50], "resnet18_cifar"]:
+        check_model_name(name)

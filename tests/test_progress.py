@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from longtail import progress
-from longtail.progress import bar_width, format_time_left, open_progress, track
+from longtail.cli.console import print_messages
+from longtail.progress import bar_width, format_time_left, log_warning, open_progress, track
 
 
 def test_time_left():
@@ -38,7 +39,20 @@ def test_bar_on_a_terminal(total, is_shown, capsys, monkeypatch):
     assert ("predicting" in capsys.readouterr().err) == is_shown
 
 
+def test_warnings_are_wrapped_on_a_terminal_only(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    text = "--time-limit is too short: even the smallest settings take about 5 min"
+    with print_messages():
+        log_warning(text)
+    assert capsys.readouterr().err == f"{text}\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with print_messages():
+        log_warning(text)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and max(map(len, lines)) <= 40 and " ".join(map(str.strip, lines)) == text
+
+
 def test_other_processes_are_silent(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "is_main_process", lambda: False)
+    monkeypatch.setattr(progress, "is_local_main", lambda: False)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert list(track(range(200), 200, "x")) == [*range(200)] and capsys.readouterr().err == ""

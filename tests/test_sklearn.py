@@ -109,6 +109,20 @@ def test_a_wrong_class_prior_is_an_error(prior):
         model.predict(X)
 
 
+@pytest.mark.parametrize(
+    ("kind", "scale", "settings"),
+    [
+        (estimators.NearestClassMeanClassifier, 1e200, {"distance": "l2"}),
+        (estimators.NearestClassMeanClassifier, 1e308, {}),
+        (estimators.TauNormClassifier, 1.0, {"power": 1e9}),
+    ],
+)
+def test_weights_that_are_not_finite_are_an_error(kind, scale, settings):
+    X, y = make_set()
+    with pytest.raises(ValueError, match="not finite"):
+        make(kind, **settings).fit(X / np.abs(X).max() * scale, y)
+
+
 @pytest.mark.parametrize("kind", WEIGHTED)
 def test_a_class_whose_weights_are_zero_is_never_predicted(kind):
     X, y = make_set()

@@ -163,14 +163,15 @@ def test_probabilities_of_test_images_are_computed_in_blocks(tmp_path, monkeypat
     assert found.suggested_N.tolist() == whole.suggested_N.tolist() and len(set(found.suggested_N)) > 1
 
 
-def test_many_classes_take_little_memory(tmp_path):
+@pytest.mark.parametrize("classes", [2**9, 2**15])
+def test_many_classes_take_little_memory(tmp_path, classes):
     """Logits of 32 MiB, which a file of 33 KB can contain, take less than three times as much."""
-    y_N = np.zeros(2**15, np.int8)
-    np.savez_compressed(tmp_path / "predictions.npz", logits=np.zeros((2**15, 512), np.float16), labels=y_N)
+    y_N = np.zeros(2**24 // classes, np.int8)
+    np.savez_compressed(tmp_path / "predictions.npz", logits=np.zeros((len(y_N), classes), np.float16), labels=y_N)
     np.savez(tmp_path / "features.npz", features=np.ones((2, 2), np.float16), labels=y_N[:2])
     tracemalloc.start()
     try:
-        assert len(read_splits(tmp_path, 512)) == 1
+        assert len(read_splits(tmp_path, classes)) == 1
         assert tracemalloc.get_traced_memory()[1] < 3 * 2**25
     finally:
         tracemalloc.stop()

@@ -12,7 +12,7 @@ from longtail.cli import main
 from longtail.data.decode import available_cores, available_memory
 from longtail.engine import distributed
 from longtail.engine.train import train
-from longtail.progress import is_main_process
+from longtail.progress import is_local_main
 from longtail.torchrun import World, read_full_world, read_world
 from tests.conftest import tiny
 from tests.raises import raises
@@ -91,7 +91,7 @@ def test_a_command_names_the_variable(verb, name, monkeypatch, capsys):
 READERS = {
     "cores": available_cores,
     "memory": available_memory,
-    "speaks": is_main_process,
+    "speaks": is_local_main,
     "start": lambda: distributed.start_processes(torch.device("cpu")),
 }
 

@@ -354,6 +354,13 @@ def test_unusable_images_are_one_line(case, tmp_path):
     assert "\n" not in str(caught.value) and not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("picture", [Image.new("RGB", (0, 4)), np.broadcast_to(np.uint8(0), (9_500, 9_500))])
+def test_pictures_have_as_many_pixels_as_files(picture):
+    """They are refused before they are encoded."""
+    with raises("bad-image", "pixels"):
+        read_memory(([picture] * 10, Y))
+
+
 def test_test_images_must_have_the_same_labels():
     with raises("bad-labels", "7"):
         read_memory((X, Y), (X, [7] * 10))

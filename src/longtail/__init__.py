@@ -21,7 +21,7 @@ _HOME = {
     "evaluate": "engine.evaluate",
     "figure": "paper.figures",
     "fit_head": "engine.fit_head",
-    "head_config": "engine.head_config",
+    "head_config": "engine.fit_head",
     "export": "inference.export",
     "inspect": "data.inspection",
     "load": "inference.loading",

@@ -13,7 +13,7 @@ from longtail.data.sources import DataSet, load_cached
 from longtail.engine.device import choose_device
 from longtail.engine.fit_head import check_supports_features
 from longtail.engine.head_runs import Backbones, find_stored_candidate
-from longtail.engine.run_lock import check_folder, check_images, contains_run
+from longtail.engine.run_lock import check_folder, check_same_images, contains_run
 from longtail.engine.time_budget import plan_time, read_reduced_settings
 from longtail.engine.train import check_seeds, train
 from longtail.errors import Interrupted, UserError
@@ -209,7 +209,7 @@ def train_method(
     """
     config = plan.config
     if is_finished(config, folder):
-        log_info(f"{folder} is finished already")
+        log_info(f"{folder} is already finished")
         return None
     try:
         data = load_cached(config.data, loaded)
@@ -230,6 +230,8 @@ def write_results(folders: Sequence[Path], configs: dict[str, Config], out: Path
         out: Output folder.
     """
     (seeds,) = {config.train.seeds for config in configs.values()}
+    if any(config.log.progress != "none" for config in configs.values()):
+        log_info("writing the table, the figure and the report")
     rows = make_rows([run for run in run_folder.read_finished(folders) if run.seed in seeds])
     write_rows(rows, out)
     return rows
@@ -306,7 +308,7 @@ def find_unsupported(configs: dict[str, Config], out: Path, loaded: dict[DataCon
     for name, config in configs.items():
         data = load_cached(config.data, loaded)
         for folder in list_run_folders(config, out / name):
-            check_images(folder, data)
+            check_same_images(folder, data)
         check_seeds({seed: out / name / f"seed{seed}" for seed in config.train.seeds})
         if not is_finished(config, out / name):
             try:

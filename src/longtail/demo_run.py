@@ -10,49 +10,44 @@ from pathlib import Path
 import torch
 
 from longtail import files, recipes
-from longtail.config import Config
-from longtail.data.sources import load
-from longtail.engine.train import train
-from longtail.progress import log_info
+from longtail.comparison import compare
+from longtail.config import Config, PaCoSettings
 from longtail.reporting.class_accuracy import Curve
-from longtail.reporting.page import report
 from longtail.reporting.plots import accuracy_by_frequency
 from longtail.reporting.result_rows import ResultRow
-from longtail.reporting.significance import group_support
-from longtail.reporting.table import table
+from longtail.reporting.summary import summary_lines
 
 METHODS = ("ce", "balanced-softmax", "supcon", "paco")
+EPOCHS = 80
+"""Selected with the learning rate of the recipe on images that neither the training set nor the test set has, for all methods
+alike (benchmarks/demo.py)."""
 
 
 def demo(out: Path | str = "runs/demo", seeds: tuple[int, ...] = (0, 1, 2)) -> list[ResultRow]:
     """Train four methods on the embedded digits and return the rows of their table.
 
-    Existing runs are resumed. Writes table.md, table.json, accuracy.png and report.html to `out`. This is the function behind
-    `longtail demo`.
+    Existing runs are resumed. Writes table.md, table.json, accuracy.png, comparison.png and report.html to `out`. This is the
+    function behind `longtail demo`.
 
     Args:
         out: Output folder.
         seeds: Each method is trained once per seed.
     """
-    out, data = Path(out), load(make_config("ce", seeds).data)
-    for line in data.describe():
-        log_info(line)
-    for method in METHODS:
-        with use_one_thread():
-            train(make_config(method, seeds), out / method, resume=True, data=data)
-    rows = table([out / method for method in METHODS], out)
+    out = Path(out)
+    with use_one_thread():
+        rows = compare("digits-lt", METHODS, out, budget=lambda method: make_config(method, seeds))
     rows.sort(key=lambda row: METHODS.index(row.runs[0].config.method.name))
     curves = [Curve(r.label, r.runs[0].metrics["counts"], [run.metrics["per_class"] for run in r.runs]) for r in rows]
     with files.replace_file(out / "accuracy.png") as figure:
         accuracy_by_frequency({rows[0].data: curves}, figure)
-    with files.replace_file(out / "report.html") as page:
-        report([out / method for method in METHODS], page)
     return rows
 
 
 def make_config(method: str, seeds: tuple[int, ...]) -> Config:
-    """Return the recipe `digits-lt` for a method, with some seeds."""
-    config = recipes.digits_lt(method)
+    """Return the configuration of a method: the recipe `digits-lt` with more epochs and, for PaCo, the alpha of the theory."""
+    config = recipes.with_epochs(recipes.digits_lt(method), EPOCHS)
+    if isinstance(config.method, PaCoSettings):
+        config = replace(config, method=replace(config.method, alpha="auto"))
     return replace(config, train=replace(config.train, seeds=seeds))
 
 
@@ -68,24 +63,27 @@ def use_one_thread() -> Iterator[None]:
 
 
 def describe_results(rows: list[ResultRow], out: Path) -> list[str]:
-    """Return lines about the results of the demo, and commands to continue with.
+    """Return lines about the results of the demo: what the seeds show, and where the files are.
 
     Args:
         rows: The rows that `demo` has returned.
         out: Its output folder.
     """
-    command = "longtail" if shutil.which("longtail") else str(Path(sys.executable).parent / "longtail")
-    test_set = group_support(rows[0].runs[0], "few")
-    few = {row.runs[0].config.method.name: sum(row.values("few")) / len(row.runs) for row in rows}
     return [
         "",
-        f"Accuracy on classes with fewer than 20 training images ({test_set}): PaCo {few['paco']:.1f} %, cross-entropy "
-        f"{few['ce']:.1f} %, Balanced Softmax {few['balanced-softmax']:.1f} %, SupCon {few['supcon']:.1f} %.",
-        f"Accuracy by class frequency: {out}/accuracy.png; table: {out}/table.md and {out}/table.json.",
-        f"Full report, with the reliability of these results: {out}/report.html",
+        *summary_lines(rows),
         "",
-        "Next:",
-        f"  {command} recipes                                            list recipes, with published results",
-        f"  {command} train cifar100-lt --method paco --imbalance 100    train the paper's benchmark (one GPU)",
-        f"  {command} compare PATH/TO/IMAGES                             your own data: train/CLASS/*.jpg, val/CLASS/*.jpg",
+        f"written to {out}/table.md, {out}/table.json, {out}/accuracy.png and {out}/comparison.png",
+        f"full report, with the reliability of these results: {out}/report.html",
+    ]
+
+
+def list_next_commands() -> list[tuple[str, str]]:
+    """Return commands to continue with, and their purposes."""
+    command = "longtail" if shutil.which("longtail") else str(Path(sys.executable).parent / "longtail")
+    return [
+        (f"{command} train PATH/TO/IMAGES", "your own images: train/CLASS/*.jpg and test/CLASS/*.jpg"),
+        (f"{command} compare PATH/TO/IMAGES", "several methods on your own images"),
+        (f"{command} recipes", "recipes, with published results"),
+        (f"{command} train cifar100-lt --method paco", "the paper's benchmark, on a GPU"),
     ]

@@ -117,7 +117,7 @@ def check_inside(path: Path | str, folder: Path | str) -> None:
     """Raise RefusedFile if `path`, with all links resolved, is outside of `folder` and of its Hugging Face blobs."""
     real, top = os.path.realpath(path), os.path.realpath(folder)
     allowed = [top, *_hugging_face_blobs(folder)]
-    if not any(real == place or real.startswith(os.path.join(place, "")) for place in allowed):
+    if not any(real == root or real.startswith(os.path.join(root, "")) for root in allowed):
         raise RefusedFile(path, "it is a symbolic link that leaves its folder")
 
 

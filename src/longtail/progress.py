@@ -37,10 +37,14 @@ def log_warning(message: str) -> None:
     LOGGER.warning("%s", message)
 
 
-def terminal_width() -> int | None:
-    """Return the number of columns of the terminal, or None if standard output is not a terminal."""
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    return shutil.get_terminal_size().columns if is_terminal else None
+def terminal_width(is_error: bool = False) -> int | None:
+    """Return the number of columns of the terminal, or None if the stream is not a terminal.
+
+    Args:
+        is_error: Whether the stream is standard error, and not standard output.
+    """
+    stream = sys.stderr if is_error else sys.stdout
+    return shutil.get_terminal_size().columns if stream is not None and stream.isatty() else None
 
 
 def wrap_line(line: str, width: int | None) -> str:
@@ -63,7 +67,7 @@ def wrap_line(line: str, width: int | None) -> str:
     )
 
 
-def is_main_process() -> bool:
+def is_local_main() -> bool:
     """Return whether this is the only process, or the first process on this machine of those that torchrun started."""
     return read_world().local_rank == 0
 
@@ -83,6 +87,11 @@ def track(items: Iterable[T], total: int, description: str, unit: str = "images"
             advance(1)
 
 
+def is_bar_shown() -> bool:
+    """Return whether progress is displayed as a bar, because standard error is a terminal."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
 @contextlib.contextmanager
 def open_progress(total: int, description: str, unit: str, show: bool = True) -> Iterator[Callable[[int], None]]:
     """Yield a function that is called with numbers of processed items, and display the progress on standard error.
@@ -96,9 +105,9 @@ def open_progress(total: int, description: str, unit: str, show: bool = True) ->
         unit: What the items are, in the plural.
         show: Whether anything is displayed.
     """
-    if not show or not is_main_process():
+    if not show or not is_local_main():
         yield lambda _: None
-    elif sys.stderr is not None and sys.stderr.isatty():
+    elif is_bar_shown():
         with _open_bar(total, description, unit) as advance:
             yield advance
     else:

@@ -20,6 +20,7 @@ from longtail import files
 from longtail.config import Config, from_dict
 from longtail.errors import UserError, error_text, file_error_kind
 from longtail.schema import amount, anything, count, find_error, mapping_of, optional, percent, text
+from longtail.text import pluralize
 
 CONFIG, ENVIRONMENT, LOG, METRICS = "config.json", "environment.json", "log.jsonl", "metrics.json"
 CHECKPOINT, MODEL = "checkpoint/state.pt", "model.safetensors"
@@ -222,10 +223,8 @@ def read_finished(paths: Iterable[Path | str] | Path | str) -> list[FinishedRun]
     if not finished:
         searched = ", ".join(map(str, paths)) or "an empty list of paths"
         if unfinished:
-            raise UserError(
-                f"no finished run in {searched}: continue the {len(unfinished)} unfinished with --resume",
-                kind="unfinished-run",
-            )
+            runs = pluralize(len(unfinished), "unfinished run")
+            raise UserError(f"no finished run in {searched}: continue {runs} with --resume", kind="unfinished-run")
         raise UserError(
             f"no finished run in {searched}: name a run folder, or train first, for example with `longtail demo`",
             kind="missing-file",

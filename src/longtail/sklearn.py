@@ -21,8 +21,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import nn
 
-from longtail.engine.fit_head import fit_head
-from longtail.engine.head_config import head_config
+from longtail.engine.fit_head import fit_head, head_config
 from longtail.methods import Method
 from longtail.models.heads import CosineHead, ScaledHead
 
@@ -122,6 +121,9 @@ class FeatureClassifier(ClassifierMixin, BaseEstimator):
         total_C = np.bincount(y_N, weight_N, len(self.classes_))
         self.train_prior_, self.method_prior_ = total_C / total_C.sum(), method.prior().numpy()
         self.coef_, self.intercept_ = _read_linear(method.net.head, X.dtype)
+        if not (np.isfinite(self.coef_).all() and np.isfinite(self.intercept_).all()):
+            raise ValueError(f"the weights of {type(self).__name__} are not finite: scale the features")
+        self.intercept_ = np.maximum(self.intercept_, NEVER)
         self.intercept_[total_C == 0] = NEVER
         if len(self.classes_) == 2:
             self.coef_, self.intercept_ = self.coef_[1:] - self.coef_[:1], self.intercept_[1:] - self.intercept_[:1]
@@ -235,7 +237,7 @@ def _read_linear(head: nn.Module, dtype: npt.DTypeLike) -> tuple[Array, Array]:
         return weight.numpy().astype(dtype), np.zeros(len(weight), dtype)
     assert isinstance(head, nn.Linear)
     scale_C = head.scale_C if isinstance(head, ScaledHead) else torch.ones_like(head.bias)
-    weight, bias = scale_C[:, None] * head.weight, (scale_C * head.bias).clamp(min=NEVER)
+    weight, bias = scale_C[:, None] * head.weight, scale_C * head.bias
     return weight.numpy().astype(dtype), bias.numpy().astype(dtype)
 
 

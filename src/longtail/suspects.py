@@ -37,6 +37,8 @@ DUPLICATE_RATIO = 0.25
 """The largest cosine distance of near-duplicates, relative to the median distance of nearest neighbors. It was chosen on
 training images: copies that were compressed again are closer, and other photographs of the same species are not."""
 ROWS_AT_ONCE = 1024
+MAX_BLOCK_VALUES = 2**20
+"""The largest number of probabilities in a block, which take 8 MiB; there may be a million classes."""
 MAX_SHOWN = 20
 """The number of suspected label errors, and of near-duplicates, that the report shows with thumbnails."""
 
@@ -349,7 +351,7 @@ def _read_test(folder: Path, classes: int) -> ImageFeatures | None:
         if logits_NC.shape != (len(all_labels_N), classes) or logits_NC.dtype.kind != "f":
             return None
         rows = np.arange(len(all_labels_N))
-        blocks = zip(_split(all_labels_N), _softmax_blocks(logits_NC, rows), strict=True)
+        blocks = zip(_split(all_labels_N, classes), _softmax_blocks(logits_NC, rows), strict=True)
         all_p_N = np.concatenate([p_BC[np.arange(len(y_B)), y_B] for y_B, p_BC in blocks])
         threshold_C = confidence_thresholds(all_p_N, all_labels_N, classes)
         blocks_BC = _softmax_blocks(logits_NC, items_N)
@@ -359,13 +361,15 @@ def _read_test(folder: Path, classes: int) -> ImageFeatures | None:
     return _make_features("test", stored["features"], stored["labels"], ids_N, items_N, suggested_N, p_N, classes)
 
 
-def _split(rows_N: IntArray) -> list[IntArray]:
-    return [rows_N[first : first + ROWS_AT_ONCE] for first in range(0, len(rows_N), ROWS_AT_ONCE)]
+def _split(rows_N: IntArray, classes: int) -> list[IntArray]:
+    """Return rows in blocks whose probabilities fit into memory."""
+    size = max(1, min(ROWS_AT_ONCE, MAX_BLOCK_VALUES // classes))
+    return [rows_N[first : first + size] for first in range(0, len(rows_N), size)]
 
 
 def _softmax_blocks(logits_NC: FloatArray, rows_N: IntArray) -> Iterator[FloatArray]:
     """Yield the probabilities of images in blocks, since those of all of them can take many times the memory of the logits."""
-    for rows_B in _split(rows_N):
+    for rows_B in _split(rows_N, logits_NC.shape[1]):
         logits_BC = logits_NC[rows_B].astype(np.float64)
         if not np.isfinite(logits_BC).all():
             raise ValueError("logits are not finite")

@@ -114,7 +114,9 @@ def check_directory(file: BinaryIO) -> None:
     end = END_OF_DIRECTORY.unpack(_read_at(file, start, END_OF_DIRECTORY.size))
     entries, length, offset = end[4:7]
     if start >= END_OF_DIRECTORY_64.size + END_LOCATOR_64.size:
-        signature, _, place, _ = END_LOCATOR_64.unpack(_read_at(file, start - END_LOCATOR_64.size, END_LOCATOR_64.size))
+        signature, _, location, _ = END_LOCATOR_64.unpack(
+            _read_at(file, start - END_LOCATOR_64.size, END_LOCATOR_64.size)
+        )
         if signature == b"PK\6\7":
             start -= END_OF_DIRECTORY_64.size + END_LOCATOR_64.size
             signature, *_, entries, length, offset = END_OF_DIRECTORY_64.unpack(
@@ -123,7 +125,7 @@ def check_directory(file: BinaryIO) -> None:
             same = all(
                 x in (y, most) for x, y, most in zip(end[4:7], (entries, length, offset), ZIP64_MARKERS, strict=True)
             )
-            if signature != b"PK\6\6" or place != start or not same:
+            if signature != b"PK\6\6" or location != start or not same:
                 raise ValueError("the directory of its archive is damaged")
     if end[0] != b"PK\5\6" or end[7] or offset + length != start:
         raise ValueError("the directory of its archive is damaged")

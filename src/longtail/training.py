@@ -17,7 +17,7 @@ from longtail import recipes, run_folder
 from longtail.config import Config, DataConfig, list_settings
 from longtail.errors import UserError, unknown_name
 from longtail.plan import Plan
-from longtail.progress import is_main_process, log_info, parse_duration, terminal_width
+from longtail.progress import is_local_main, log_info, parse_duration, terminal_width
 
 if TYPE_CHECKING:
     from longtail.autoconfig import ChosenConfig
@@ -167,7 +167,9 @@ def prepare(
         given["model.name"] = CUSTOM
     images = loaded if isinstance(data, Config) else data
     if loaded is not None and (not isinstance(data, Config) or isinstance(loaded, str | Path)):
-        raise UserError("loaded must be the images of a Config, which is the first argument", kind="conflict")
+        raise UserError(
+            "loaded needs a Config as the first argument: pass the images that were loaded for it", kind="conflict"
+        )
     if images is None and test is not None:
         raise UserError("test needs training images in memory: give both, or neither", kind="conflict")
     with contextlib.ExitStack() as stack:
@@ -367,7 +369,7 @@ def log_choices(chosen: "ChosenConfig", exclude: Collection[str] = ()) -> None:
         chosen: The chosen settings.
         exclude: Flags that are not listed.
     """
-    if is_main_process():
+    if is_local_main():
         log_info("\n".join(chosen.describe(exclude, terminal_width())))
 
 
@@ -425,7 +427,7 @@ def rerun_config(stored: Config, sections: Mapping[str, Any], given: Mapping[str
     if epochs == stored.train.epochs or "optim.warmup_epochs" in given or not warmup:
         return config
     scaled = round(warmup * epochs / stored.train.epochs, 2)
-    if is_main_process():
+    if is_local_main():
         log_info(f"--optim.warmup_epochs {scaled:g}: scaled with the number of epochs (stored run: {warmup:g})")
     return replace(config, optim=replace(config.optim, warmup_epochs=scaled))
 

@@ -1,14 +1,17 @@
 """A folder with one of everything that users have: what is found, what is read, what stops a training."""
 
+import io
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
 import longtail
 from longtail.cli import main
-from longtail.cli.data import list_problems
+from longtail.cli.data import list_problems, make_histogram
 from longtail.config import DataConfig
 from longtail.data import load
 from longtail.data.inspection import inspect
@@ -103,6 +106,17 @@ def test_the_verb(folder, capsys):
     assert bad["id"] == "train/cat/[bold]bad.png" and bad["why"]
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_histogram_fits_into_the_terminal(width):
+    names = [f"Species with a long scientific name {i}" for i in range(60)]
+    screen = Console(width=width, file=io.StringIO())
+    found = SimpleNamespace(class_names=names, counts=list(range(1060, 1000, -1)))
+    screen.print(make_histogram(found, width))
+    lines = screen.file.getvalue().splitlines()
+    assert len(lines) == 20 and max(map(len, lines)) <= width
+    assert all(10 <= line.count("█") <= 50 and not line.rstrip().endswith("…") for line in lines)
+
+
 def test_nothing_is_overlooked_in_silence(folder):
     (folder / "train/cat/x.xcf").write_bytes(b"x")
     (folder / "train/cat/notes").write_bytes(b"x")
@@ -172,7 +186,7 @@ def test_a_training_lists_what_it_left_out(folder, tmp_path_factory):
     lines = [json.loads(line) for line in (out / "b/seed0/skipped.jsonl").read_text().splitlines()]
     assert len(lines) == 9 and [line["why"] for line in lines if line["id"] == "train/cat/empty.jpg"] != [""]
     environment = json.loads((out / "b/seed0/environment.json").read_text())
-    assert environment["data"]["counts"] == [3, 3] and "9 unreadable images" in environment["data"]["notes"][-1]
+    assert environment["data"]["counts"] == [3, 3] and "9" in environment["data"]["notes"][-1].split()
 
 
 def test_the_verbs_have_twins(folder, tmp_path_factory):

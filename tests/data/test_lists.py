@@ -321,7 +321,8 @@ def test_json_that_does_not_fit_together(images):
     refuses("bad-list", "annotation 0", "id 100", lists=(changed(images=good["images"][1:]), val))
     refuses("bad-list", "b.json", lists=(changed(images=good["images"] + good["images"][:1]), val))
     data = load(config(changed(annotations=good["annotations"][1:]), val))
-    assert len(data.notes) == 1 and data.notes[0].startswith("warning: ignored 1 ") and "b.json" in data.notes[0]
+    (note,) = data.notes
+    assert note.startswith("warning:") and "1" in note.split() and "b.json" in note
     nameless = [{"id": 11, "name": None}, {"id": 7}]
     assert load(config(changed(categories=nameless))).train.class_names == ("7", "11")
     part = json.loads(val.read_text())

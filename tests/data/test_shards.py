@@ -181,7 +181,7 @@ from longtail.data.shards import RowReader, Shard
 path = pathlib.Path(sys.argv[1])
 rows = RowReader([Shard(path, "image", "label")])
 assert rows(0)
-rows.cache.group = None  # forget the row group that was read
+rows.cache.last = None  # forget the row group that was read
 os.truncate(path, 100)
 try:
     rows(0)

@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from longtail.engine.fit_head import Scaling, fit_head, supports_features
-from longtail.engine.head_config import head_config
+from longtail.engine.fit_head import Scaling, fit_head, head_config, supports_features
 from longtail.errors import RunError
 from longtail.methods import Batch, StageData
 from longtail.methods.decouple import class_means

@@ -16,7 +16,7 @@ from longtail.cli import main
 from longtail.config import ModelConfig
 from longtail.errors import RunError
 from longtail.inference import formats
-from longtail.inference.export import ExportResult
+from longtail.inference.export import EXPORTS, ExportResult
 from longtail.inference.formats import FORMATS, ExportModule, eager
 from longtail.inference.model import UNCALIBRATED, Model, Preprocessing
 from longtail.inference.priors import describe_frequencies
@@ -177,7 +177,7 @@ def test_a_file_that_disagrees_is_not_written(run, tmp_path, monkeypatch):
     out.write_text("old")
 
     def run_as(runner: formats.Runner) -> None:
-        monkeypatch.setitem(FORMATS, "safetensors", formats.Format(suffix, write, lambda path: runner))
+        monkeypatch.setitem(EXPORTS, "safetensors", formats.Format(suffix, write, lambda path: runner))
 
     right = true(longtail.export(run, "safetensors", tmp_path / "y/x.safetensors").path)
     run_as(lambda images: tuple(part + (len(images) > 1) for part in right(images)))  # right at batch 1 alone
@@ -193,7 +193,7 @@ def test_a_file_that_disagrees_is_not_written(run, tmp_path, monkeypatch):
     def breaks(*_):
         raise ValueError("no such operator\nand more")
 
-    monkeypatch.setitem(FORMATS, "safetensors", formats.Format(suffix, breaks, true))
+    monkeypatch.setitem(EXPORTS, "safetensors", formats.Format(suffix, breaks, true))
     with raises("unsupported", "safetensors (no such operator)", error=RunError):
         longtail.export(run, "safetensors", out)
     assert sorted(f.name for f in tmp_path.iterdir()) == ["x.safetensors", "y"] and out.read_text() == "old"

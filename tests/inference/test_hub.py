@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import timm
 import torch
 from huggingface_hub import ModelCard
@@ -130,6 +131,26 @@ def test_a_folder_with_other_files_is_not_replaced(run, tmp_path, capsys):
     (first / "README.md").write_text("old")
     longtail.export(run, "hub", first)
     assert (first / "README.md").read_text() != "old"
+
+
+@pytest.mark.parametrize("kind", ["no name", "network of others", "folder with the name of a file"])
+def test_folders_that_are_no_earlier_export_are_not_replaced(run, tmp_path, monkeypatch, kind):
+    out = tmp_path / "out"
+    (out / "README.md").mkdir(parents=True)
+    mine = out / "README.md/mine.txt"
+    if kind == "network of others":
+        (out / "README.md").rmdir()
+        mine = out / "model.safetensors"
+        safetensors.torch.save_file({"weight": torch.zeros(2)}, mine)
+        (out / "README.md").write_text("a model of others")
+    elif kind == "no name":
+        (tmp_path / "empty").mkdir()
+        monkeypatch.chdir(tmp_path / "empty")
+        out = Path()
+    mine.touch()
+    with raises("exists"):
+        longtail.export(run, "hub", out)
+    assert mine.exists()
 
 
 def test_a_damaged_folder_is_an_error(run, photos, tmp_path, capsys):

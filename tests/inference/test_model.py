@@ -119,7 +119,7 @@ def test_probabilities_have_the_temperature_and_the_frequencies_asked_for(digits
         found = longtail.load(digits, prior=asked)(np.zeros((8, 8), np.uint8))
         np.testing.assert_allclose(found.probabilities, plain * factor / (plain * factor).sum(), rtol=1e-6)
         np.testing.assert_array_equal(found.logits, z)
-    never = model.expecting(dict.fromkeys("123456789", 1) | {"0": 0})(np.zeros((8, 8), np.uint8))
+    never = model.with_prior(dict.fromkeys("123456789", 1) | {"0": 0})(np.zeros((8, 8), np.uint8))
     assert never.probabilities[0] == 0 and never.probabilities.sum() == pytest.approx(1)
 
 

@@ -198,16 +198,16 @@ def test_reslt_s_branches_learn_the_published_classes_of_cifar100(imbalance, wei
     config = recipes.cifar100_lt("reslt", imbalance)
     method = methods.make(config, exponential_counts(500, 100, imbalance))
     wanted = [range(100), range(35, 100), range(70, 100)]
-    assert [mask.nonzero()[:, 0].tolist() for mask in method.learns_RC] == [list(r) for r in wanted]
+    assert [mask.nonzero()[:, 0].tolist() for mask in method.is_trained_RC] == [list(r) for r in wanted]
     assert config.method.weight == weight
 
 
 def test_reslt_goes_by_frequency_and_not_by_number():
     """Of ten classes the 6 rarest and the 3 rarest; of equal classes the later ones are the rarer."""
     counts = np.array([1, 50, 2, 20, 1, 10, 5, 3, 2, 1])
-    masks = [set(mask.nonzero()[:, 0].tolist()) for mask in make("reslt", counts, medium=0.6, few=0.3).learns_RC]
+    masks = [set(mask.nonzero()[:, 0].tolist()) for mask in make("reslt", counts, medium=0.6, few=0.3).is_trained_RC]
     assert masks == [set(range(10)), {0, 2, 4, 7, 8, 9}, {0, 4, 9}]
-    assert make("reslt", [3, 2, 1], medium=0.1, few=0.1).learns_RC.sum(1).tolist() == [3, 1, 1]  # never none
+    assert make("reslt", [3, 2, 1], medium=0.1, few=0.1).is_trained_RC.sum(1).tolist() == [3, 1, 1]  # never none
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.7, 1.0])
@@ -420,10 +420,10 @@ def test_ride_s_router_agrees_with_a_loop(classes):
     """Of 40 classes it sees the 30 largest logits."""
     method = enter_routing(make("ride-3", [2] * classes)).double()
     head, x = method.net.head, features(method)
-    x_BEF, logits = head.each(x)
+    x_BEF, logits = head.run_experts(x)
     with torch.no_grad():
         for e in range(2):
-            found = head.wants_more(x_BEF[:, e], logits[:, e], e)
+            found = head.router_logit(x_BEF[:, e], logits[:, e], e)
             wanted = [router_by_hand(head, x_BEF[i, e], logits[i, e], e) for i in range(B)]
             torch.testing.assert_close(found, torch.stack(wanted))
 
@@ -432,7 +432,7 @@ def test_ride_s_router_learns_where_a_later_expert_would_help():
     """Binary cross-entropy, a positive counts a hundred times; labels are such that all cases occur."""
     method = enter_routing(make("ride-3")).double()
     head, x = method.net.head, features(method)
-    x_BEF, logits = head.each(x)
+    x_BEF, logits = head.run_experts(x)
     y = torch.stack([logits[i, (0, 2, 1)[i % 3]].argmax() if i % 4 else torch.tensor(i % C) for i in range(B)])
     wanted, cases = 0, set()
     for i in range(B):
@@ -470,7 +470,7 @@ def test_ride_deploys_the_mean_of_the_experts_asked():
     for seed in range(20):
         enter_routing(method, seed)
         x = method.features(images(seed).query)
-        wanted, asked = route_by_hand(method.net.head, *method.net.head.each(x))
+        wanted, asked = route_by_hand(method.net.head, *method.net.head.run_experts(x))
         torch.testing.assert_close(method.classify(x), wanted, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(method(images(seed).query), wanted, rtol=1e-4, atol=1e-4)
         assert method.extra_metrics(x)["experts_asked"] == pytest.approx(np.mean(asked), rel=1e-6)
@@ -485,7 +485,7 @@ def test_ride_s_router_alone_learns_in_the_second_stage():
     head = {n for n in learning(method) if ".head." in n}
     assert head == {"net.head.weight"} and any("trunk" in n for n in learning(method))
     x = features(method).float()
-    assert torch.equal(method.classify(x), method.net.head.each(x)[1].mean(1))
+    assert torch.equal(method.classify(x), method.net.head.run_experts(x)[1].mean(1))
     assert method.extra_metrics(x) == {"experts_asked": 3.0}
     method.set_stage(second)
     method.train()
@@ -506,5 +506,5 @@ def test_ride_without_a_router_has_one_stage_and_asks_all(changes):
     method = make("ride-3", **changes)
     assert len(method.stages) == 1
     x = method.eval().features(images().query)
-    torch.testing.assert_close(method(images().query), method.net.head.each(x)[1].mean(1))
+    torch.testing.assert_close(method(images().query), method.net.head.run_experts(x)[1].mean(1))
     assert method.extra_metrics(x) == {"experts_asked": float(method.config.experts)}

@@ -9,8 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from longtail import run_folder
-from longtail.engine.fit_head import fit_head
-from longtail.engine.head_config import head_config
+from longtail.engine.fit_head import fit_head, head_config
 from longtail.engine.train import train
 from longtail.models.weight_average import WeightAverage
 from tests.conftest import tiny

@@ -392,11 +392,12 @@ def test_a_checkpoint_is_compared_before_it_is_loaded(unfinished, tmp_path):
         checkpoint.load(path, CPU, expected)
 
 
-def test_settings_have_upper_limits():
+def test_settings_have_limits():
     config = tiny("paco")
     for section, change in (
         ("data", {"image_size": 2**20}),
         ("data", {"resolution": 2**20}),
+        ("data", {"folds": 1}),
         ("method", {"queue": 2**30}),
         ("method", {"queue": 2**22, "projection_dim": 2**12}),
         ("method", {"projection_hidden": 2**20}),

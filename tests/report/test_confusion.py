@@ -2,6 +2,8 @@
 
 import io
 import json
+import re
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -70,7 +72,8 @@ def test_matrix_has_a_field_for_each_count(folder):
     fields = [a for a in page.of("rect") if a["class"] in ("hit", "miss")]
     assert [a["class"] for a in fields].count("miss") == 3 and len(fields) == 7
     assert {float(a["fill-opacity"]) for a in fields if a["class"] == "miss"} == {0.26, 0.31, 0.36}
-    assert "class 3 predicted as class 1: 4 of 16 (25 %)" in page.text["title"]
+    numbers = [re.findall(r"\d+", title) for title in page.text["title"]]
+    assert ["3", "1", "4", "16", "25"] in numbers  # class, predicted class, images, images of the class, percent
 
 
 def test_many_classes_are_listed(folder, monkeypatch):
@@ -88,7 +91,7 @@ def test_suspected_labels_are_shown(folder):
     (found,) = page.tables
     assert [text for text, _ in found[1]][1:3] == ["class 1", "class 3"] and found[1][-1][0] == "test/9.jpg"
     (link,) = [a["href"] for a in page.of("a") if a["download"] == "suspects.csv"]
-    assert "label,test,test/9.jpg,class 1,class 3" in link.replace("%20", " ")
+    assert unquote(link).splitlines()[1].split(",")[:5] == ["label", "test", "test/9.jpg", "class 1", "class 3"]
     assert page.missing() == []
 
 
@@ -114,7 +117,7 @@ def test_classes_and_confusions_in_the_terminal(folder):
     row = only_row(folder)
     classes, confusions = tables.tables_by_class([row])
     assert classes.row_count == 4 and list(classes.columns[1].cells) and confusions.row_count == 3
-    assert list(confusions.columns[2].cells) == ["4 of 16", "3 of 16", "2 of 16"]
+    assert [cell.split()[0] for cell in confusions.columns[2].cells] == ["4", "3", "2"]
     assert list(classes.columns[2].cells) == [str(PER_CLASS)] * 4
     assert tables.tables_by_class([row, row]) == []
     assert "class 3" in printed(classes, confusions)

@@ -14,12 +14,14 @@ from longtail.reporting.html import (
     Plot,
     Scale,
     SeriesStyle,
+    TableCell,
     TrustedText,
     data_link,
     el,
     format_count,
     format_difference,
     format_number,
+    is_numeric,
     join_items,
     make_scale,
 )
@@ -63,6 +65,12 @@ def test_data_link_round_trip():
     assert re.fullmatch(r"data:text/csv;charset=utf-8,[^#\"<>\n]*", href)
     rows = list(csv.reader(io.StringIO(unquote(href.split(",", 1)[1]))))
     assert rows == [["class", "n"], ['a,"b"', "1"], ["100%\nx#?&", "2"], ["é", ""]]
+
+
+def test_columns_with_numbers_or_dashes_only_are_numeric():
+    number, dash, text = TableCell("1.0", 1.0), TableCell("–"), TableCell("few")
+    columns = ([number, dash], [dash, dash], [text, dash], [text, text])
+    assert [is_numeric(column) for column in columns] == [True, True, False, False]
 
 
 def test_csv_has_no_formulas():

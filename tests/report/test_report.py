@@ -151,6 +151,17 @@ def stored_one(folder, method, seed):
     return json.loads((folder / f"{method}/seed{seed}/metrics.json").read_text())["few"]
 
 
+def test_cross_validation_replaces_validation_images_for_a_single_method(folder):
+    def validation_caveat(path):
+        return next(caveat for caveat in summary.caveats(dataset_of(path)) if caveat.kind == "validation")
+
+    assert not validation_caveat(folder / "ce").is_good
+    for run in folder.glob("*/seed*"):
+        (run / run_folder.CROSS_VALIDATION).write_text("{}")
+    assert validation_caveat(folder / "ce").is_good
+    assert not validation_caveat(folder).is_good  # which method is best is decided on the test images
+
+
 def test_caveats(folder, tmp_path):
     dataset = dataset_of(folder)
     found = {ground.kind: ground for ground in summary.caveats(dataset)}
@@ -503,7 +514,7 @@ def test_no_finished_run_is_a_user_error(tmp_path):
 def test_browser_shows_page_without_errors(folder, tmp_path):
     path = report(folder, tmp_path / "page.html")
     with browser.Browser() as chromium:
-        for width, dark in ((390, False), (390, True), (1280, False), (1280, True)):
+        for width, dark in ((320, False), (390, False), (390, True), (1280, False), (1280, True)):
             chromium.screen(width, dark)
             chromium.open(path)
             assert chromium.complaints() == []
@@ -514,6 +525,11 @@ def test_browser_shows_page_without_errors(folder, tmp_path):
         assert chromium.evaluate(ground) == [21, 23, 28]
         chromium.screen(1280)
         assert chromium.evaluate(ground) == [255, 255, 255]
+        # A sticky heading would be missing on the second page of a table.
+        position = "[...document.querySelectorAll('thead th')].map(e => getComputedStyle(e).position)"
+        assert set(chromium.evaluate(position)) == {"sticky"}
+        chromium.screen(1280, media="print")
+        assert set(chromium.evaluate(position)) == {"static"}
 
 
 @pytest.mark.long

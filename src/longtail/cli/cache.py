@@ -13,7 +13,7 @@ from longtail.text import escape_nonprintable, pluralize
 
 @dataclass(frozen=True, kw_only=True)
 class Info:
-    """Show where the cache is, the number and size of its files, the size limit, and the last use."""
+    """Show the location of the cache, the number and size of its files, the size limit, and the time of the last use."""
 
 
 @dataclass(frozen=True, kw_only=True)

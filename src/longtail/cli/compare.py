@@ -9,9 +9,10 @@ from typing import Annotated, Any, NamedTuple
 from tyro.conf import Positional, arg
 
 from longtail import recipes
-from longtail.cli.console import make_screen, print_lines
+from longtail.cli.console import make_screen, print_lines, print_next_commands
 from longtail.cli.parse import (
     check_data_paths,
+    check_model_name,
     get_given_settings,
     normalize_flag,
     parse_arguments,
@@ -31,8 +32,8 @@ class Compare:
     images: Annotated[Positional[str], arg(name="data", metavar="DATA")]
     """A recipe name (`longtail recipes` lists them), or a folder, shards or a list (.txt .csv .tsv .json) of your images."""
     methods: tuple[str, ...] = ("ce", "balanced-softmax", "paco")
-    """Names of methods (`longtail recipes` lists them), or all. The default also has logistic-regression and ncm if the
-    features of a frozen backbone are cached."""
+    """Names of methods (`longtail recipes` lists them), or all. The default also includes logistic-regression and ncm
+    if the features of a frozen backbone are cached."""
     seeds: tuple[int, ...] | None = None
     """Each method is trained once per seed; tests of significance need at least three (default: 0 1 2, or --train.seeds)."""
     imbalance: float | None = None
@@ -40,8 +41,8 @@ class Compare:
     epochs: int | None = None
     """Epochs of each method (default: those of the recipe, or --train.epochs); second stages are scaled accordingly."""
     time_limit: Annotated[str | None, arg(metavar="TIME")] = None
-    """For your own images: reduce cached views, folds, candidates and epochs so that all runs together take about this time,
-    such as 90s, 10m or 1.5h. Settings that you give are not changed."""
+    """Approximate time for all runs together, such as 90s, 10m or 1.5h; for your own images only. Cached views, folds,
+    candidates and epochs are reduced to fit. Settings that you give are not changed."""
     out: Path | None = None
     """Output folder (default: runs/compare-DATA-IMBALANCE). Runs that are finished there are not trained again."""
     data: DataConfig
@@ -84,11 +85,14 @@ def run_compare(args: list[str]) -> None:
     rows = compare(name, methods, out, seeds, given.imbalance, given.epochs, change, budget, limit)
     screen.print(to_rich(rows, screen.width))
     print_lines(summary_lines(rows))
-    print(f"written to {out}/table.md, {out}/table.json and {out}/comparison.png")
+    print_lines([f"written to {out}/table.md, {out}/table.json and {out}/comparison.png"])
     print(f"full report: {out}/report.html")
     best = rows[-1]
     run = shlex.quote(str(best.runs[0].folder.parent))
-    print(f"next: longtail predict {run} IMAGES, or longtail export {run} (best method: {best.label})")
+    print_next_commands(
+        (f"longtail predict {run} IMAGES", f"predict with the best method, {best.label}"),
+        (f"longtail export {run}", "export its network"),
+    )
 
 
 def resolve_comparison(args: list[str]) -> Comparison:
@@ -100,6 +104,7 @@ def resolve_comparison(args: list[str]) -> Comparison:
     given = parse_arguments(Compare, "compare", args, defaults)
     check_not_a_run(name)
     check_data_paths(given.data)
+    check_model_name(given.model.name)
     recipes.select_methods(given.methods)  # reports unknown names
     sections, budget = select_sections(given, SHARED_SECTIONS), None
     if recipes.is_user_data(name):

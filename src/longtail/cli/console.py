@@ -157,7 +157,7 @@ class MessageHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING:
-            print(record.getMessage(), file=sys.stderr, flush=True)
+            print(wrap_line(record.getMessage(), terminal_width(is_error=True)), file=sys.stderr, flush=True)
         else:
             print_lines(record.getMessage().split("\n"))
 
@@ -180,6 +180,15 @@ def print_messages() -> Iterator[None]:
 def print_lines(lines: Iterable[str]) -> None:
     """Print lines on standard output, wrapped to the width of the terminal."""
     print(*(wrap_line(line, terminal_width()) for line in lines), sep="\n", flush=True)
+
+
+def print_next_commands(*commands: tuple[str, str]) -> None:
+    """Print commands to continue with, each with its purpose, which is on a line of its own if the terminal is narrow."""
+    width = max(len(command) for command, _ in commands)
+    lines = [f"  {command:{width}}   {purpose}" for command, purpose in commands]
+    if max(map(len, lines)) > (terminal_width() or WIDTH_WITHOUT_TERMINAL):
+        lines = [line for command, purpose in commands for line in (f"  {command}", f"      {purpose}")]
+    print("next:", *lines, sep="\n", flush=True)
 
 
 # Tables

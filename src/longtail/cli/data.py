@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from longtail.data.inspection import Inspection
 
 HISTOGRAM_ROWS = 20
-HISTOGRAM_WIDTH = 50  # characters of the longest bar
+HISTOGRAM_WIDTH, MIN_HISTOGRAM_WIDTH = 50, 10  # characters of the longest bar
+MAX_CLASS_NAME = 24  # characters of a class name in the histogram
 ITEMS_SHOWN = 5  # files of each problem; --json lists all
 
 
@@ -97,9 +98,9 @@ def print_inspection(found: "Inspection", screen: Console) -> None:
     print(f"{name}: {images:,} training images of {classes} classes, {sum(found.test_counts):,} evaluation images")
     print(f"imbalance {found.imbalance:.4g} (largest class {max(found.counts):,}, smallest {min(found.counts):,})")
     print(f"classes by training images: {many} many (>100), {medium} medium (20-100), {few} few (<20)")
-    screen.print(make_histogram(found))
+    screen.print(make_histogram(found, screen.width))
     if found.read:
-        print(*describe_files(found), sep="\n")
+        print_lines(describe_files(found))
     for note in found.notes:
         print_lines([escape_nonprintable(note)])
     problems = list_problems(found)
@@ -113,22 +114,37 @@ def print_inspection(found: "Inspection", screen: Console) -> None:
         print("all images can be read, and there are no duplicates")
 
 
-def make_histogram(found: "Inspection") -> Table:
-    """Return bars of the training images of each class, most frequent first. Many classes are grouped; bars are then means."""
+def make_histogram(found: "Inspection", width: int) -> Table:
+    """Return bars of the training images of each class, most frequent first. Many classes are grouped; bars are then means.
+
+    Args:
+        found: The result of the inspection.
+        width: Columns of the terminal.
+    """
     import numpy as np
 
     order = np.argsort(-np.array(found.counts), kind="stable")
     table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column()
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
     groups = np.array_split(order, min(HISTOGRAM_ROWS, len(order)))
     means = [sum(found.counts[c] for c in group) / len(group) for group in groups]
-    for group, mean in zip(groups, means, strict=True):
-        first, last = (escape(escape_nonprintable(found.class_names[c][:24])) for c in (group[0], group[-1]))
-        name = first if len(group) == 1 else f"{first} … {last}"
-        table.add_row(name, f"{mean:,.0f}", "█" * max(round(HISTOGRAM_WIDTH * mean / max(means)), 1 if mean else 0))
+    names = [
+        " … ".join(shorten(found.class_names[c]) for c in dict.fromkeys((group[0], group[-1]))) for group in groups
+    ]
+    free = width - max(map(len, names)) - len(f"{max(means):,.0f}") - 4  # columns are separated by two spaces
+    bar_width = max(min(HISTOGRAM_WIDTH, free), MIN_HISTOGRAM_WIDTH)
+    for name, mean in zip(names, means, strict=True):
+        bar = "█" * max(round(bar_width * mean / max(means)), 1 if mean else 0)
+        table.add_row(escape(name), f"{mean:,.0f}", bar)
     return table
+
+
+def shorten(name: str) -> str:
+    """Return the name of a class, shortened if it is long."""
+    shown = escape_nonprintable(name)
+    return shown if len(shown) <= MAX_CLASS_NAME else f"{shown[: MAX_CLASS_NAME - 1]}…"
 
 
 def describe_files(found: "Inspection") -> list[str]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import operator
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from longtail.cli.compare import resolve_comparison
 from longtail.cli.distill import resolve_distillation
 from longtail.cli.parse import Flag, find_short_flags, first_paragraph, list_flags, list_sections
 from longtail.cli.train import resolve_training
+from longtail.config import Config
 from longtail.training import ALL_SECTIONS, SHORT_NAMES, default_out, select_sections
 
 HELP_FLAGS = ("-h", "--help")
@@ -20,6 +22,7 @@ HELP_ALL_FLAGS = ("--help-all", "--help_all")
 WIDTH = 80
 FLAG_WIDTH = 26  # columns of the short help for a flag and its value
 OPTIONS_SHOWN = 10
+SELECTED = "selected by cross-validation"  # shown in place of a value
 MAIN_OPTIONS = ("method", "methods", *SHORT_NAMES, "out", "resume")  # shown before the other options of a command
 
 EXAMPLES = {
@@ -113,6 +116,7 @@ def find_values(command: str, args: Sequence[str]) -> dict[str, Any]:
             method = given.method_name or plan.method
             options = (given.setting, given.network, given.augment)
             found = {"method_name": method, "out": given.out or default_out(name, method, plan.config, *options)}
+            found |= {"selected": find_selected_settings(plan.candidates)}
             return vars(given) | select_sections(plan.config, ALL_SECTIONS) | found
         if command == "compare":
             comparison = resolve_comparison(list(args))
@@ -123,6 +127,12 @@ def find_values(command: str, args: Sequence[str]) -> dict[str, Any]:
             lesson = resolve_distillation(list(args))
             return vars(lesson.given) | select_sections(lesson.config, ALL_SECTIONS) | {"out": lesson.out}
     return {"data": recipes.make(args[0]).data} if command.startswith("data ") else {}
+
+
+def find_selected_settings(candidates: Sequence[Config]) -> frozenset[str]:
+    """Return the settings with a short name in which the candidates of cross-validation differ, such as optim.lr."""
+    values = {name: {operator.attrgetter(name)(config) for config in candidates} for name in SHORT_NAMES.values()}
+    return frozenset(name for name, found in values.items() if len(found) > 1)
 
 
 # Short help
@@ -175,6 +185,7 @@ def list_short_flags(kind: type, values: Mapping[str, Any]) -> list[Flag]:
         flags = list_flags(list_sections(kind)[section], f"{section}.", known)
         flag = next(flag for flag in flags if flag.name == f"--{section}.{name}")
         default = flag.default if known else ""
+        default = SELECTED if setting in values.get("selected", ()) else default
         found.append(flag._replace(name=f"--{short.replace('_', '-')}", default=default))
     return found
 

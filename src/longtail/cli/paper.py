@@ -44,11 +44,11 @@ class Reproduce:
     imbalance: tuple[float, ...] | None = None
     """Train only these imbalance factors of the table."""
     epochs: int | None = None
-    """Number of epochs (default: that of the recipe). Runs of different lengths are in different sections."""
+    """Number of epochs of each run (default: that of the recipe). The page has a section for each number of epochs."""
     data_root: Annotated[Path | None, arg(aliases=["--data.root"])] = None
     """Folder of the data archives (default: $LONGTAIL_DATA, or ./data)."""
     minutes: float = 0
-    """Stop before a cell that would probably exceed this time limit; 0: no limit."""
+    """Time limit in minutes: a cell that would probably exceed it is not started; 0: no limit."""
     rerun: bool = False
     """Train recorded runs again. Existing run folders are renamed."""
 
@@ -63,13 +63,13 @@ class Recipes:
 
 @dataclass(frozen=True, kw_only=True)
 class Theory:
-    """Compute the optima of the PaCo loss for class counts, queue, batch size and alpha, as a table to choose alpha from."""
+    """Compute the optima of the PaCo loss for several values of alpha, from the class counts, the queue and the batch size."""
 
     recipe: str | None = None
     """A recipe (`longtail recipes` lists them), which sets class counts, queue and batch size; or a folder or list of images,
     with the queue and batch size that `longtail train` would choose for it."""
     counts: tuple[str, ...] = ()
-    """Images per class: integers, or a file of them, such as that of `longtail data inspect --json`."""
+    """Numbers of images per class: integers, or a file with them, such as the output of `longtail data inspect --json`."""
     queue: int | None = None
     """Length of the queue (default: that of the recipe, or 8192)."""
     batch: int | None = None
@@ -79,7 +79,7 @@ class Theory:
     imbalance: float | None = None
     """Imbalance factor of the recipe: size of the largest class divided by that of the smallest class."""
     setting: str | None = None
-    """Hyperparameters of the recipe: released, paper or equal."""
+    """Hyperparameters of the recipe: released (released code), paper (text of the paper) or equal (same for all methods)."""
     data_root: Annotated[Path | None, arg(aliases=["--data.root"])] = None
     """Location of the data, for recipes whose class counts are not built in."""
     json: Path | None = None

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import errno
 import functools
+import importlib.util
 import inspect
 import io
 import os
@@ -26,11 +27,13 @@ import tyro
 from longtail import files
 from longtail.config import DataConfig
 from longtail.config.section import Limit, Section
-from longtail.errors import Kind, UserError, error_text
+from longtail.errors import Kind, UserError, error_text, unknown_name
 from longtail.text import find_closest
 from longtail.training import SHORT_NAMES
 
 T = TypeVar("T")
+
+MODELS_FILE = "models/backbones.py"  # in this package; it registers networks with timm, as the files of timm do
 
 
 def take_data_argument(command: str, args: list[str]) -> str:
@@ -165,6 +168,29 @@ def check_data_paths(data: DataConfig) -> None:
             similar = files.find_similar_path(path)
             hint = f"did you mean {similar!r}?" if similar else "check the path"
             raise UserError(f"--data.{name} {path} does not exist: {hint}", kind="missing-file")
+
+
+REGISTERED_MODEL = re.compile(r"^@register_model\s*\n(?:@.*\n)*def (\w+)", re.MULTILINE)
+
+
+def check_model_name(name: str) -> None:
+    """Raise a UserError if no source file of timm or longtail mentions a model, without importing torch.
+
+    `make_backbone` checks the name again. Names with a source, such as hf-hub:OWNER/MODEL, are left to it.
+
+    Args:
+        name: The name of a model, with or without a tag.
+    """
+    model = name.partition(".")[0]
+    timm = importlib.util.find_spec("timm")
+    if timm is None or not timm.submodule_search_locations or not model.isidentifier():
+        return
+    paths = [*Path(timm.submodule_search_locations[0], "models").glob("*.py"), Path(__file__).parents[1] / MODELS_FILE]
+    sources = [file.read_text(encoding="utf-8", errors="replace") for file in paths if file.is_file()]
+    registered = {found for source in sources for found in REGISTERED_MODEL.findall(source)}
+    # Deprecated names and that of a custom network are strings in the sources.
+    if registered and model not in registered and not any(f"'{model}'" in s or f'"{model}"' in s for s in sources):
+        raise unknown_name("model", name, registered)
 
 
 def get_given_settings(args: list[str], parsed: Any) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class Predict:
     does the same."""
     prior: str | None = None
     """Class frequencies to assume for the images: uniform, train (as in the training images), or a CSV or JSON file of class
-    names and weights (default: those that the method assumes)."""
+    names and weights (default: the frequencies that the method assumes)."""
     on_error: Literal["stop", "skip"] = "stop"
     """If an image cannot be read: stop with an error, or continue and list it."""
     tta: Literal["none", "flip"] = "none"
@@ -58,7 +58,7 @@ class Predict:
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """Export the network of a run, compare its outputs with the original, and write a model card."""
+    """Export the network of a run with a model card. Its outputs are compared with those of the original."""
 
     run: Positional[Path]
     """A run folder or a folder that contains one, an exported .safetensors, or a checkpoint of the released PaCo code."""
@@ -69,8 +69,8 @@ class Export:
     """Output file (default: RUN/seedN/export/model.onnx, model.pt2 or model.safetensors). The model card is written to FILE.md.
     With hub: output folder (default: RUN/seedN/export/hub)."""
     repo: str | None = None
-    """hub: upload the folder to this repository, USER/NAME. Needs a token (`hf auth login`, or HF_TOKEN). A new repository is
-    private."""
+    """With hub: upload the folder to this repository (USER/NAME). Needs a token (`hf auth login`, or HF_TOKEN). A new
+    repository is private."""
     prior: str | None = None
     """Class frequencies to assume; see `longtail predict`."""
 
@@ -86,7 +86,7 @@ def run_predict(args: list[str]) -> int:
     if not given.images:
         raise UserError("name the images to classify: `longtail predict runs/x photographs/`")
     run_folder.check_exists(given.run)
-    check_images(given.images)
+    check_paths_exist(given.images)
     outputs = {flag: file for flag, file in (("csv", given.csv), ("json", given.json)) if file}
     uses_standard_output = STANDARD_STREAM in map(str, outputs.values())
     if uses_standard_output and is_output_closed():
@@ -120,7 +120,7 @@ def run_predict(args: list[str]) -> int:
     return 1 if len(failed) == len(predictions) else 0
 
 
-def check_images(words: Sequence[str]) -> None:
+def check_paths_exist(words: Sequence[str]) -> None:
     """Raise a UserError with the closest existing path if an image or a folder does not exist."""
     for word in words:
         if word != STANDARD_STREAM and not os.path.lexists(word) and not glob.has_magic(word):

@@ -30,7 +30,7 @@ class Table:
     out: Path | None = None
     """Output folder of table.md and table.json (default: the first of RUNS)."""
     verbose: bool = False
-    """Show all metrics: also calibration error, k-NN accuracy, latency, and accuracy under shifted class frequencies."""
+    """Show all metrics, including calibration error, k-NN accuracy, latency, and accuracy under shifted class frequencies."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Watch:
     """Serve the report of running trainings to a browser on this machine, with live updates."""
 
     runs: Positional[tuple[Path, ...]]
-    """Run folders, or folders of runs; they may not exist yet."""
+    """Run folders, or folders that contain runs; they need not exist yet."""
     port: int = 8700
     """Port on 127.0.0.1; 0: any free port."""
 

@@ -13,9 +13,10 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from longtail import run_folder
-from longtail.cli.console import make_screen, print_result_tables
+from longtail.cli.console import make_screen, print_lines, print_next_commands, print_result_tables
 from longtail.cli.parse import (
     check_data_paths,
+    check_model_name,
     check_path,
     get_given_settings,
     parse_arguments,
@@ -51,9 +52,9 @@ from longtail.training import (
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """Train a recipe or your own images: one run per seed in OUT/seedN, which is evaluated at its end."""
+    """Train on a recipe or on your own images: one run per seed, which is evaluated at its end, in OUT/seedN."""
 
-    recipe: Positional[str]
+    recipe: Annotated[Positional[str], arg(name="data", metavar="DATA")]
     """A recipe name (`longtail recipes` lists them), or a folder, shards or a list (.txt .csv .tsv .json) of your images;
     settings are then chosen automatically, and the main ones are printed with their reasons."""
     again: Annotated[Path | None, arg(name="from", metavar="RUN")] = None
@@ -64,22 +65,22 @@ class Train:
     imbalance: float | None = None
     """Imbalance factor: size of the largest class divided by that of the smallest class."""
     setting: str | None = None
-    """Hyperparameters of the recipe: released, paper or equal."""
+    """Hyperparameters of the recipe: released (released code), paper (text of the paper) or equal (same for all methods)."""
     network: str | None = None
-    """For large data sets: one of the networks of the paper (`longtail recipes RECIPE` lists them)."""
+    """For ImageNet-scale recipes: one of the networks of the paper (`longtail recipes RECIPE` lists them)."""
     augment: str | None = None
-    """For large data sets: plain, sim, rand, rand-rand or stacked (`longtail recipes RECIPE` lists those of the paper)."""
+    """For ImageNet-scale recipes: plain, sim, rand, rand-rand or stacked (those of the paper: `longtail recipes RECIPE`)."""
     strategy: int | None = None
     """Augmentation strategy of the paper: 1: sim/sim, 2: rand/rand, 3: rand for the query view and sim for the key view."""
     out: Path | None = None
-    """Output folder (default: runs/RECIPE-METHOD-IMBALANCE, followed by setting, network and augmentation if given)."""
+    """Output folder (default: runs/DATA-METHOD-IMBALANCE, followed by setting, network and augmentation if given)."""
     resume: bool = False
     """Continue the runs in OUT."""
     time_limit: Annotated[str | None, arg(metavar="TIME")] = None
-    """For your own images: reduce cached views, folds, candidates and epochs so that all runs together take about this time,
-    such as 90s, 10m or 1.5h. Settings that you give are not changed."""
+    """Approximate time for all runs together, such as 90s, 10m or 1.5h; for your own images only. Cached views, folds,
+    candidates and epochs are reduced to fit. Settings that you give are not changed."""
     verbose: bool = False
-    """Show all metrics at the end: also calibration error, k-NN accuracy, latency, and accuracy under shifted class
+    """Show all metrics at the end, including calibration error, k-NN accuracy, latency, and accuracy under shifted class
     frequencies."""
     data: DataConfig
     views: ViewsConfig
@@ -104,7 +105,7 @@ class Eval:
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """Train cross-entropy, Balanced Softmax, SupCon and PaCo on embedded digits, in a few minutes and without a download."""
+    """Train cross-entropy, Balanced Softmax, SupCon and PaCo on embedded digits, in two minutes and without a download."""
 
     out: Path = Path("runs/demo")
     """Output folder."""
@@ -132,8 +133,10 @@ def run_train(args: list[str]) -> None:
         print_baseline(folders)
         run = shlex.quote(str(out))
         print(f"written to {out}")
-        print(
-            f"next: longtail report {run} -o report.html, longtail predict {run} IMAGES, longtail export {run} --to onnx"
+        print_next_commands(
+            (f"longtail report {run} -o report.html", "accuracy by class, confusions, images to check"),
+            (f"longtail predict {run} IMAGES", "predict the classes of other images"),
+            (f"longtail export {run} --to onnx", "export the network"),
         )
 
 
@@ -142,7 +145,7 @@ def print_baseline(folders: list[Path]) -> None:
     measured = [run.metrics.get("logistic_top1") for run in run_folder.read_finished(folders)]
     found = [value for value in measured if value is not None]
     if found:
-        print(f"class-balanced logistic regression on the same features: {found[0]:.1f} % of the same test images")
+        print(f"for comparison, class-balanced logistic regression on the same features: {found[0]:.1f} % accuracy")
 
 
 def resolve_training(args: list[str]) -> tuple[str, Train, Plan]:
@@ -158,6 +161,7 @@ def resolve_training(args: list[str]) -> tuple[str, Train, Plan]:
     if given.again:
         raise UserError(f"--from {given.again} must be the first argument, in place of {name}", kind="conflict")
     check_data_paths(given.data)
+    check_model_name(given.model.name)
     sections, settings = select_sections(given, ALL_SECTIONS), get_given_settings(args, given)
     return name, given, resolve_config(name, choice, base, sections, settings, resumed is not None)
 
@@ -230,10 +234,11 @@ def run_demo(args: list[str]) -> None:
     """Run `longtail demo`."""
     given = parse_arguments(Demo, "demo", args)
 
-    from longtail.demo_run import demo, describe_results
+    from longtail.demo_run import demo, describe_results, list_next_commands
     from longtail.reporting.table import to_rich
 
     rows = demo(given.out, given.seeds)
     screen = make_screen()
     screen.print(to_rich(rows, screen.width))
-    print(*describe_results(rows, given.out), sep="\n")
+    print_lines(describe_results(rows, given.out))
+    print_next_commands(*list_next_commands())

@@ -100,8 +100,8 @@ class LinearStageSettings(MethodConfig):
     linear_milestones: Annotated[
         tuple[float, ...], increasing(interval(0, 1, "()"), "increasing fractions between 0 and 1", "0.33 0.67")
     ] = ()
-    """When the learning rate of the second stage is divided by 10, as fractions of that stage; empty: cosine schedule
-    to zero."""
+    """Times at which the learning rate of the second stage is divided by 10, as fractions of that stage; empty: cosine
+    schedule to zero."""
     linear_decay: Annotated[float, ge(0, "5e-4")] = 5e-4
     """Weight decay of the second stage."""
 
@@ -219,7 +219,7 @@ class TauNormSettings(MethodConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class NCMSettings(MethodConfig):
-    """Kang et al., 2020: nearest class mean."""
+    """Kang et al., 2020. The classifier has no training steps."""
 
     name: ClassVar[str] = "ncm"
     title: ClassVar[str] = "Nearest class mean"
@@ -381,10 +381,10 @@ class NCLSettings(MethodConfig):
     title: ClassVar[str] = "NCL"
 
     networks: Annotated[int, interval(2, 8, example="3")] = 3
-    """Number of networks. Each has a view of its own of every image, so that a step costs as many times more."""
+    """Number of networks. Each gets its own view of every image; the cost of a step is proportional to their number."""
     hard: Annotated[int, ge(1, "30")] = 30
-    """Number of classes with the largest logits, including the class of the image, that the nested losses are limited
-    to."""
+    """Number of hard classes of an image: its own class and those with the largest logits. The nested losses use only
+    these."""
     weight: Annotated[float, ge(0, "0.6")] = 0.6
     """Weight of the divergences between the predictions of the networks."""
 

@@ -94,6 +94,7 @@ class DataConfig(Section):
         for name in ("train_list", "test_list"):  # stored as absolute paths: a run may be resumed from another folder
             path: Path | None = getattr(self, name)
             object.__setattr__(self, name, path.absolute() if path else None)
+        require(self.folds != 1, "data.folds", self.folds, "0, or between 2 and 20")
         fits = self.resolution == 0 or self.image_size <= self.resolution <= MAX_RESOLUTION
         rule = f"0, or between image_size ({self.image_size}) and {MAX_RESOLUTION}"
         require(fits, "data.resolution", self.resolution, rule)
@@ -221,7 +222,7 @@ class OptimConfig(Section):
         tuple[float, ...],
         increasing(gt(0), "increasing fractions of the training, or epochs, greater than 0", "0.8 0.9"),
     ] = ()
-    """Schedule `step`: when the learning rate is multiplied by gamma, as fractions of the training (0.8) or as epochs
+    """Schedule `step`: times at which the learning rate is multiplied by gamma, as fractions of the training (0.8) or as epochs
     (160)."""
     gamma: Annotated[float, gt(0, "0.1")] = 0.1
     """Schedule `step`: factor of the learning rate at each milestone."""

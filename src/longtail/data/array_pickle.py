@@ -205,7 +205,7 @@ class PickleMachine:
             raise ValueError("items are set in a value that is not a dictionary")
         target.update(_pairs(items))
 
-    def remember(self, index: int) -> None:
+    def memoize(self, index: int) -> None:
         """Store the top of the stack in the memo."""
         self.memo[index] = self.top()
 
@@ -347,10 +347,10 @@ INSTRUCTIONS: dict[int, Callable[[PickleMachine], object]] = {
         b"d": lambda m: m.push(_pairs(m.pop_to_mark())),  # DICT
         b"s": lambda m: m.update([*m.pop_many(2)]),  # SETITEM
         b"u": lambda m: m.update(m.pop_to_mark()),  # SETITEMS
-        b"p": lambda m: m.remember(int(m.read_line(MAX_NUMBER_LENGTH))),  # PUT
-        b"q": lambda m: m.remember(m.read_number(1)),  # BINPUT
-        b"r": lambda m: m.remember(m.read_number(4)),  # LONG_BINPUT
-        b"\x94": lambda m: m.remember(len(m.memo)),  # MEMOIZE
+        b"p": lambda m: m.memoize(int(m.read_line(MAX_NUMBER_LENGTH))),  # PUT
+        b"q": lambda m: m.memoize(m.read_number(1)),  # BINPUT
+        b"r": lambda m: m.memoize(m.read_number(4)),  # LONG_BINPUT
+        b"\x94": lambda m: m.memoize(len(m.memo)),  # MEMOIZE
         b"g": lambda m: m.recall(int(m.read_line(MAX_NUMBER_LENGTH))),  # GET
         b"h": lambda m: m.recall(m.read_number(1)),  # BINGET
         b"j": lambda m: m.recall(m.read_number(4)),  # LONG_BINGET

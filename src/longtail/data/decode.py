@@ -52,6 +52,7 @@ SKIP_HINT = "replace or remove it, or leave such images out with --data.on_error
 ASSUMED_MEMORY = 8 * 2**30  # bytes, on systems that do not tell how much they have
 MAX_EXIF_SEGMENTS = 256  # of a JPEG; one is usual, and each image of an MPO file has its own
 MAX_COMMENTS = 256  # of a PPM file with pixels in digits
+MAX_PROFILES = 256  # color profiles of a PNG; one is allowed, and each is decompressed to up to a megabyte
 ANIMATED_FORMATS = ("GIF", "WEBP", "PNG", "AVIF")  # frames of other formats are pages or views
 LAST_ROWS = 8  # decoders fill the end of a truncated JPEG with gray, without an error
 
@@ -334,7 +335,7 @@ def open_image(encoded: bytes) -> "Iterator[Image.Image]":
             raise BadImage("the file is empty")
         _check_repetitions(encoded)
         with ignore_pillow_warnings(), Image.open(io.BytesIO(encoded), formats=supported_formats()) as image:
-            _check_pixels(image)
+            check_pixels(image)
             yield image
 
 
@@ -361,17 +362,21 @@ def to_upright_rgb(image: "Image.Image") -> "Image.Image":
 
 
 def _check_repetitions(encoded: bytes) -> None:
-    """Raise BadImage for parts of a file that Pillow copies again for each further part, in quadratic time."""
+    """Raise BadImage for parts of a file for each of which Pillow copies all others again, or decompresses a megabyte."""
     if encoded.startswith(JPEG_START) and encoded.count(b"Exif\0\0") > MAX_EXIF_SEGMENTS:
         raise BadImage(f"it has more than {MAX_EXIF_SEGMENTS} EXIF segments")
     if encoded.startswith((b"P1", b"P2", b"P3")) and encoded.count(b"#") > MAX_COMMENTS:
         raise BadImage(f"it has more than {MAX_COMMENTS} comments")
+    if encoded.startswith(b"\x89PNG") and encoded.count(b"iCCP") > MAX_PROFILES:
+        raise BadImage(f"it has more than {MAX_PROFILES} color profiles")
 
 
-def _check_pixels(image: "Image.Image") -> None:
-    """Raise BadImage for more pixels than Pillow's limit, up to twice of which Pillow only warns."""
+def check_pixels(image: "Image.Image") -> None:
+    """Raise BadImage for no pixels, or for more than Pillow's limit, up to twice of which Pillow only warns."""
     from PIL import Image
 
+    if not image.width * image.height:
+        raise BadImage("it has no pixels")
     limit = Image.MAX_IMAGE_PIXELS
     if limit and image.width * image.height > limit:
         raise BadImage(f"{image.width}x{image.height} pixels may be a decompression bomb")

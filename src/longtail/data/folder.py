@@ -128,14 +128,14 @@ def walk_images(folder: Path, above: tuple[Path, ...], ignored: list[str]) -> It
     """
     seen = {os.path.realpath(f) for f in above}
     try:
-        for place, inner, names in files.walk(folder, _raise_unreadable_folder, follow_links=True):
-            if os.path.realpath(place) in seen:
+        for directory, inner, names in files.walk(folder, _raise_unreadable_folder, follow_links=True):
+            if os.path.realpath(directory) in seen:
                 inner.clear()
                 continue
-            seen.add(os.path.realpath(place))
+            seen.add(os.path.realpath(directory))
             inner[:] = sorted(d for d in inner if not d.startswith("."))
             ignored += [f for f in names if not _is_image(f) and not f.startswith(".")]
-            yield from (Path(place, f) for f in sorted(names) if _is_image(f))
+            yield from (Path(directory, f) for f in sorted(names) if _is_image(f))
     except files.RefusedFile as error:
         raise UserError(
             f"cannot search {folder} ({error.strerror}): move the images to a less deeply nested folder",

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from longtail.data.decode import (
     BadImage,
+    check_pixels,
     decoding_error_as_bad_image,
     lazy_encoded_images,
     map_in_threads,
@@ -520,6 +521,7 @@ class EncodedPicture(NamedTuple):
 def encode_picture(picture: Any) -> EncodedPicture:
     """Encode a PIL image, an array or a tensor as PPM, or as PGM if it is grayscale, which is fast and lossless."""
     image = to_pil_image(picture)
+    check_pixels(image)
     is_gray = image.mode in GRAYSCALE_MODES
     with decoding_error_as_bad_image():  # a PIL image of a file is decoded now
         rgb = to_upright_rgb(image)

@@ -186,31 +186,31 @@ def to_path_array(names: Sequence[str]) -> npt.NDArray[np.str_]:
     return np.array(names, dtype=np.str_)
 
 
-def check_text(text: str, place: object, kind: str) -> str:
+def check_text(text: str, location: object, kind: str) -> str:
     """Return `text` unless it has characters that cannot be stored or printed, which raise UserError.
 
     Args:
         text: A path or a class name.
-        place: The file and line of the text, for the message.
+        location: The file and line of the text, for the message.
         kind: The meaning of the text, for the message.
     """
     if found := UNUSABLE_TEXT.search(text):
         what = "a NUL character" if found[0] == "\0" else "an unpaired surrogate"
-        raise UserError(f"{place}: the {kind} {text[:80]!a} contains {what}: remove it", kind="bad-list")
+        raise UserError(f"{location}: the {kind} {text[:80]!a} contains {what}: remove it", kind="bad-list")
     return text
 
 
-def check_last_label(place: object, last: int, classes: int) -> None:
+def check_last_label(location: object, last: int, classes: int) -> None:
     """Raise UserError if so many label numbers are unused that a class for each number would exhaust the memory.
 
     Args:
-        place: The list or folder, for the message.
+        location: The list or folder, for the message.
         last: The largest label.
         classes: The number of distinct labels.
     """
     if last > 1000 * classes or last > 2 * classes + MAX_UNUSED_LABELS:
         raise UserError(
-            f"{place} has labels up to {last} for {classes} classes: number the classes from 0", kind="bad-labels"
+            f"{location} has labels up to {last} for {classes} classes: number the classes from 0", kind="bad-labels"
         )
 
 

@@ -78,7 +78,7 @@ def check_buffer_memory(n: int, side: int) -> None:
     if needed > available:
         buffers = f"{BUFFERED_BATCHES} buffers of {n:,} images of {side}x{side} pixels need {needed / 2**30:.1f} GiB of memory"
         fix = "lower --data.resolution, --train.batch_size or --train.accumulate"
-        raise UserError(f"{buffers}, but a process has {available / 2**30:.1f} GiB: {fix}", kind="out-of-memory")
+        raise UserError(f"{buffers}, but only {available / 2**30:.1f} GiB are available: {fix}", kind="out-of-memory")
 
 
 @functools.cache

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,9 @@ UNCHECKED_ROWS = 2**20  # a file with more rows must have MIN_ROW_BYTES for each
 MIN_ROW_BYTES = 16  # no image file is smaller
 MAX_COLUMN_BYTES = 2**31  # of a column in a row group, decompressed
 MAX_TEXT_BYTES = 2**30  # of the labels and paths of a file
+SHARED_BYTES = (
+    2**27
+)  # of the image column of a row group that is read by one thread at a time, and kept once for all threads
 BATCH_BYTES = 2**26  # of a batch, even if each of its values is as long as the column
 MAX_BATCH_ROWS = 2**16
 
@@ -196,16 +199,21 @@ class Shard:
                 f"{self.path} declares {rows:,} rows in {size:,} bytes: the limits are {limits}", kind="unsafe-file"
             )
         largest = dict.fromkeys((self.bytes_column, *self.text_columns), 0)
+        # The columns that pyarrow reads. Each chunk repeats the name of its column, which could be another one.
+        names = [self.metadata.schema.column(number).path for number in range(self.metadata.num_columns)]
+        self.image_chunks: list[int] = []  # their pages are checked when they are read
         with files.open_regular(self.path) as pages:
-            for group in groups:
-                for number, chunk in enumerate(map(group.column, range(group.num_columns))):
-                    for column in largest:
-                        if chunk.path_in_schema == column or chunk.path_in_schema.startswith(f"{column}."):
-                            largest[column] = max(largest[column], chunk.total_uncompressed_size)
-                            if column == self.bytes_column:
-                                self.image_chunk = number  # its pages are checked when they are read
-                            else:
-                                largest[column] = max(largest[column], decompressed_size(pages, chunk))
+            for number, name in enumerate(names):
+                for column in largest:
+                    if name != column and not name.startswith(f"{column}."):
+                        continue
+                    chunks = [group.column(number) for group in groups]
+                    sizes = [chunk.total_uncompressed_size for chunk in chunks]
+                    if column == self.bytes_column:
+                        self.image_chunks.append(number)
+                    else:
+                        sizes += [decompressed_size(pages, chunk) for chunk in chunks]
+                    largest[column] = max([largest[column], *sizes])
         if max(largest.values()) > MAX_COLUMN_BYTES:
             raise UserError(
                 f"{self.path} has a row group with {max(largest.values()):,} bytes in a column, more than the "
@@ -255,16 +263,25 @@ class Shard:
         return [self.names[value] for value in self.labels]
 
 
-class RowGroupTooLarge(Exception):
-    """Raised for a row group with more than MAX_COLUMN_BYTES, whatever the footer declares."""
+class RowGroup(NamedTuple):
+    """The image column of a row group that was read last."""
+
+    number: int
+    """The number of the row group; -1 for none."""
+    rows: Any
 
 
 class RowReader:
-    """Returns the image file of a row when called; each thread keeps some files open, and the row group that it read last."""
+    """Returns the image file of a row when called.
+
+    Each thread keeps some files open, and the row group that it read last. All threads together keep one large row group.
+    """
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self.shards, self.cache = list(shards), threading.local()
-        self.too_large: set[int] = set()  # row groups that are not tried again
+        self.lock, self.large = threading.Lock(), RowGroup(-1, None)
+        self.expanded: dict[int, int] = {}  # bytes of the row groups after decompression
+        self.failed: dict[int, str] = {}  # row groups that are not read again, with the reason
         groups = [(s, g, n) for s, shard in enumerate(shards) for g, n in enumerate(shard.group_rows)]
         self.group_of = [(s, g) for s, g, _ in groups]
         self.starts = np.cumsum([0, *(n for *_, n in groups)])
@@ -280,39 +297,57 @@ class RowReader:
         return found
 
     def _read_group(self, group: int) -> "pa.ChunkedArray":
-        """Return the image column of a row group, from the cache if it is the last one that this thread read."""
-        if getattr(self.cache, "group", None) != group:
-            number, group_of_shard = self.group_of[group]
-            shard = self.shards[number]
-            too_large = f"{shard.path.name}: its row group has more than {MAX_COLUMN_BYTES:,} bytes"
-            if group in self.too_large:
-                raise BadImage(too_large)
-            try:
-                rows = self._read_column(shard, group_of_shard)
-            except RowGroupTooLarge as error:
-                self.too_large.add(group)
-                raise BadImage(too_large) from error
-            except Exception as error:  # a damaged file can raise anything
-                if isinstance(error, OSError):
-                    raise_resource_shortage(error)
-                raise BadImage(f"{shard.path.name}: {_shorten(error)}") from error
-            self.cache.rows, self.cache.group = rows, group
-        return self.cache.rows
+        """Return the image column of a row group, from the cache if it is the last one that was read."""
+        if getattr(self.cache, "last", None) is not None and self.cache.last.number == group:
+            return self.cache.last.rows
+        if group in self.failed:
+            raise BadImage(self.failed[group])
+        number, group_of_shard = self.group_of[group]
+        shard = self.shards[number]
+        try:
+            if group not in self.expanded:
+                self.expanded[group] = self._expanded_bytes(shard, group_of_shard)
+            if self.expanded[group] <= SHARED_BYTES:
+                self.cache.last = RowGroup(group, self._read_column(shard, group_of_shard, self.expanded[group]))
+                return self.cache.last.rows
+            with self.lock:
+                if self.large.number != group:
+                    self.large = RowGroup(-1, None)  # so that two are never in memory
+                    self.large = RowGroup(group, self._read_column(shard, group_of_shard, self.expanded[group]))
+                return self.large.rows
+        except Exception as error:  # a damaged file can raise anything
+            if isinstance(error, OSError):
+                raise_resource_shortage(error)
+            reason = f"{shard.path.name}: {_shorten(error)}"
+            if not isinstance(error, MemoryError) and getattr(error, "errno", None) is None:
+                self.failed[group] = reason  # the file is damaged; other errors can be temporary
+            raise BadImage(reason) from error
 
-    def _read_column(self, shard: Shard, group: int) -> "pa.ChunkedArray":
-        """Read the image column of a row group, in batches, so that it can be refused before it fills the memory."""
+    def _expanded_bytes(self, shard: Shard, group: int) -> int:
+        """Return the bytes of the image column of a row group after decompression; raise ValueError if there are too many."""
+        with files.open_regular(shard.path) as pages:
+            chunks = map(shard.metadata.row_group(group).column, shard.image_chunks)
+            expanded = sum(decompressed_size(pages, chunk) for chunk in chunks)
+        if expanded > MAX_COLUMN_BYTES:
+            raise _too_large()
+        return expanded
+
+    def _read_column(self, shard: Shard, group: int, expanded: int) -> "pa.ChunkedArray":
+        """Read the image column of a row group, in batches, so that it can be refused before it fills the memory.
+
+        Args:
+            shard: The file.
+            group: The number of the row group in the file.
+            expanded: The bytes of the column after decompression.
+        """
         import pyarrow as pa
 
         file, size, rows = self._open(shard), 0, []
-        with files.open_regular(shard.path) as pages:
-            expanded = decompressed_size(pages, shard.metadata.row_group(group).column(shard.image_chunk))
-        if expanded > MAX_COLUMN_BYTES:
-            raise RowGroupTooLarge
         batch_rows = min(shard.image_batch, _batch_rows(expanded))
         for batch in file.iter_batches(batch_rows, row_groups=[group], columns=[shard.bytes_column], use_threads=False):
             size += batch.nbytes
             if size > MAX_COLUMN_BYTES:
-                raise RowGroupTooLarge
+                raise _too_large()
             rows.append(batch.column(0))
         column = pa.chunked_array(rows)
         if len(column) != shard.group_rows[group]:
@@ -449,6 +484,10 @@ def _bytes_column(path: Path, schema: "pa.Schema", image: str) -> tuple[str, int
     )
 
 
+def _too_large() -> ValueError:
+    return ValueError(f"its row group has more than {MAX_COLUMN_BYTES:,} bytes")
+
+
 def _batch_rows(column_bytes: int) -> int:
     """Return the number of rows of a batch that stays small even if each of them repeats all bytes of the column."""
     return max(min(BATCH_BYTES // max(column_bytes, 1), MAX_BATCH_ROWS), 1)
@@ -498,7 +537,7 @@ def decompressed_size(file: BinaryIO, chunk: Any) -> int:
         if kind in VALUES:
             found = fields.get(VALUES[kind])
             count = found.get(1) if isinstance(found, dict) else None
-            if type(count) is not int or count < 0:
+            if type(count) is not int or not 0 <= count < 2**31:  # pyarrow reads the lowest 32 bits
                 raise ValueError("the header of a page is damaged")
             values += count
         size += uncompressed

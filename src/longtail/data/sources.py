@@ -87,7 +87,6 @@ class DataSet:
             f"images per class: {_preview_counts(counts)}",
             f"classes by training images{included}: {many} many (>100), {medium} medium (20-100), {few} few (<20)",
             f"validation: {validation}; test: {len(self.test.labels):,} images",
-            f"checksum of the training images: {self.checksum}",
             *map(escape_nonprintable, self.notes),
         ]
 
@@ -185,6 +184,7 @@ def _report_skipped(data: DataSet) -> DataSet:
 
 def load_cached(config: DataConfig, loaded: dict[DataConfig, DataSet]) -> DataSet:
     """Return the data set from `loaded` if it is there; else load it, add it and print its description."""
+    config = replace(config, cached_views=0, folds=0)  # the images do not depend on them
     if config not in loaded:
         loaded[config] = load(config)
         for line in loaded[config].describe():

@@ -75,7 +75,7 @@ def _check_output(data: DataConfig, out: Path) -> None:
         raise UserError(f"{out} exists already: choose another --out, or remove it", kind="exists")
     if data.name == "folder" and data.root and out.resolve().is_relative_to(data.root.resolve()):
         raise UserError(
-            f"{out} is inside the image folder, where it would be taken for a class: choose another --out",
+            f"{out} is inside the image folder, where it would become a class: choose another --out",
             kind="conflict",
         )
 

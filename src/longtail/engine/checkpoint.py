@@ -128,7 +128,7 @@ def check_shapes(layout: Any, expected: dict[str, Tensor]) -> None:
         raise ValueError("it holds no state of a method")
     if found.keys() != expected.keys():
         name = next(iter(map(str, found.keys() ^ expected.keys())))
-        raise ValueError(f"{name!r} is only in one of the stored state and this method")
+        raise ValueError(f"{name!r} is missing in the stored state or in this method")
     for name, tensor in expected.items():
         stored = found[name]
         if not isinstance(stored, Tensor) or stored.shape != tensor.shape:
@@ -169,7 +169,7 @@ def load_weights(
         with safetensors.safe_open(os.fspath(path), framework="pt", device=str(device)) as stored:
             stored_names = {name: stored_name(name) for name in expected}
             if differing := set(stored.keys()) ^ set(stored_names.values()):
-                raise ValueError(f"{min(differing)!r} is only in one of the file and the network")
+                raise ValueError(f"{min(differing)!r} is missing in the file or in the network")
             for name, tensor in expected.items():
                 shape = tuple(stored.get_slice(stored_names[name]).get_shape())
                 if shape != tensor.shape:

@@ -33,7 +33,7 @@ from longtail.engine.examples import write_examples
 from longtail.engine.predictions import LOGITS_AT_ONCE, Calibration, Predictions, calibrate, compute_logits, predict
 from longtail.errors import RunError, UserError, disk_full_as_user_error, error_text
 from longtail.metrics import TRAINING_COSTS, evaluate_predicted_classes, evenly_spaced
-from longtail.models.adapters import frozen_checksum, trained_tensors
+from longtail.models.adapters import frozen_checksum, trainable_tensors
 from longtail.progress import log_info, open_progress
 from longtail.suspects import (
     FEATURES,
@@ -189,7 +189,7 @@ class Evaluator:
         weights = {name: tensor.contiguous() for name, tensor in self.method.net.state_dict().items()}
         files.write_bytes(folder / run_folder.MODEL, safetensors.torch.save(weights))
         if self.method.net.trunk.is_pretrained and self.method.net.trunk.frozen_params:
-            trained = {name: weights[name] for name in trained_tensors(self.method.net)}
+            trained = {name: weights[name] for name in trainable_tensors(self.method.net)}
             checksum = {FROZEN_CHECKSUM: frozen_checksum(self.method.net)}
             files.write_bytes(folder / run_folder.ADAPTER, safetensors.torch.save(trained, metadata=checksum))
         return self._write_results(folder, cost, found, val_NF)
@@ -339,11 +339,11 @@ def write_results(
     chosen = evenly_spaced(len(labels), MAX_STORED_FEATURES)
     subset = features[chosen].astype(np.float16)
     files.write_arrays(folder / FEATURES, {"features": subset, "labels": labels[chosen], "ids": ids[chosen]})
-    write_examples(folder / "examples", data, predictions.guess_N, check_images(folder, data))
+    write_examples(folder / "examples", data, predictions.guess_N, write_image_checks(folder, data))
     files.write_json(folder / run_folder.METRICS, metrics)
 
 
-def check_images(folder: Path, data: DataSet) -> Suspects:
+def write_image_checks(folder: Path, data: DataSet) -> Suspects:
     """Find suspected label errors and near-duplicates among the stored features, and write them to suspects.csv.
 
     Large data sets that do not consist of files, such as CIFAR, are left out.
@@ -446,7 +446,7 @@ def load_trained_tensors(path: Path, method: methods.Method, device: torch.devic
         method: The method, with the frozen tensors.
         device: The device.
     """
-    method.net.load_state_dict(checkpoint.load_weights(path, trained_tensors(method.net), device), strict=False)
+    method.net.load_state_dict(checkpoint.load_weights(path, trainable_tensors(method.net), device), strict=False)
     with safetensors.safe_open(os.fspath(path), framework="pt") as stored:
         found = (stored.metadata() or {}).get(FROZEN_CHECKSUM)
     if found != frozen_checksum(method.net):

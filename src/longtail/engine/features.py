@@ -27,7 +27,7 @@ from longtail.data.sources import DataSet, Split
 from longtail.engine.device import matmul_precision, preserve_global_settings, uses_kernels
 from longtail.feature_cache import FeatureCache, hash_blocks, make_key
 from longtail.models.backbones import Forward, Trunk, make_fast_forward, make_plain_forward
-from longtail.progress import format_duration, log_info, open_progress
+from longtail.progress import format_duration, is_bar_shown, log_info, open_progress
 from longtail.views import Views
 
 FORMAT_VERSION = 1
@@ -97,7 +97,7 @@ def split_features(
 
 
 def estimate_seconds(config: Config, data: DataSet, trunk: Trunk, device: torch.device) -> float:
-    """Return the estimated time of `cached_features` in seconds, from two timed batches of a few images after a warm-up.
+    """Return the estimated time of `cached_features` in seconds, from three timed batches of a few images after a warm-up.
 
     Args:
         config: The configuration of the run.
@@ -263,14 +263,14 @@ class Extraction:
         total, done, history = sum(plan.num_passes for plan in plans), 0, list[tuple[float, int]]()
         if not total:
             return
-        with open_progress(total, "computing features", "images", show) as advance, exact_float32(self.device):
+        with open_progress(total, "computing features", "views of images", show) as advance, exact_float32(self.device):
             forward = self.make_forward(plans)
             for plan in plans:
                 for passes in self._run_split(plan, forward):
                     advance(passes)
                     done += passes
                     history.append((time.monotonic(), done))
-                    if show and len(history) == 3:  # the first batch is a warm-up
+                    if show and not is_bar_shown() and len(history) == 3:  # the first batch is a warm-up
                         (start, before), _, (now, _) = history
                         seconds = (now - start) / (done - before) * (total - done)
                         if seconds > MIN_REPORTED:
@@ -304,7 +304,7 @@ class Extraction:
         return self.views.query(batch.images, rng, batch.size_N2)
 
     def time_passes(self, split: Split, plans: list[SplitPlan]) -> PassTimes:
-        """Return the times of a forward pass, from two timed batches after a warm-up.
+        """Return the times of a forward pass, the shortest of three timed batches after a warm-up.
 
         A batch has at most `PROBE_IMAGES` images, and fewer if little is to be computed.
 
@@ -316,8 +316,8 @@ class Extraction:
         is_stored = not any(plan.missing for plan in plans)
         forward = make_plain_forward(self.trunk.body, self.device) if is_stored else self.make_forward(plans)
         self.time_batch(split, forward, images)
-        timed = [self.time_batch(split, forward, images) for _ in range(2)]
-        return PassTimes(*(sum(seconds) / len(timed) for seconds in zip(*timed, strict=True)))
+        timed = [self.time_batch(split, forward, images) for _ in range(3)]
+        return PassTimes(*map(min, zip(*timed, strict=True)))  # other processes can only slow down a batch
 
     def time_batch(self, split: Split, forward: Forward, images: int) -> tuple[float, float]:
         """Return the seconds per image to read it and compute the features of the plain view, and those of another view.

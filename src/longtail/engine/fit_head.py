@@ -1,4 +1,4 @@
-"""Training of a head on features that were computed once: the loop behind cached views, cross-validation and the estimators.
+"""Training of a head on stored features: the loop behind cached views, cross-validation and the estimators, and its settings.
 
 The methods are those of `longtail.methods`. Their backbone is replaced by `FeatureTrunk`, which returns its input, and a batch
 holds stored features in the place of views. A fit takes seconds on a CPU and is a function of its arguments, so it has no
@@ -9,12 +9,13 @@ Shapes: V views, N images, F features, B images of a batch, C classes. View 0 is
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from longtail.config import Config, TrainConfig
+from longtail.config import Config, LinearStageSettings, OptimConfig, TrainConfig
 from longtail.data.samplers import derive_seed, epoch_order
 from longtail.engine.optim import learning_rate, make_optimizer, set_learning_rate
 from longtail.errors import RunError, UserError
@@ -23,13 +24,17 @@ from longtail.models.backbones import Trunk
 from longtail.models.heads import Classifier, ScaledHead
 from longtail.models.side_stream import SideStream
 from longtail.models.weight_average import WeightAverage
+from longtail.recipes import find_preset
 from longtail.views.view import draw_mixture
 
 LogEpoch = Callable[[dict[str, Any]], None]
 
+MAX_QUEUE = 1024
+"""The longest queue of `head_config`."""
+
 
 class FeatureTrunk(Trunk):
-    """A backbone whose input are features already."""
+    """A backbone for inputs that are features already: it returns its input."""
 
     def __init__(self, width: int) -> None:
         super().__init__(nn.Identity(), width)
@@ -71,8 +76,43 @@ class Scaling(NamedTuple):
             head.bias.sub_(head.weight @ self.mean_F)
 
 
+def head_config(
+    method: str,
+    images: int,
+    epochs: int = 60,
+    learning_rate: float = 0.1,
+    weight_decay: float = 5e-4,
+    batch_size: int = 64,
+    **settings: Any,
+) -> Config:
+    """Return the configuration for training a head on stored features with `fit_head`: SGD with a cosine schedule.
+
+    Args:
+        method: The name of the method, one of `longtail.recipes.METHODS`.
+        images: The number of training images; batch and queue are not longer.
+        epochs: The number of epochs of each stage.
+        learning_rate: The learning rate of each stage, for features that are scaled to a mean square of 1.
+        weight_decay: The weight decay of each stage.
+        batch_size: The batch size.
+        settings: Settings of the method, with the names of their flags.
+    """
+    preset, batch_size = find_preset(method), min(batch_size, images)
+    # A training has some hundred steps, which is too short for a momentum of 0.999.
+    defaults: dict[str, Any] = {"tau": 0.1, "alpha": "auto", "queue": min(MAX_QUEUE, images), "momentum": 0.99}
+    linear: dict[str, Any] = {"linear_epochs": epochs, "linear_lr": learning_rate, "linear_decay": weight_decay}
+    config = Config(
+        recipe="features",
+        method=preset.make_settings(batch_size, **defaults),
+        optim=OptimConfig(lr=learning_rate, weight_decay=weight_decay),
+        train=TrainConfig(epochs=epochs, batch_size=batch_size),
+    )
+    if issubclass(preset.settings_class, LinearStageSettings):
+        settings = linear | settings  # some presets have a rate of their own for images
+    return replace(config, method=replace(config.method, **settings))
+
+
 def make_feature_method(config: Config, counts_C: Tensor, width: int) -> Method:
-    """Return a method whose input are features.
+    """Return a method whose inputs are features.
 
     Args:
         config: The configuration; the settings of data, views and backbone are not used.
@@ -110,7 +150,7 @@ def fit_head(
     weight_N: Tensor | None = None,
     stored_VNC: Tensor | None = None,
 ) -> Method:
-    """Train a method on stored features, and return it for features as input.
+    """Train a method on stored features, and return it. Its inputs are features.
 
     A linear head is trained on scaled features, and converted to the original features at the end. Its weights are zero at
     first, because random ones would remain in the directions in which the training images do not differ. The precision is that

@@ -118,8 +118,8 @@ class Backbones:
         """
         check_config(config)
         settings = to_dict(config)
-        counted = {"cached_views", "folds"}  # a backbone has features of any number of views
-        parts = {key: value for key, value in settings["data"].items() if key not in counted}
+        ignored = {"cached_views", "folds"}  # a backbone has features of any number of views
+        parts = {key: value for key, value in settings["data"].items() if key not in ignored}
         seed = config.train.seeds[0]
         key = json.dumps([parts, settings["views"], settings["model"], seed, str(device)], sort_keys=True, default=str)
         if key not in self.made:
@@ -217,7 +217,7 @@ class HeadTrainer:
                 "together": 1,
                 "peak_memory": peak_memory(self.device),
             }
-            loggers.finished(self.evaluate(run, cost))
+            loggers.send_metrics(self.evaluate(run, cost))
 
     def fit(self, seed: int, rows: "EpochRows") -> methods.Method:
         """Return the trained method, with the real backbone.

@@ -191,7 +191,7 @@ class TensorBoard:
             self.writer.add_scalar(name, value, number)
         self.writer.flush()
 
-    def finished(self, epochs: int, metrics: Row) -> None:
+    def send_metrics(self, epochs: int, metrics: Row) -> None:
         """Write the final metrics after the given number of epochs."""
         for name, value in scalars(metrics, "test").items():
             self.writer.add_scalar(name, value, epochs)
@@ -241,7 +241,7 @@ class WandB:
         self.seen = number + 1
         files.write_json(self.path, {"id": self.id, "epochs": self.seen})
 
-    def finished(self, epochs: int, metrics: Row) -> None:
+    def send_metrics(self, epochs: int, metrics: Row) -> None:
         """Send the final metrics."""
         self.run.summary.update(scalars(metrics, "test"))
 
@@ -265,7 +265,7 @@ class Loggers:
         self.log, self.rows_sent = folder / run_folder.LOG, 0
         self.loggers: dict[str, Any] = {}
         for name in config.log.loggers if is_main_process() else ():
-            with self.survive(name):
+            with self.drop_on_error(name):
                 self.loggers[name] = LOGGERS[name](folder, config, seed)
         self.send_rows()
 
@@ -286,18 +286,18 @@ class Loggers:
                 self.call_each(methodcaller("epoch", self.rows_sent, row))
             self.rows_sent += 1
 
-    def finished(self, metrics: Row) -> None:
+    def send_metrics(self, metrics: Row) -> None:
         """Send the final metrics."""
-        self.call_each(methodcaller("finished", self.rows_sent, metrics))
+        self.call_each(methodcaller("send_metrics", self.rows_sent, metrics))
 
     def call_each(self, work: Callable[[Any], None]) -> None:
         """Call a function with each logger."""
         for name, logger in list(self.loggers.items()):
-            with self.survive(name):
+            with self.drop_on_error(name):
                 work(logger)
 
     @contextlib.contextmanager
-    def survive(self, name: str) -> Iterator[None]:
+    def drop_on_error(self, name: str) -> Iterator[None]:
         """Catch any exception of a logger, report it, and drop the logger."""
         try:
             yield

@@ -1,6 +1,12 @@
 """The training loop: stages, epochs, steps.
 
-Several seeds can train in parallel on one GPU. Their trainers are always at the same step.
+A trainer has the position in training: the stage (`stage_index`) and the step in that stage (`step`), both counted from 0.
+Several seeds can train in parallel on one GPU. Their trainers are always at the same position.
+
+At the end of a stage, the last `end_epoch` writes the log line, validates, and saves a checkpoint. Then `Trainer.set_stage`
+goes to step 0 of the next stage: it sets the trainable parameters and creates a new optimizer and new batches. Weights and
+queue are kept. `Trainer.start_stage` lets the method prepare the stage, for example by computing class means or making a new
+classifier. After the last stage, `fit` returns, and `engine/train.py` evaluates the network on the test set.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +49,7 @@ def fit(trainers: Sequence[Trainer], logs: Sequence[Log], stop: StopSignals) -> 
             trainer.start_clock()
         steps_per_epoch = first.steps_per_epoch
         for epoch in range(first.step // steps_per_epoch, first.stage.epochs):
-            for step in range(first.step, (epoch + 1) * steps_per_epoch):
+            for step in range(first.step, (epoch + 1) * steps_per_epoch):  # a resumed run starts within an epoch
                 for trainer in trainers:
                     trainer.prepare(step)  # learning rate and views
                 run_step()
@@ -62,6 +68,7 @@ def train_step(trainer: Trainer) -> None:
     """Do the device's part of a step, which never waits for the host: loss, gradients, queue, optimizer, key encoder.
 
     Processes exchange gradients after the backward pass. Batch norm, the contrast set and the queue exchange samples.
+    On CUDA, `side.run` starts work that runs in parallel to the rest of the step until `side.join`; elsewhere it runs at once.
     """
     method = trainer.method
     side = SideStream(trainer.device, line=BOOKKEEPING)

@@ -154,7 +154,7 @@ class GradientNorms:
         if self.on and state:
             sums_C = state["sums"]
             if not isinstance(sums_C, Tensor) or sums_C.shape != self.sums_C.shape or type(state["count"]) is not int:
-                raise ValueError("the stored gradient norms are of other classes")
+                raise ValueError("the stored gradient norms belong to other classes")
             self.sums_C.copy_(sums_C)
             self.count = state["count"]
 

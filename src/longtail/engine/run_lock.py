@@ -50,7 +50,7 @@ def check_folder(folder: Path, config: Config, resume: bool, top: Path | None = 
     if not resume:
         is_done = (folder / run_folder.METRICS).exists()
         what = "a finished run: use that run" if is_done else "a run: continue it with --resume"
-        raise UserError(f"{folder} already holds {what}, or choose another --out", kind="exists")
+        raise UserError(f"{folder} already contains {what}, or choose another --out", kind="exists")
     found = differences(run_folder.load_config(folder).identity(), config.identity())
     if found:
         field = "train.epochs" if "train.epochs" in found else next(iter(found))  # other fields follow from it
@@ -74,7 +74,7 @@ def check_links(folder: Path, top: Path) -> None:
         ) from error
 
 
-def check_images(folder: Path, data: DataSet) -> None:
+def check_same_images(folder: Path, data: DataSet) -> None:
     """Raise a UserError if a folder holds a run on other images."""
     if not contains_run(folder) or not os.path.lexists(folder / run_folder.ENVIRONMENT):
         return
@@ -97,7 +97,7 @@ def find_unfinished(folders: dict[int, Path], config: Config, data: DataSet) -> 
         data: The images, which must be those of all existing runs.
     """
     for folder in folders.values():
-        check_images(folder, data)
+        check_same_images(folder, data)
     unfinished = {seed: folder for seed, folder in folders.items() if not os.path.lexists(folder / run_folder.METRICS)}
     # With on_error="skip" all images were checked when they were loaded.
     if config.data.on_error == "stop" and not all(map(contains_run, unfinished.values())):
@@ -128,7 +128,7 @@ def lock_folder(locks: contextlib.ExitStack, config: Config, data: DataSet, resu
     """
     locks.enter_context(open_locked(folder))
     check_folder(folder, config, resume)
-    check_images(folder, data)
+    check_same_images(folder, data)
 
 
 @contextlib.contextmanager

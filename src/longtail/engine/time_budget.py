@@ -6,6 +6,7 @@ With a frozen backbone whose features are stored, the time is that of the featur
 fit for each seed. Otherwise it is that of the steps, timed with a network that is discarded, and of the evaluation.
 """
 
+import math
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -72,12 +73,12 @@ class HeadSettings:
 class FitTime(NamedTuple):
     """The time of a fit on all training images, in seconds."""
 
-    fixed: float
+    overhead: float
     per_epoch: float
 
     def seconds(self, epochs: int) -> float:
         """Return the seconds of a fit with this number of epochs (`train.epochs`)."""
-        return self.fixed + epochs * self.per_epoch
+        return self.overhead + epochs * self.per_epoch
 
 
 @dataclass(frozen=True)
@@ -92,25 +93,24 @@ class HeadCosts:
     other: float = 0.0
     """The seconds of the evaluation."""
 
-    def kept(self, method: int, settings: HeadSettings) -> list[int]:
+    def remaining_candidates(self, method: int, settings: HeadSettings) -> list[int]:
         """Return the indices of the candidates of a method that remain if the slowest ones are left out."""
         fits = self.methods[method]
         fastest = sorted(range(len(fits)), key=lambda i: fits[i].seconds(settings.epochs))
         return sorted(fastest[: max(len(fits) - settings.dropped, 1)])
 
-    def heads(self, settings: HeadSettings) -> float:
+    def fit_seconds(self, settings: HeadSettings) -> float:
         """Return the seconds of all fits."""
         total = 0.0
         for method, times in enumerate(self.methods):
-            fits = [times[i].seconds(settings.epochs) for i in self.kept(method, settings)]
-            total += max(settings.folds - 1, 0) * sum(fits) + self.seeds * max(
-                fits
-            )  # a fold has 1 - 1/folds of the images
+            fits = [times[i].seconds(settings.epochs) for i in self.remaining_candidates(method, settings)]
+            cross_validation = max(settings.folds - 1, 0) * sum(fits)  # a fold has 1 - 1/folds of the images
+            total += cross_validation + self.seeds * max(fits)
         return total
 
     def seconds(self, settings: HeadSettings) -> float:
         """Return the seconds of everything."""
-        return self.features[settings.views] + self.heads(settings) + self.other
+        return self.features[settings.views] + self.fit_seconds(settings) + self.other
 
 
 def list_reductions(costs: HeadCosts, full: HeadSettings, given: Collection[str]) -> Iterator[HeadSettings]:
@@ -128,7 +128,7 @@ def list_reductions(costs: HeadCosts, full: HeadSettings, given: Collection[str]
         yield now
         fewer_views = replace(now, views=now.views - 1) if now.views > 1 and VIEWS not in given else None
         smaller_heads = reduce_heads(costs, now, full, given)
-        is_features_first = costs.features[now.views] >= costs.heads(now)
+        is_features_first = costs.features[now.views] >= costs.fit_seconds(now)
         now = (fewer_views or smaller_heads) if is_features_first else (smaller_heads or fewer_views)
 
 
@@ -214,8 +214,8 @@ def time_fit(config: Config, backbone: FrozenBackbone, views: int) -> FitTime:
     is_taught = isinstance(config.method, DistillationSettings)
     stored_VNC = torch.zeros(1 + views, len(rows), len(counts), device=y_N.device) if is_taught else None
     val = x_VNF[0], y_N[rows]
-    seconds, done = 0.0, 0
-    for _ in range(2):  # the first one is a warm-up
+    seconds, done = math.inf, 0
+    for _ in range(3):  # the first one is a warm-up; other processes can only slow down the others
         done, start = 0, time.perf_counter()
 
         def count(_: object) -> None:
@@ -223,7 +223,7 @@ def time_fit(config: Config, backbone: FrozenBackbone, views: int) -> FitTime:
             done += 1
 
         fit_head(x_VNF, y_N[rows], short, len(counts), val=val, log_epoch=count, stored_VNC=stored_VNC)
-        seconds = time.perf_counter() - start
+        seconds = min(seconds, time.perf_counter() - start)
     if not done:  # the head is computed without steps
         return FitTime(seconds * n / len(rows), 0.0)
     per_step = seconds / (done * (len(rows) // batch))
@@ -247,7 +247,7 @@ def adapt_heads(plan: Plan, costs: HeadCosts, method: int, full: HeadSettings, f
     adapted = plan.adapt({name: value for name, value in values.items() if value != before[name]})
     if not adapted.candidates:
         return adapted
-    kept = tuple(adapted.candidates[i] for i in costs.kept(method, found))
+    kept = tuple(adapted.candidates[i] for i in costs.remaining_candidates(method, found))
     return replace(adapted, config=kept[0], candidates=kept)
 
 
@@ -352,6 +352,8 @@ def plan_time(
     devices = [device] if device.type == "cuda" else []
     with preserve_global_settings(), torch.random.fork_rng(devices):
         if is_cached:
+            if is_verbose and is_main_process():
+                log_info("estimating the time: trying out the network on a few images")
             plans, seconds = plan_heads(plans, data, device, backbones, limit)
         else:
             plans, seconds = plan_steps(plans, data, folders, device, limit)
@@ -383,7 +385,7 @@ def plan_heads(
         f"--{EPOCHS}": (full.epochs, settings.epochs),
         "candidates": (
             sum(map(len, costs.methods)),
-            sum(len(costs.kept(i, settings)) if settings.folds else 1 for i in range(len(plans))),
+            sum(len(costs.remaining_candidates(i, settings)) if settings.folds else 1 for i in range(len(plans))),
         ),
     }
     report_limit(limit, changed, costs.seconds(full), None if fits else costs.seconds(settings))
@@ -446,14 +448,14 @@ def report_limit(limit: float, changed: dict[str, tuple[int, int]], before: floa
     allowed = describe_duration(limit)
     if reduced:
         log_info(
-            f"the default settings take about {describe_duration(before)}, and the time limit is {allowed}: reduced "
-            f"{', '.join(reduced)}"
+            f"reduced {', '.join(reduced)}, because the default settings take about {describe_duration(before)} and "
+            f"the time limit is {allowed}"
         )
     elif too_long is None:
         log_info(f"time limit {allowed}: the default settings fit")
     if too_long is not None:
         log_warning(
-            f"--time-limit {allowed} is too short: even the smallest settings, which are used, take about "
+            f"--time-limit {allowed} is too short: training uses the smallest settings and takes about "
             f"{describe_duration(too_long)}"
         )
 

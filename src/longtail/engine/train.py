@@ -137,7 +137,7 @@ class Session:
         self.unfinished: dict[int, Path] = run_on_main(find_unfinished, self.folders, config, self.data)
         for folder in self.folders.values():
             if self.is_verbose and folder not in self.unfinished.values():
-                log_info(f"{folder} is finished already")
+                log_info(f"{folder} is already finished")
 
     def _continue_plan(self, plan: Plan) -> Plan:
         """Return the plan with the settings with which existing runs were started; the plan itself if there are none."""
@@ -351,7 +351,7 @@ def evaluate_group(trainers: Sequence[Trainer], loggers: Sequence[Loggers]) -> N
     for trainer, others in zip(trainers, loggers, strict=True):
         cost = {"seconds": trainer.seconds, "setup_seconds": trainer.setup_seconds, **shared}
         try:
-            others.finished(trainer.evaluator.finish(trainer.folder, cost))
+            others.send_metrics(trainer.evaluator.finish(trainer.folder, cost))
         except UserError as error:
             failure = failure or error
     if failure:

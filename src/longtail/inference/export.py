@@ -85,7 +85,7 @@ def export(
     if repo is not None and to != HUB:
         raise UserError("--repo uploads the format `hub`: add --to hub", kind="conflict")
     model = run if isinstance(run, Model) else load(run, "cpu")
-    model = model if prior is None else model.expecting(prior)
+    model = model if prior is None else model.with_prior(prior)
     if model.others or model.tta != "none":
         raise UserError("export takes one network, without test-time augmentation: load one seed", kind="unsupported")
     path, network = output_path(model, to, out), ExportModule(model)

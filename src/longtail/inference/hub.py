@@ -17,7 +17,13 @@ from torch import nn
 from longtail import run_folder
 from longtail.errors import RunError, UserError, error_text
 from longtail.inference.formats import ExportModule, Runner, eager, safetensors_weights
-from longtail.inference.loading import METADATA_KEY, TIMM_CLASSIFIER, load_exported, rename_to_timm
+from longtail.inference.loading import (
+    METADATA_KEY,
+    TIMM_CLASSIFIER,
+    is_exported_folder,
+    load_exported,
+    rename_to_timm,
+)
 from longtail.inference.model import Model
 from longtail.metrics import SHOT_GROUPS
 from longtail.models.backbones import image_size_options
@@ -168,11 +174,16 @@ def make_front_matter(model: Model, for_timm: bool) -> str:
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise a UserError if a folder has other files than those of an earlier export, so that replacing it would lose them."""
+    """Raise a UserError unless there is nothing at a path, an empty folder, or an earlier export, which may be replaced."""
+    if not path.name:
+        raise UserError(f"--out {path} has no name: name a new folder", kind="exists")
     if path.is_symlink() or (path.exists() and not path.is_dir()):
         raise UserError(f"--out {path} is not a folder: choose another path", kind="exists")
-    if path.is_dir() and {entry.name for entry in path.iterdir()} - {*FILES}:
-        raise UserError(f"--out {path} has other files: choose a new folder", kind="exists")
+    if path.is_dir():
+        others = {entry.name for entry in path.iterdir() if entry.name not in FILES or not entry.is_file()}
+        is_empty = not any(path.iterdir())
+        if others or not (is_empty or is_exported_folder(path)):
+            raise UserError(f"--out {path} has other files: choose a new folder", kind="exists")
 
 
 def upload(folder: Path, repo: str) -> str:
@@ -191,7 +202,7 @@ def upload(folder: Path, repo: str) -> str:
 
     if not huggingface_hub.get_token():
         raise UserError(
-            f"{folder} was written but not uploaded, as there is no token: run `hf auth login` or set HF_TOKEN",
+            f"{folder} was written but not uploaded, because there is no token: run `hf auth login` or set HF_TOKEN",
             kind="missing-token",
         )
     try:

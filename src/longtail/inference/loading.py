@@ -90,11 +90,11 @@ def load(
     else:
         found = load_ensemble(path, torch_device) if ensemble else load_run(path, torch_device)
     found = replace(found, tta=tta)
-    return found if prior is None else found.expecting(prior)
+    return found if prior is None else found.with_prior(prior)
 
 
 def is_exported_folder(path: Path) -> bool:
-    """Return whether `longtail export --to hub` wrote a folder, or its copy."""
+    """Return whether a folder, or the original of a copied folder, was written by `longtail export --to hub`."""
     model = path / run_folder.MODEL
     is_run = os.path.lexists(path / run_folder.METRICS)
     return not is_run and os.path.isfile(model) and METADATA_KEY in _read_header(model)

@@ -46,13 +46,13 @@ class Preprocessing:
     def pixels(self, picture: Picture) -> ImageArray:
         """Return the pixels of an image with shape (3, height, width); raise a BadImage if it cannot be read."""
         if isinstance(picture, str | Path):
-            return self.decoded(decode.read_file(Path(picture)))
+            return self.decode(decode.read_file(Path(picture)))
         image = to_pil_image(picture)
         if self.side:
             return decode.shrink_to_fit(image, self.side)
         return decode.crop_center_square(image, self.views.size).transpose(2, 0, 1)
 
-    def decoded(self, encoded: bytes) -> ImageArray:
+    def decode(self, encoded: bytes) -> ImageArray:
         """Return the pixels of an encoded image file."""
         if self.side:
             return decode.decode_to_fit(encoded, self.side)
@@ -182,7 +182,7 @@ class Model:
         """The class frequencies that the logits of the method imply, with shape (C,)."""
         return self.method.prior().numpy()
 
-    def expecting(self, prior: str | Path | Mapping[str, float] | None) -> "Model":
+    def with_prior(self, prior: str | Path | Mapping[str, float] | None) -> "Model":
         """Return the model for other class frequencies.
 
         Args:
@@ -271,13 +271,13 @@ class Model:
         averaged = [f"{1 + len(self.others)} networks"] if self.others else []
         averaged += ["each image and its mirror image"] if self.tta == "flip" else []
         mean = [f"probabilities are averages over {' and '.join(averaged)}"] if averaged else []
-        meant = describe_frequencies(self.implied_prior, self.counts)
+        assumed = describe_frequencies(self.implied_prior, self.counts)
         if self.prior is None:
-            return [*mean, calibration, f"probabilities assume {meant}. Use --prior to change that"]
+            return [*mean, calibration, f"probabilities assume {assumed}. Use --prior to change that"]
         return [
             *mean,
             calibration,
-            f"probabilities assume the class frequencies {self.prior.name!r} instead of {meant}",
+            f"probabilities assume the class frequencies {self.prior.name!r} instead of {assumed}",
         ]
 
     def _pixels(self, image: Picture) -> ImageArray:

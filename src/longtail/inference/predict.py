@@ -78,7 +78,7 @@ def predict(
         )
     model = run if isinstance(run, Model) else load(run, device, ensemble=ensemble)
     model = model if tta is None else replace(model, tta=tta)
-    model = model if prior is None else model.expecting(prior)
+    model = model if prior is None else model.with_prior(prior)
     for note in model.notes():
         log_warning(escape_nonprintable(note))
     width = min(top, len(model.class_names))

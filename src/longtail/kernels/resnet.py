@@ -82,7 +82,7 @@ def residual_blocks(net: CifarResNetLike) -> Iterator[Any]:
         yield from stage  # type: ignore[misc]
 
 
-def trained_params(net: CifarResNetLike) -> list[Tensor]:
+def trainable_params(net: CifarResNetLike) -> list[Tensor]:
     """Return the parameters in the order in which `run_backward` returns their gradients."""
     return [p for conv, norm in conv_layers(net) for p in (conv.weight, norm.weight, norm.bias)]
 
@@ -156,7 +156,7 @@ def features(net: CifarResNetLike, images: Tensor, as_map: bool = False) -> Tens
         as_map: Return the last feature map instead of its mean over pixels.
     """
     images = images.to(dtype=torch.bfloat16, memory_format=torch.channels_last)
-    params = trained_params(net)
+    params = trainable_params(net)
     if torch.is_grad_enabled() and net.training and any(p.requires_grad for p in params):
         return _FusedResNet.apply(images, net, as_map, *params)
     with torch.no_grad():
@@ -252,7 +252,7 @@ def run_forward(net: CifarResNetLike, images: Tensor, needs_grad: bool) -> tuple
     tables = get_tables(net)
     packed_weights = zip(tables.forward_weights, tables.backward_weights, strict=True)
     widths = [conv.out_channels for conv, _ in conv_layers(net)]
-    total, n_grads = sum(widths), sum(p.numel() for p in trained_params(net)) if needs_grad else 0
+    total, n_grads = sum(widths), sum(p.numel() for p in trainable_params(net)) if needs_grad else 0
     zeros = torch.empty(2 * total + n_grads, device=images.device)  # cleared by the next launch
     n_jobs = len(tables.pack_jobs) if needs_grad else len(widths)  # the jobs of the backward pass come last
     launch("pack_weights", PACK_BLOCKS, 256, tables.pack_jobs, zeros, len(zeros), rows=n_jobs)
@@ -361,7 +361,7 @@ def norm_arguments(layer: Layer | None) -> tuple[Tensor | None, Tensor | None, T
 
 
 def run_backward(tape: Tape, grad: Tensor) -> list[Tensor]:
-    """Return the gradients of `trained_params`, given that of the features (N, C) or of the feature map (N, H, W, C)."""
+    """Return the gradients of `trainable_params`, given that of the features (N, C) or of the feature map (N, H, W, C)."""
     layers, outs, grads = tape
     sizes, widths = [n.conv.weight.numel() for n in layers], [n.conv.out_channels for n in layers]
     parts = grads.split((sum(sizes), sum(widths), sum(widths)))

@@ -4,11 +4,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from longtail.losses.bcl import bcl_loss
     from longtail.losses.chunked import chunk_for, chunked_terms
     from longtail.losses.contrast_set import AnchorTerms, ContrastSet
     from longtail.losses.contrast_set import ContrastSet as Samples
-    from longtail.losses.contrastive import supcon_loss
+    from longtail.losses.contrastive import bcl_loss, supcon_loss
     from longtail.losses.ncl import ncl_loss
     from longtail.losses.paco import LossParams, paco_loss, paco_objective, paco_terms
     from longtail.losses.proco import proco_logits, proco_loss
@@ -30,7 +29,7 @@ _HOME = {
     "ContrastSet": "contrast_set",
     "LossParams": "paco",
     "balanced_softmax_loss": "softmax",
-    "bcl_loss": "bcl",
+    "bcl_loss": "contrastive",
     "chunk_for": "chunked",
     "chunked_terms": "chunked",
     "class_balanced_focal_loss": "softmax",

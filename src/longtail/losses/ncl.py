@@ -22,7 +22,7 @@ LOG_NO_IMAGES = -1e4
 
 
 def ncl_loss(logits_EBC: Tensor, y_B: Tensor, log_counts_C: Tensor, hard: int = 30) -> tuple[Tensor, Tensor]:
-    """Return the sum of the cross-entropies, and the sum of the divergences without their weight.
+    """Return the two parts of the NCL loss: the sum of all cross-entropies, and the unweighted sum of the divergences.
 
     Args:
         logits_EBC: The logits of the networks.

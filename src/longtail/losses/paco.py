@@ -64,7 +64,7 @@ def paco_objective(
     params: LossParams,
     chunk: int = 0,
 ) -> dict[str, Tensor]:
-    """Return the mean loss of the anchors as "loss", and values for the log.
+    """Return the mean PaCo loss of the anchors as "loss", and values for the log.
 
     The values are the "accuracy" of the centers as a classifier in percent, the mean "P_sup" of `paco_terms`, and the largest
     magnitude of the logits of centers and samples.
@@ -100,7 +100,7 @@ def paco_terms(
     center_tau: float = 1.0,
     smoothing: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Return L_i and P_sup of each anchor.
+    """Return the PaCo loss L_i and P_sup of each anchor.
 
     P_sup is the share of the centers in Z_i; at the optimum it is 1 / (1 + alpha·|P(i)|). P_sup has no gradient.
     L_i can be differentiated only once.
@@ -138,7 +138,7 @@ def paco_loss(
     center_tau: float = 1.0,
     smoothing: float = 0.0,
 ) -> Tensor:
-    """Return the mean of L_i over the anchors; `paco_terms` describes the arguments."""
+    """Return the PaCo loss, the mean of L_i over the anchors; `paco_terms` describes the arguments."""
     params = LossParams(alpha, tau, center_tau, smoothing)
     return paco_terms(center_BC, contrast_BM, y_B, y_M, drop_BM, log_prior_C, *params)[0].mean()
 
@@ -177,9 +177,8 @@ class Terms(torch.autograd.Function):
         ctx.set_materialize_grads(False)  # the gradient of P_sup is None instead of zeros
         loss_B, P_sup_B = (torch.empty_like(y_B, dtype=log_q_C.dtype) for _ in range(2))
         for i in row_blocks(center_BC, contrast_BM):
-            log_p_BK = compute_log_psi(center_BC[i], contrast_BM[i], drop_BM[i], log_q_C, tau, center_tau).log_softmax(
-                1
-            )
+            products = center_BC[i], contrast_BM[i], drop_BM[i]
+            log_p_BK = compute_log_psi(*products, log_q_C, tau, center_tau).log_softmax(1)
             w_BK = compute_weights(y_B[i], y_M, drop_BM[i], alpha, smoothing_weights(smoothing, log_q_C), log_p_BK)
             torch.sum(w_BK.mul_(log_p_BK), 1, out=loss_B[i])
             torch.sum(log_p_BK[:, : len(log_q_C)].exp_(), 1, out=P_sup_B[i])

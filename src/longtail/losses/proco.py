@@ -38,7 +38,7 @@ TERMS = 6
 
 
 def proco_loss(z_BD: Tensor, y_B: Tensor, mean_CD: Tensor, log_prior_C: Tensor, tau: float = 0.1) -> Tensor:
-    """Return Balanced Softmax on the contrast logits of unit features.
+    """Return the contrastive loss of ProCo: Balanced Softmax on the contrast logits of unit features.
 
     Args:
         z_BD: The features of the anchors, of length 1.
@@ -51,7 +51,7 @@ def proco_loss(z_BD: Tensor, y_B: Tensor, mean_CD: Tensor, log_prior_C: Tensor, 
 
 
 def proco_logits(z_BD: Tensor, mean_CD: Tensor, tau: float = 0.1) -> Tensor:
-    """Return l_c for each anchor and class, (B, C).
+    """Return the contrast logits of ProCo, l_c, for each anchor and class (B, C).
 
     A class with a mean of zero has a uniform distribution, so that its logit is the same for all features of length 1.
 

@@ -154,24 +154,24 @@ class Method(nn.Module):
         from longtail.models.adapters import freeze_before_last_block, insert_adapters
         from longtail.models.backbones import image_size_options, make_backbone, wrap_backbone
 
-        name, size, learns = config.model.name, config.data.image_size, config.model.trainable
+        name, size, trainable = config.model.name, config.data.image_size, config.model.trainable
         net = make_backbone(name, pretrained, **image_size_options(name, size))
-        frozen, norms = freeze_before_last_block(net, name) if learns == "last-block" else ([], [])
+        frozen, norms = freeze_before_last_block(net, name) if trainable == "last-block" else ([], [])
         body = cls.body(net, config)
         trunk = wrap_backbone(body, name, size)
         trunk.is_pretrained = config.model.pretrained
         trunk.freeze_params(frozen)
         trunk.frozen_modules = norms
-        if learns == "head":
+        if trainable == "head":
             trunk.freeze_module(net)
-        elif learns in ("lora", "adapter"):
+        elif trainable in ("lora", "adapter"):
             if body is not net:
                 raise UserError(
-                    f"--model.trainable {learns}: this method divides the network into parts that have no adapters: use "
+                    f"--model.trainable {trainable}: this method divides the network into parts that have no adapters: use "
                     "--model.trainable last-block or head, or another method",
                     kind="conflict",
                 )
-            insert_adapters(trunk, learns, config.model.rank, size, classes)
+            insert_adapters(trunk, trainable, config.model.rank, size, classes)
         return trunk
 
     @classmethod

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from longtail.losses.bcl import bcl_loss
+from longtail.losses.contrastive import bcl_loss
 from longtail.methods.contrast import LabeledSamples, gather_contrast_set
 from longtail.methods.three_views import ThreeViewContrast
 from longtail.models.heads import Classifier, CosineHead

@@ -68,26 +68,26 @@ class SharedHead(nn.Module):
         super().__init__()
         self.linear = make_linear_head(width // BRANCHES, classes, bias)
 
-    def each(self, x_BF: Tensor) -> Tensor:
+    def branch_logits(self, x_BF: Tensor) -> Tensor:
         """Return the logits of each branch, (branches, B, C)."""
         return self.linear(torch.stack(x_BF.chunk(BRANCHES, 1)))
 
     def forward(self, x_BF: Tensor) -> Tensor:
-        return self.each(x_BF).sum(0)
+        return self.branch_logits(x_BF).sum(0)
 
 
 class ResLT(Method, settings="reslt"):
     """ResLT (Cui et al., 2022): branches for all classes, for all but the frequent ones, and for the rare ones."""
 
     config: cfg.ResLT
-    learns_RC: Tensor  # True where a branch is trained on a class
+    is_trained_RC: Tensor  # True where a branch is trained on a class
 
     def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
         super().__init__(net, counts_C, config)
         C, rank_C = len(counts_C), counts_C.argsort(stable=True, descending=True).argsort()  # 0: the most frequent
         shares = torch.tensor([1.0, self.config.medium, self.config.few])
         first_R = C - (shares * C).round().long().clamp(min=1)
-        self.register_buffer("learns_RC", rank_C >= first_R[:, None], persistent=False)
+        self.register_buffer("is_trained_RC", rank_C >= first_R[:, None], persistent=False)
 
     @classmethod
     def body(cls, net: nn.Module, config: cfg.Config) -> nn.Module:
@@ -106,7 +106,7 @@ class ResLT(Method, settings="reslt"):
         return uniform_prior(super().prior())
 
     def loss_from_features(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
-        logits_RBC = self.net.head.each(x_BF)  # type: ignore[operator]
+        logits_RBC = self.net.head.branch_logits(x_BF)  # type: ignore[operator]
         fused_BC = logits_RBC.sum(0)
         fused, own = cross_entropy_loss(fused_BC, y_B), self.own_loss(logits_RBC, y_B)
         w = self.config.weight
@@ -115,5 +115,5 @@ class ResLT(Method, settings="reslt"):
     def own_loss(self, logits_RBC: Tensor, y_B: Tensor) -> Tensor:
         """Return the mean over all pairs of a branch and an image of its classes."""
         log_p_RB = logits_RBC.log_softmax(2).gather(2, y_B.expand(BRANCHES, -1)[:, :, None])[:, :, 0]
-        learns_RB = self.learns_RC[:, y_B]
-        return -torch.where(learns_RB, log_p_RB, 0.0).sum() / learns_RB.sum()
+        is_trained_RB = self.is_trained_RC[:, y_B]
+        return -torch.where(is_trained_RB, log_p_RB, 0.0).sum() / is_trained_RB.sum()

@@ -3,8 +3,11 @@
     query view -> backbone -> features x -> projection G -> query q
     key view   -> key encoder, a moving average of backbone and G -> key k
 
-The features are compared with the class centers, which are the rows of the linear classifier. The queries are compared with the
-other queries, the keys, and the queue of past keys. `losses/paco.py` has the equation.
+The features are compared with the class centers, which are the rows of the linear classifier `net.head`. The queries are
+compared with the other queries, the keys, and the queue of past keys. `losses/paco.py` has the equation.
+
+A step of the training loop (`engine/loop.py`) is: `loss`, backward pass, `after_backward`, optimizer step, `after_step`.
+If gradients are accumulated, the first two are repeated for each batch, and then the keys of all batches enter the queue.
 
 Shapes: B images, F features, D projected width, C classes.
 """
@@ -39,7 +42,7 @@ class MomentumContrast(Method):
         self.G = ProjectionHead(net.trunk.width, c.projection_hidden, c.projection_dim, c.projection_norm)
         self.queue = LabeledQueue(c.queue, c.projection_dim)
         self.key = KeyEncoder(self.query_network(), c.momentum, c.key_norm)
-        self.shuffle = self.key.make_shuffle()
+        self.shuffle = self.key.make_shuffle()  # None, or the shuffling BN of MoCo
 
     def query_network(self) -> nn.Sequential:
         """Return the network that the key encoder follows."""
@@ -48,7 +51,7 @@ class MomentumContrast(Method):
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Return the "loss" of a batch, and values for the log. The keys will enter the queue after the backward pass."""
         assert batch.key is not None
-        side = SideStream(batch.key.device)  # queries and keys are independent of each other until the loss
+        side = SideStream(batch.key.device)  # on a GPU, keys are computed in parallel to queries, until `join`
         k_BD = side.run(self.key, batch.key, self.shuffle)
         x_BF = self.net.trunk(batch.query)
         q_BD = self.G(x_BF)
@@ -92,7 +95,7 @@ class PaCo(MomentumContrast, settings="paco"):
         c, centers = self.config, self.net.head
         assert isinstance(centers, nn.Linear)
         contrast = gather_contrast_set(q_BD, k_BD, y_B, self.queue, c.contrast)
-        log_prior_C = self.log_prior_C if c.rebalance else None
+        log_prior_C = self.log_prior_C if c.rebalance else None  # the log of the class frequencies (`Method.__init__`)
         return paco_objective(x_BF, y_B, contrast, centers, log_prior_C, self.params, c.chunk)
 
     def resolved_settings(self) -> dict[str, float]:

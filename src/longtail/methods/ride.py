@@ -39,18 +39,18 @@ class ExpertHead(nn.Module):
         self.needed = nn.ModuleList(
             nn.Linear(ROUTER_FEATURES + min(ROUTER_LOGITS, classes), 1) for _ in range(experts - 1)
         )
-        self.routes = False
+        self.is_routing = False
 
     def logits(self, x_BF: Tensor, expert: int) -> Tensor:
         """Return the logits of an expert from its features."""
         return self.scale * F.linear(F.normalize(x_BF), F.normalize(self.weight[expert], dim=1))
 
-    def each(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def run_experts(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the features (B, E, F) and the logits (B, E, C) of all experts."""
         x_BEF = x.unflatten(1, (self.experts, -1))
         return x_BEF, torch.stack([self.logits(x_BEF[:, e], e) for e in range(self.experts)], 1)
 
-    def wants_more(self, x_BF: Tensor, mean_BC: Tensor, expert: int) -> Tensor:
+    def router_logit(self, x_BF: Tensor, mean_BC: Tensor, expert: int) -> Tensor:
         """Return the router's logit for another expert after this one.
 
         Args:
@@ -64,15 +64,15 @@ class ExpertHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the mean logits of the experts that are used."""
-        x_BEF, logits_BEC = self.each(x)
-        return self.routed(x_BEF, logits_BEC)[0] if self.routes else logits_BEC.mean(1)
+        x_BEF, logits_BEC = self.run_experts(x)
+        return self.route(x_BEF, logits_BEC)[0] if self.is_routing else logits_BEC.mean(1)
 
-    def routed(self, x_BEF: Tensor, logits_BEC: Tensor) -> tuple[Tensor, Tensor]:
+    def route(self, x_BEF: Tensor, logits_BEC: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mean logits (B, C) of the experts that the router uses, and their number for each image (B,)."""
         means_BEC = mean_logits_so_far(logits_BEC)
         asked_B = torch.ones(x_BEF.shape[0], dtype=torch.int64, device=x_BEF.device)
         for e in range(self.experts - 1):
-            more_B = (asked_B == e + 1) & (self.wants_more(x_BEF[:, e], means_BEC[:, e], e) > 0)
+            more_B = (asked_B == e + 1) & (self.router_logit(x_BEF[:, e], means_BEC[:, e], e) > 0)
             asked_B = asked_B + more_B
         rows_B = torch.arange(x_BEF.shape[0], device=x_BEF.device)
         return means_BEC[rows_B, asked_B - 1], asked_B
@@ -124,7 +124,7 @@ class RIDE(DeferredReweighting, settings="ride"):
 
     def set_stage(self, stage: Stage) -> None:
         super().set_stage(stage)
-        self.heads.routes = stage.frozen
+        self.heads.is_routing = stage.frozen
         for name, parameter in self.heads.named_parameters():
             parameter.requires_grad_((name != "weight") == stage.frozen)
 
@@ -138,7 +138,7 @@ class RIDE(DeferredReweighting, settings="ride"):
     def loss_from_features(  # type: ignore[override]
         self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor
     ) -> dict[str, Tensor]:
-        x_BEF, logits_BEC = self.heads.each(x_BF)
+        x_BEF, logits_BEC = self.heads.run_experts(x_BF)
         if self.stage.frozen:
             return self.router_terms(x_BEF, logits_BEC, y_B)
         scale, loss, divergence = self.config.scale, logits_BEC.new_zeros(()), self.divergence(logits_BEC)
@@ -164,9 +164,9 @@ class RIDE(DeferredReweighting, settings="ride"):
         loss, positive = logits_BEC.new_zeros(()), logits_BEC.new_full((), POSITIVE_WEIGHT)
         for e in range(self.heads.experts - 1):
             needed_B = (means_BEC[:, e].argmax(1) != y_B) & right_BE[:, e + 1 :].any(1)
-            wants_B = self.heads.wants_more(x_BEF[:, e], means_BEC[:, e], e)
+            wants_B = self.heads.router_logit(x_BEF[:, e], means_BEC[:, e], e)
             loss = loss + F.binary_cross_entropy_with_logits(wants_B, needed_B.float(), pos_weight=positive)
-        logits_BC, asked_B = self.heads.routed(x_BEF, logits_BEC)
+        logits_BC, asked_B = self.heads.route(x_BEF, logits_BEC)
         return {"loss": loss, "accuracy": accuracy(logits_BC, y_B), "experts_asked": asked_B.float().mean()}
 
     @property
@@ -175,13 +175,13 @@ class RIDE(DeferredReweighting, settings="ride"):
         return self.stages[0]
 
     def extra_metrics(self, x_BF: Tensor) -> dict[str, float]:
-        if not self.heads.routes:
+        if not self.heads.is_routing:
             return {"experts_asked": float(self.config.experts)}
-        return {"experts_asked": float(self.heads.routed(*self.heads.each(x_BF))[1].float().mean())}
+        return {"experts_asked": float(self.heads.route(*self.heads.run_experts(x_BF))[1].float().mean())}
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of images. Each expert computes only the images that need it."""
-        if not self.heads.routes or self.training:
+        if not self.heads.is_routing or self.training:
             return super().forward(x)
         shared, head = self.net.trunk(x, "shared"), self.heads
         out_BC = sums_BC = torch.empty(0)
@@ -194,7 +194,7 @@ class RIDE(DeferredReweighting, settings="ride"):
             out_BC = mean_BC if e == 0 else out_BC.index_copy(0, left, mean_BC)
             if e == head.experts - 1:
                 break
-            more = (head.wants_more(x_BF, mean_BC, e) > 0).nonzero()[:, 0]
+            more = (head.router_logit(x_BF, mean_BC, e) > 0).nonzero()[:, 0]
             if not len(more):
                 break
             shared, sums_BC, left = shared[more], sums_BC[more], left[more]

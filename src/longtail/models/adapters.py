@@ -216,7 +216,7 @@ def automatic_width(classes: int, blocks: int) -> int:
 # Small files
 
 
-def trained_tensors(net: Classifier) -> dict[str, Tensor]:
+def trainable_tensors(net: Classifier) -> dict[str, Tensor]:
     """Return the tensors of a network that training can change: all but frozen parameters and statistics."""
     frozen = find_frozen(net)
     return {name: tensor for name, tensor in net.state_dict().items() if name not in frozen}

@@ -55,7 +55,7 @@ def reproduce(
         raise UserError(f"--epochs {epochs}: it must be a positive integer")
     if epochs is not None and table.mixed:
         raise UserError(
-            f"--epochs {epochs}: in {name} each method has its authors' setting, which includes the number of epochs",
+            f"--epochs {epochs}: {name} uses the settings of each method's authors, with their number of epochs: omit --epochs",
             kind="unsupported",
         )
     chosen = choose_cells(table, methods, imbalance)
@@ -90,7 +90,7 @@ def train_cells(
             log_info(f"{where}: already in {results_file.path}, skipped")
             continue
         data = load_cached(cell.config.data, images)
-        results_file.check_images(cell, data)
+        results_file.check_same_images(cell, data)
         if too_long := budget.why_too_short(estimate_seconds(results_file, cell, data, todo, rerun)):
             advice = (
                 "choose the remaining cells with --methods and --imbalance"

@@ -205,7 +205,7 @@ class ResultsFile:
         """Return the seeds of a cell that are not recorded, or all with `rerun`."""
         return [s for s in wanted if rerun or s not in self.find_records(cell)]
 
-    def check_images(self, cell: Cell, data: DataSet) -> None:
+    def check_same_images(self, cell: Cell, data: DataSet) -> None:
         """Raise a UserError if the file has runs on other images at the same imbalance factor."""
         for record in self.tree["runs"]:
             stored = record["data"]["checksum"]

@@ -292,19 +292,19 @@ def headline_cell(table: Tree, method: str, factor: float, rows: Iterable[Tree])
 
 def list_missing(table: Tree, rows: Sequence[Tree]) -> str:
     """Return a sentence about the runs of the table that are missing in these rows."""
-    lacks = []
+    missing = []
     for method, label, named in headline_rows(table, rows):
         wanted = table.get("factors", {}).get(method, table["imbalance"])
-        cells = [words for factor in wanted if (words := _missing_seeds(table, factor, named))]
-        lacks += [f"{escape_markdown(label)} at {', '.join(cells)}"] if cells else []
-    return f"Not run yet: {'; '.join(lacks)}." if lacks else "All runs are complete."
+        cells = [words for factor in wanted if (words := _describe_missing_seeds(table, factor, named))]
+        missing += [f"{escape_markdown(label)} at {', '.join(cells)}"] if cells else []
+    return f"Not run yet: {'; '.join(missing)}." if missing else "All runs are complete."
 
 
-def _missing_seeds(table: Tree, factor: float, rows: Iterable[Tree]) -> str | None:
-    there = {seed for row in rows if row["imbalance"] == factor for seed in row["seeds"]}
-    seeds = [s for s in table["seeds"] if s not in there]
-    some = f" ({format_seeds(seeds)})" if there else ""
-    return factor_name(factor) + some if seeds else None
+def _describe_missing_seeds(table: Tree, factor: float, rows: Iterable[Tree]) -> str | None:
+    recorded = {seed for row in rows if row["imbalance"] == factor for seed in row["seeds"]}
+    seeds = [s for s in table["seeds"] if s not in recorded]
+    note = f" ({format_seeds(seeds)})" if recorded else ""
+    return factor_name(factor) + note if seeds else None
 
 
 def describe_verdict(verdict: Tree) -> str:
@@ -349,14 +349,14 @@ def detail_section(rows: Sequence[Tree], factor: float) -> list[str]:
     head = ["method", "", *(METRICS[c].heading for c in PAPER_METRICS), "seeds"]
     words = rank_labels([top1_by_seed(row) for row in here])
     body = [
-        [row["label"], word, *(_figure(row, c) for c in PAPER_METRICS), " ".join(map(str, row["seeds"]))]
+        [row["label"], word, *(_format_cell(row, c) for c in PAPER_METRICS), " ".join(map(str, row["seeds"]))]
         for row, word in zip(here, words, strict=True)
     ]
     title = f"### {factor_name(factor).capitalize()}"
     return [title, markdown_table(head, body, 2), *([TIES_LEGEND] if any(words) else [])]
 
 
-def _figure(row: Tree, column: str) -> str:
+def _format_cell(row: Tree, column: str) -> str:
     return format_metric(column, row["metrics"][column]["values"])
 
 

@@ -30,6 +30,7 @@ from longtail.reporting.html import (
 from longtail.reporting.result_rows import ResultRow
 
 CLASS_BINS = 10  # of the classes, from frequent to rare
+MAX_OPEN_METHODS = 6  # with more methods, the table of all classes is closed
 MAX_NAMED_CLASSES = 100  # with more classes, bars have no tooltips of their own
 MAX_DOTTED_METHODS, NUM_HIGHLIGHTED = 8, 4  # with more than the first number of methods, only the best few have dots
 NO_COUNTS = "the runs do not store the number of training images of each class"
@@ -147,7 +148,7 @@ def class_table(dataset: DatasetResults, classes: ClassList) -> Element:
         for c in classes.order
     ]
     caption = f"Test accuracy of each class in percent.{classes.subset_note}"
-    is_open = len(dataset.rows) == 1 and len(classes.order) <= MAX_NAMED_CLASSES
+    is_open = len(classes.order) <= MAX_NAMED_CLASSES and len(dataset.rows) <= MAX_OPEN_METHODS
     return collapsible("All classes", table(head, body, caption, is_tall=True), is_open=is_open, kind="all-classes")
 
 
@@ -193,7 +194,7 @@ def _gain_figure(
         names = [f"{classes.names[classes.order[i]]}: {format_signed(g)} points" for i, g in known]
         plot.bars([(i + 0.05, i + 0.95, g) for i, g in known], style, names)
     else:
-        plot.spans([(i + 0.5, 0, g) for i, g in known], style, label)
+        plot.strokes([(i + 0.5, 0, g) for i, g in known], style, label)
     plot.reference([(0, 0), (len(gain), 0)], "no difference")
     columns = {"class": [classes.names[c] for c in classes.order], "difference": [round(float(g), 2) for g in gain]}
     return figure(plot, "differences", columns, f"Above the line, {label} is better.{classes.subset_note}")

@@ -151,7 +151,7 @@ def _heat_map(matrix_CC: IntArray, names: Sequence[str], seeds: int) -> Element:
         class_="matrix large" if classes > 15 else "matrix",
     )
     caption = (
-        f"{_summed(seeds)}Rows are true classes and columns predicted classes, both from frequent to rare. Correct images "
+        f"{_sum_note(seeds)}Rows are true classes and columns predicted classes, both from frequent to rare. Correct images "
         "are on the diagonal. The darker a field, the larger the share of the class. "
     )
     data: dict[str, list[Any]] = {"class": list(names)}
@@ -177,11 +177,11 @@ def _confusion_list(confusions: Sequence[Confusion], names: Sequence[str], seeds
         "predicted as": [names[c.predicted] for c in confusions],
         "images": [c.times for c in confusions],
     }
-    caption = f"{_summed(seeds)}Test images of a class that were predicted as another class"
+    caption = f"{_sum_note(seeds)}Test images of a class that were predicted as another class"
     listed = table(["class", "predicted as", "images", "share of the class"], body, caption, is_tall=True)
     title = f"Confusions ({format_count(min(len(confusions), MAX_LISTED), 'pair')})"
     return collapsible(title, listed, el("p", data_link("confusions", columns), class_="small"))
 
 
-def _summed(seeds: int) -> str:
+def _sum_note(seeds: int) -> str:
     return f"Summed over {seeds} seeds. " if seeds > 1 else ""

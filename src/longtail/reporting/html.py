@@ -195,14 +195,14 @@ class Plot:
     names: list[Element] = field(default_factory=list)
     """Drawn above the marks."""
 
-    def at(self, x: float, y: float) -> Point:
+    def locate(self, x: float, y: float) -> Point:
         """Return the position of a data point in the plot."""
         return (LEFT + self.x(x) * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - self.y(y) * (HEIGHT - TOP - BOTTOM))
 
     def line(self, points: Sequence[Point], style: SeriesStyle, name: str, is_faint: bool = False) -> None:
         """Add a line."""
         kind = f"line {style.color}{' faint' * is_faint}"
-        self.marks.append(_path(_polyline(self.at(*p) for p in points), kind, name, stroke_dasharray=style.dashes))
+        self.marks.append(_path(_polyline(self.locate(*p) for p in points), kind, name, stroke_dasharray=style.dashes))
 
     def marked_line(self, points: Sequence[Point], style: SeriesStyle, name: str) -> None:
         """Add a line with a few markers, so that it can be identified without its color."""
@@ -217,26 +217,26 @@ class Plot:
     def area(self, lower: Sequence[Point], upper: Sequence[Point], style: SeriesStyle) -> None:
         """Fill the area between two lines."""
         edge = [*lower, *reversed(upper)]
-        self.marks.append(_path(_polyline(self.at(*p) for p in edge) + "z", f"area {style.color}", ""))
+        self.marks.append(_path(_polyline(self.locate(*p) for p in edge) + "z", f"area {style.color}", ""))
 
     def reference(self, points: Sequence[Point], name: str) -> None:
         """Add a dashed reference line, on a pale line that makes it visible on bars."""
-        data = _polyline(self.at(*p) for p in points)
+        data = _polyline(self.locate(*p) for p in points)
         self.marks += [_path(data, "under", ""), _path(data, "reference", name)]
 
     def dots(self, points: Sequence[Point], style: SeriesStyle, names: Sequence[str], radius: float = 3.5) -> None:
         """Add dots, each with its own tooltip."""
         for point, name in zip(points, names, strict=True):
-            self.marks.append(_path(style.marker(*self.at(*point), radius), f"dot {style.color}", name))
+            self.marks.append(_path(style.marker(*self.locate(*point), radius), f"dot {style.color}", name))
 
     def cloud(self, points: Sequence[Point], style: SeriesStyle, name: str, radius: float = 2) -> None:
         """Add many dots with one tooltip, as one mark."""
-        data = "".join(style.marker(*self.at(*p), radius) for p in points)
+        data = "".join(style.marker(*self.locate(*p), radius) for p in points)
         self.marks.append(_path(data, f"cloud {style.color}", name))
 
-    def spans(self, spans: Sequence[tuple[float, float, float]], style: SeriesStyle, name: str) -> None:
+    def strokes(self, strokes: Sequence[tuple[float, float, float]], style: SeriesStyle, name: str) -> None:
         """Add vertical strokes (x, from, to) as one mark: error bars of dots, or the bars of very many classes."""
-        ends = [(*self.at(x, low), self.at(x, high)[1]) for x, low, high in spans]
+        ends = [(*self.locate(x, low), self.locate(x, high)[1]) for x, low, high in strokes]
         data = "".join(
             f"M{format_coordinate(x)} {format_coordinate(low)}V{format_coordinate(high)}" for x, low, high in ends
         )
@@ -254,7 +254,7 @@ class Plot:
             base: Where the bars start.
         """
         for (left, right, height), name in zip(bars, names, strict=True):
-            (x, y), (end, bottom) = self.at(left, height), self.at(right, base)
+            (x, y), (end, bottom) = self.locate(left, height), self.locate(right, base)
             rectangle = {"x": x, "y": min(y, bottom), "width": max(end - x, 0.5), "height": abs(bottom - y)}
             attributes = {key: format_coordinate(value) for key, value in rectangle.items()}
             self.marks.append(el("rect", el("title", name), **attributes, class_=f"bar {style.color}"))
@@ -268,7 +268,7 @@ class Plot:
             name: Name of the range.
             kind: Class of the style sheet.
         """
-        (x, _), (end, _) = sorted((self.at(left, self.y.low), self.at(right, self.y.low)))
+        (x, _), (end, _) = sorted((self.locate(left, self.y.low), self.locate(right, self.y.low)))
         width, height = format_coordinate(end - x), HEIGHT - TOP - BOTTOM
         band = el("rect", x=format_coordinate(x), y=TOP, width=width, height=height, class_=f"band {kind}")
         self.background.append(band)
@@ -278,8 +278,8 @@ class Plot:
 
     def note(self, x: float, y: float, text: str) -> None:
         """Write text above the marks, centered at a position in the plot."""
-        place = {"x": format_coordinate(x), "y": format_coordinate(y + 4)}
-        self.names.append(el("text", text, **place, text_anchor="middle", class_="note"))
+        position = {"x": format_coordinate(x), "y": format_coordinate(y + 4)}
+        self.names.append(el("text", text, **position, text_anchor="middle", class_="note"))
 
     def element(self) -> Element:
         """Return the plot as an element."""
@@ -291,12 +291,12 @@ class Plot:
     def _axes(self) -> Iterable[Element]:
         bottom = HEIGHT - BOTTOM
         for value in self.x.ticks() if self.x_ticks else ():
-            x, text = self.at(value, self.y.low)[0], format_number(value)
+            x, text = self.locate(value, self.y.low)[0], format_number(value)
             yield el("path", d=f"M{format_coordinate(x)} {TOP}V{bottom}", class_="grid")
             inside = min(x, WIDTH - DIGIT_WIDTH * len(text) / 2)  # the last tick may be at the edge
             yield el("text", text, x=format_coordinate(inside), y=bottom + 15, text_anchor="middle")
         for value in self.y.ticks() if self.y_ticks else ():
-            y = self.at(self.x.low, value)[1]
+            y = self.locate(self.x.low, value)[1]
             yield el("path", d=f"M{LEFT} {format_coordinate(y)}H{WIDTH - RIGHT}", class_="grid")
             yield el("text", format_number(value), x=LEFT - 6, y=format_coordinate(y + 4), text_anchor="end")
         center, middle = format_coordinate((LEFT + WIDTH - RIGHT) / 2), format_coordinate((TOP + bottom) / 2)
@@ -387,11 +387,11 @@ def table(head: Sequence[str], body: Sequence[Sequence[TableCell]], caption: str
 
     Args:
         head: Column headings.
-        body: Lines of cells. The first cell is the name of the line; columns with values are aligned as numbers.
+        body: Lines of cells. The first cell is the name of the line; numeric columns are aligned to the right.
         caption: Text above the table.
         is_tall: Whether the table has many rows and scrolls vertically.
     """
-    kinds = ["n" if any(line[i].value is not None for line in body) else None for i in range(len(head))]
+    kinds = ["n" if is_numeric([line[i] for line in body]) else None for i in range(len(head))]
     headings = [el("th", text, scope="col", class_=kind) for text, kind in zip(head, kinds, strict=True)]
     rows = [el("tr", *map(_cell, line, kinds, range(len(head)))) for line in body]
     content = el(
@@ -403,6 +403,11 @@ def table(head: Sequence[str], body: Sequence[Sequence[TableCell]], caption: str
     )
     kind = "scroll tall" if is_tall else "scroll"
     return el("div", content, class_=kind, tabindex=0, role="region", aria_label=caption)
+
+
+def is_numeric(column: Sequence[TableCell]) -> bool:
+    """Return whether a column has numbers, or only dashes in place of missing ones."""
+    return any(cell.value is not None for cell in column) or all(cell.content == "–" for cell in column)
 
 
 def _cell(cell: TableCell, kind: str | None, column: int) -> Element:

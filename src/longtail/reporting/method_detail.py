@@ -194,7 +194,7 @@ def add_class_names(plot: Plot, position_N2: np.ndarray, y_N: np.ndarray, names:
     for c in np.unique(y_N).tolist():
         name = names[c]
         name = name if len(name) <= MAX_MAP_NAME else f"{name[: MAX_MAP_NAME - 1]}…"
-        x, y = plot.at(*np.median(position_N2[y_N == c], axis=0).tolist())
+        x, y = plot.locate(*np.median(position_N2[y_N == c], axis=0).tolist())
         half = NOTE_LETTER * len(name) / 2
         x = min(max(x, LEFT + half), WIDTH - RIGHT - half)
         if all(abs(x - u) > half + w + 2 or abs(y - v) > NOTE_HEIGHT for u, v, w in occupied):

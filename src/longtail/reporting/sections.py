@@ -119,7 +119,7 @@ def _cost_figure(dataset: DatasetResults, metric: str) -> Element | None:
     plot = Plot(f"Accuracy against {label}", description, x, y, label, "test accuracy, %")
     for row, (x_mean, m, std) in zip(rows, points, strict=True):
         if std:
-            plot.spans([(x_mean, m - std, m + std)], dataset.style(row), "")
+            plot.strokes([(x_mean, m - std, m + std)], dataset.style(row), "")
         plot.dots([(x_mean, m)], dataset.style(row), [f"{row.label}: {m:.1f} % at {x_mean:,.1f}"], radius=5)
     columns: dict[str, list[Any]] = {"method": [row.label for row in rows], label: [x for x, _, _ in points]}
     columns |= {"accuracy": [m for _, m, _ in points]}
@@ -259,7 +259,7 @@ def _check_parts(run: FinishedRun, label: str, splits: Sequence[ImageFeatures]) 
     if not rows:
         return parts
     columns = {heading: [row[i] for row in rows] for i, heading in enumerate(HEADINGS)}
-    listed = f"All {format_count(len(rows), 'image')} as CSV, also in {SUSPECTS} of the run folder: "
+    listed = f"The list of {format_count(len(rows), 'image')} is also in {SUSPECTS} of the run folder. "
     return [*parts, el("p", listed, data_link("suspects", columns), class_="small")]
 
 
@@ -279,7 +279,7 @@ def _label_table(run: FinishedRun, suspects: Sequence[Suspect], names: Sequence[
     ]
     caption = (
         f"Suspected label errors{_subset(suspects)}: another class is probable, and the most similar images belong to it. "
-        "Score: 100 % minus the predicted probability of the label"
+        "Score: 100 % minus the predicted probability of the label."
     )
     return table(["image", "label", "suggested label", "score", "split", "file"], body, caption)
 
@@ -304,7 +304,7 @@ def _duplicate_table(run: FinishedRun, suspects: Sequence[Suspect], names: Seque
         )
     caption = (
         f"Near-duplicates{_subset(suspects)}: their features are much more similar than those of typical neighbors. Copies in "
-        "both training and test images make the accuracy too high; if two copies have different labels, at least one is wrong"
+        "both training and test images make the accuracy too high; if two copies have different labels, at least one is wrong."
     )
     return table(["images", "label", "similarity", "split", "file", "split", "duplicate of"], body, caption)
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
+from longtail import run_folder
 from longtail.config import ContrastSettings, DistillationSettings, NCLSettings, ThreeViewSettings, differences
 from longtail.metrics import SHOT_GROUPS
 from longtail.reporting import run_artifacts
@@ -283,13 +284,20 @@ def second_stage_caveats(rows: Sequence[ResultRow]) -> Iterator[Caveat]:
 
 
 def validation_caveat(rows: Sequence[ResultRow]) -> Caveat:
-    """Return whether validation images were held out."""
+    """Return whether validation images were held out, or cross-validation on the training images took their place."""
     fractions = {row.held_out for row in rows}
-    if 0 in fractions:
-        subject = "No validation images were held out" + ("" if len(fractions) == 1 else " for some methods")
-        text = f"{subject}: selecting a method or a setting by these results means selecting it on the test set."
-        return Caveat("validation", False, text)
-    return Caveat("validation", True, "Validation images were held out: settings could be chosen without the test set.")
+    if 0 not in fractions:
+        text = "Validation images were held out: settings could be chosen without the test set."
+        return Caveat("validation", True, text)
+    has_cross_validation = all((row.runs[0].folder / run_folder.CROSS_VALIDATION).exists() for row in rows)
+    if has_cross_validation and len(rows) == 1:
+        text = "Cross-validation on the training images selected method and settings, without the test set."
+        return Caveat("validation", True, text)
+    subject = "No validation images were held out" + ("" if len(fractions) == 1 else " for some methods")
+    selected = "a method" if has_cross_validation else "a method or a setting"
+    found = "cross-validation selected the settings of each method, but " if has_cross_validation else ""
+    text = f"{subject}: {found}selecting {selected} by these results means selecting it on the test set."
+    return Caveat("validation", False, text)
 
 
 def test_set_caveat(dataset: DatasetResults) -> Caveat:

@@ -1,4 +1,4 @@
-"""Result tables of many runs as Markdown, JSON and terminal output, with one row per configuration."""
+"""Result tables with one row per configuration, as Markdown, JSON and terminal output, and tables by class for the terminal."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,10 +17,13 @@ from longtail.reporting.result_rows import ResultRow, make_rows
 from longtail.reporting.significance import describe_few_support, explain_labels, rank_rows
 from longtail.text import escape_markdown, escape_nonprintable, pluralize
 
+MIN_WIDTH_FOR_SECONDS = 92  # columns of a terminal that shows the seconds of several methods
+MAX_WORD = 20  # columns that a word in a table may widen a column to
+
 
 def compact_metrics(width: int) -> list[str]:
     """Return the metrics of the table for a terminal of this width, unless it is verbose."""
-    return ["top1", *reversed(SHOT_GROUPS), *(["seconds"] if width >= 80 else [])]
+    return ["top1", *reversed(SHOT_GROUPS), *(["seconds"] if width >= MIN_WIDTH_FOR_SECONDS else [])]
 
 
 def table(paths: Iterable[Path | str] | Path | str, out: Path | str | None = None) -> list[ResultRow]:
@@ -140,14 +143,16 @@ def to_rich(rows: Sequence[ResultRow], width: int = 150, is_verbose: bool = Fals
         title_justify="left",
         caption_justify="left",
     )
-    for heading in [*([] if is_single else ["data"]), "method", *([""] if has_ranks else [])]:
-        table.add_column(heading, min_width=5 if heading else 4)
+    for heading in [*([] if is_single else ["data"]), "method", *(["rank"] if has_ranks else [])]:
+        texts = [row.data if heading == "data" else row.label for row in rows]
+        words = [4] if heading == "rank" else [5, *(len(word) for text in texts for word in text.split())]
+        table.add_column(heading, min_width=min(max(words), MAX_WORD))  # words are not broken
     for metric in shown:
         table.add_column(METRICS[metric].heading, justify="right", no_wrap=True)
     table.add_column("seeds", justify="right")
     for row, rank, values in zip(rows, ranks, cells, strict=True):
-        names = [plain_cell(row.label)] if is_single else [plain_cell(row.data), plain_cell(row.label)]
-        table.add_row(*names, *([rank] if has_ranks else []), *values, str(len(row.runs)))
+        labels: list[Text] = [plain_cell(row.label)] if is_single else [plain_cell(row.data), plain_cell(row.label)]
+        table.add_row(*labels, *([rank] if has_ranks else []), *values, str(len(row.runs)))
     return table
 
 
