@@ -83,7 +83,7 @@ def whole(tmp_path_factory) -> Path:
 def check_run(out: Path, epochs: int) -> float:
     """Check the files of a run and that one process printed; return its accuracy."""
     said, folder = Path(f"{out}.txt").read_text(), out / "seed0"
-    assert said.count("checksum") == said.count("written to") == said.count(f"{epochs}/{epochs}") == 1
+    assert said.count("images per class") == said.count("written to") == said.count(f"{epochs}/{epochs}") == 1
     metrics = json.loads((folder / run_folder.METRICS).read_text())
     assert sum(map(sum, metrics["confusion"])) == 400
     assert len(log_of(folder)) == epochs and run_folder.load_config(folder).train.processes == WORLD

@@ -300,14 +300,15 @@ def latency(method: methods.Method, source: Split, views: Views, device: torch.d
     if any(p.is_contiguous(memory_format=torch.channels_last) for p in method.parameters() if p.dim() == 4):
         x = x.to(memory_format=torch.channels_last)
     times: list[float] = []
+    warm_up = 3 if device.type == "cuda" else 1  # passes in which kernels are chosen and caches filled
     with in_test_mode(method):
-        while len(times) < repeats + 3 and (sum(times) < LATENCY_SECONDS or len(times) < 6):
+        while len(times) < repeats + warm_up and (sum(times) < LATENCY_SECONDS or len(times) < 2 * warm_up):
             start = time.perf_counter()
             method(x)
             if device.type == "cuda":
                 torch.cuda.synchronize()
             times.append(time.perf_counter() - start)
-    steady = times[3:]  # in the first three, kernels are chosen and caches filled
+    steady = times[warm_up:]
     blocks = [steady[i : i + LATENCY_BLOCK] for i in range(0, len(steady), LATENCY_BLOCK)]
     return 1000 * min(statistics.median(block) for block in blocks if len(block) == LATENCY_BLOCK or len(blocks) == 1)
 

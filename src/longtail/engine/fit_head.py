@@ -7,8 +7,9 @@ checkpoints.
 Shapes: V views, N images, F features, B images of a batch, C classes. View 0 is the plain image.
 """
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -26,6 +27,9 @@ from longtail.models.side_stream import SideStream
 from longtail.models.weight_average import WeightAverage
 from longtail.recipes import find_preset
 from longtail.views.view import draw_mixture
+
+ONE_THREAD_PRODUCTS = 2**25
+"""The largest number of products of a layer that is computed in one thread: some milliseconds."""
 
 LogEpoch = Callable[[dict[str, Any]], None]
 
@@ -193,7 +197,8 @@ def fit_head(
             nn.init.zeros_(head.weight)
         method.train()
         train_data = views_VNF, y_N, weight_N, stored_VNC
-        _fit_stage(method, stage, *train_data, config.train, seed, epochs_before, log_epoch)
+        with use_one_thread(config.train.batch_size * views_VNF.shape[2] * classes):
+            _fit_stage(method, stage, *train_data, config.train, seed, epochs_before, log_epoch)
         epochs_before += stage.epochs
     method.eval()
     if scaling is not None:
@@ -201,6 +206,21 @@ def fit_head(
     if isinstance(head, nn.Linear):
         exclude_classes(head, counts_C == 0)
     return method
+
+
+@contextlib.contextmanager
+def use_one_thread(products: int) -> Iterator[None]:
+    """Compute small layers on the CPU in one thread: the threads would wait for each other longer than they compute.
+
+    Args:
+        products: The number of products of a layer in a step. Large layers use all threads.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if products <= ONE_THREAD_PRODUCTS else threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def find_first_stage(method: Method) -> int:

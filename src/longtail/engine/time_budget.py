@@ -39,8 +39,8 @@ MIN_STEPS = 200
 """The steps of a training from which its time is estimated, so that the estimate takes at most a few percent of the time."""
 MIN_REPORTED = 10.0
 """Seconds from which an estimate is printed."""
-LATENCY_PASSES = 6
-"""The passes of a slow network whose latency is measured."""
+LATENCY_PASSES = 2
+"""The passes of a slow network whose latency is measured on a CPU."""
 SAFETY = 0.9
 """The share of a time limit that the estimate may fill."""
 FEWEST_EPOCHS = 5

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from longtail import config as cfg
 
 
+ONE_THREAD_PRODUCTS = 2**27
+"""The largest number of products of a pass over the images for which the threads of a regression wait longer than they work."""
+
+
 class LogisticRegression(CrossEntropy, settings="logistic-regression"):
     """Class-balanced logistic regression of scikit-learn on the features of the plain training images, as a linear head."""
 
@@ -54,6 +58,7 @@ def fit_logistic_regression(
         weight_N: The weight of each image; None for equal weights.
     """
     from sklearn.linear_model import LogisticRegression as Regression
+    from threadpoolctl import threadpool_limits  # scikit-learn requires it
 
     present = y_N.unique()
     weight_CF = x_NF.new_zeros(classes, x_NF.shape[1])
@@ -63,7 +68,8 @@ def fit_logistic_regression(
         return weight_CF, bias_C
     regression = Regression(C=C, class_weight="balanced", max_iter=1000)
     weights = None if weight_N is None else weight_N.cpu().numpy()
-    fitted = regression.fit(x_NF.cpu().numpy(), y_N.cpu().numpy(), weights)
+    with threadpool_limits(1 if x_NF.numel() * classes <= ONE_THREAD_PRODUCTS else None):
+        fitted = regression.fit(x_NF.cpu().numpy(), y_N.cpu().numpy(), weights)
     weight, bias = torch.from_numpy(fitted.coef_).to(x_NF), torch.from_numpy(fitted.intercept_).to(x_NF)
     if len(present) == 2:  # scikit-learn has one row, for the second class
         weight, bias = torch.cat([-weight, weight]) / 2, torch.cat([-bias, bias]) / 2
