@@ -661,7 +661,7 @@ def test_a_run_goes_on_with_the_very_file_that_went_bad(tmp_path, monkeypatch):
         (tmp_path / "images" / split / c).mkdir(parents=True)
         for i in range(8):
             Image.fromarray(rng.integers(0, 255, (12, 12, 3), np.uint8)).save(tmp_path / f"images/{split}/{c}/{i}.png")
-    config = tiny("ce", epochs=2 * PREFETCHED_BATCHES)  # of one step, so that images are read after the first checkpoint
+    config = tiny("ce", epochs=2 * PREFETCHED_BATCHES)  # of one step: some images are read after the first checkpoint
     data = replace(config.data, name="folder", root=tmp_path / "images", imbalance=1, load="stream", image_size=8)
     config = replace(config, data=data, train=replace(config.train, batch_size=16, checkpoint_every=1))
     (whole,) = train(config, tmp_path / "whole")
