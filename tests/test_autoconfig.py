@@ -20,7 +20,7 @@ from longtail.cli import main
 from longtail.cli.help import find_selected_settings
 from longtail.cli.train import default_out
 from longtail.comparison import make_budget
-from longtail.config import DataConfig, PaCo, TrainConfig, to_dict
+from longtail.config import DataConfig, PaCoSettings, TrainConfig, to_dict
 from longtail.data.long_tail import exponential_counts
 from longtail.models.backbones import make_backbone
 from longtail.progress import wrap_line
@@ -446,7 +446,7 @@ def test_the_theory_of_a_folder_has_the_queue_and_batch_that_train_would_choose(
     assert main(["theory", "--recipe", images, "--queue", "7"]) == 0
     shown = capsys.readouterr().out
     assert "queue 7," in shown and f"batch {chosen.train.batch_size}" in shown
-    assert chosen.method.queue != PaCo().queue and chosen.train.batch_size != TrainConfig().batch_size
+    assert chosen.method.queue != PaCoSettings().queue and chosen.train.batch_size != TrainConfig().batch_size
 
 
 def test_a_run_is_not_taken_for_images(tmp_path, capsys):

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from longtail import config as cfg
 from longtail import recipes
 from longtail.config import (
     Config,
     DataConfig,
     ModelConfig,
     OptimConfig,
-    PaCo,
-    SupCon,
+    PaCoSettings,
+    SupConSettings,
     TrainConfig,
     differences,
     from_dict,
@@ -59,18 +60,18 @@ def test_bad_json_names_the_place(change, kind, values):
         (lambda: OptimConfig(momentum=1.0), "invalid-value", ["--optim.momentum 1", "[0, 1)"]),
         (lambda: OptimConfig(nesterov=True, momentum=0.0), "invalid-value", ["--optim.nesterov", "--optim.momentum"]),
         (lambda: TrainConfig(batch_size=0), "invalid-value", ["--train.batch_size 0"]),
-        (lambda: PaCo(alpha=1.0), "invalid-value", ["--method.alpha 1", "0.05"]),
-        (lambda: PaCo(tau=0.0), "invalid-value", ["--method.tau 0", "0"]),
+        (lambda: PaCoSettings(alpha=1.0), "invalid-value", ["--method.alpha 1", "0.05"]),
+        (lambda: PaCoSettings(tau=0.0), "invalid-value", ["--method.tau 0", "0"]),
         (
             lambda: Config(optim=OptimConfig(schedule="step", milestones=(300,))),
             "conflict",
             ["--optim.milestones 300", "0.8"],
         ),
-        (lambda: Config(method=PaCo(), train=TrainConfig(batch_size=1)), "conflict", ["--train.batch_size 1"]),
-        (lambda: SupCon(linear_epochs=0), "invalid-value", ["--method.linear_epochs 0"]),
+        (lambda: Config(method=PaCoSettings(), train=TrainConfig(batch_size=1)), "conflict", ["--train.batch_size 1"]),
+        (lambda: SupConSettings(linear_epochs=0), "invalid-value", ["--method.linear_epochs 0"]),
         (lambda: ModelConfig(ghost=1), "invalid-value", ["--model.ghost 1", "2"]),
         (
-            lambda: Config(model=ModelConfig(norm="sync"), method=PaCo(key_norm="shuffled")),
+            lambda: Config(model=ModelConfig(norm="sync"), method=PaCoSettings(key_norm="shuffled")),
             "conflict",
             ["--model.norm sync", "--method.key_norm"],
         ),
@@ -92,3 +93,10 @@ def test_identity_ignores_seed_place_and_display():
     other = replace(config, method=replace(config.method, alpha=0.3))
     assert same.identity() == config.identity()
     assert differences(config.identity(), other.identity()) == {"method.alpha": (0.01, 0.3)}
+
+
+def test_old_names_of_settings_are_found_with_a_warning():
+    with pytest.warns(DeprecationWarning, match="PaCoSettings"):
+        assert cfg.PaCo is PaCoSettings
+    with pytest.raises(AttributeError):
+        _ = cfg.Pako

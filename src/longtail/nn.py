@@ -80,7 +80,7 @@ class PaCoLoss(nn.Module):
         centers: nn.Linear | None = None,
     ) -> None:
         super().__init__()
-        self.config = c = cfg.PaCo(
+        self.config = c = cfg.PaCoSettings(
             alpha=alpha,
             tau=tau,
             center_tau=center_tau,
@@ -156,7 +156,7 @@ def check_counts(class_counts: Sequence[int] | Tensor) -> Tensor:
     return counts_C
 
 
-def resolve_alpha(config: cfg.PaCo, counts_C: Tensor, batch: int | None) -> float:
+def resolve_alpha(config: cfg.PaCoSettings, counts_C: Tensor, batch: int | None) -> float:
     if config.alpha != "auto":
         return config.alpha
     if batch is None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from longtail import methods
-from longtail.config import Chunked
+from longtail.config import ChunkedSettings
 from longtail.losses import chunked
 from longtail.methods import Batch, Method
 from tests.conftest import tiny
@@ -83,7 +83,7 @@ def test_chunks_come_by_themselves_where_pairs_are_many(name, monkeypatch):
 
 
 def test_methods_with_other_losses_have_no_such_setting():
-    assert not isinstance(tiny("crt").method, Chunked)
+    assert not isinstance(tiny("crt").method, ChunkedSettings)
     method = methods.make(tiny("crt"), COUNTS)
     method.loss(Batch(batch().query, None, batch().y_B))
 

@@ -45,16 +45,16 @@ def learned(method: methods.Method, drawn_C: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("settings", "train"),
     [
-        (cfg.CrossEntropy(), {}),
-        (cfg.CrossEntropy(), {"sampler": "balanced"}),
-        (cfg.CrossEntropy(), {"sampler": "sqrt"}),
-        (cfg.BalancedSoftmax(), {}),
-        (cfg.BalancedSoftmax(), {"sampler": "sqrt"}),
-        (cfg.LogitAdjustment(strength=0.5), {}),
-        (cfg.LogitAdjustment(strength=1.5), {"sampler": "reversed"}),
-        (cfg.Focal(gamma=0.0), {}),
-        (cfg.Focal(gamma=0.0, drw_from=0.5, drw_beta=0.99), {}),
-        (cfg.LDAM(margin=0.0, scale=1.0, drw_from=0.0, drw_beta=0.9), {}),
+        (cfg.CrossEntropySettings(), {}),
+        (cfg.CrossEntropySettings(), {"sampler": "balanced"}),
+        (cfg.CrossEntropySettings(), {"sampler": "sqrt"}),
+        (cfg.BalancedSoftmaxSettings(), {}),
+        (cfg.BalancedSoftmaxSettings(), {"sampler": "sqrt"}),
+        (cfg.LogitAdjustmentSettings(strength=0.5), {}),
+        (cfg.LogitAdjustmentSettings(strength=1.5), {"sampler": "reversed"}),
+        (cfg.FocalSettings(gamma=0.0), {}),
+        (cfg.FocalSettings(gamma=0.0, drw_from=0.5, drw_beta=0.99), {}),
+        (cfg.LDAMSettings(margin=0.0, scale=1.0, drw_from=0.0, drw_beta=0.9), {}),
     ],
 )
 def test_the_least_loss_has_the_posterior_of_these_frequencies(settings, train):

@@ -11,7 +11,7 @@ from PIL import Image
 import longtail
 from longtail import methods, recipes, run_folder, theory
 from longtail.cli import main
-from longtail.config import Config, PaCo, from_dict, to_dict
+from longtail.config import Config, PaCoSettings, from_dict, to_dict
 from longtail.engine.train import train
 from longtail.losses import paco_terms
 from tests.conftest import tiny
@@ -97,7 +97,7 @@ def test_auto_goes_to_json_and_back():
 @pytest.mark.parametrize("alpha", ["Auto", None, True, 1.5, -0.1, float("nan")])
 def test_other_words_are_refused(alpha):
     with raises("invalid-value", "--method.alpha", "auto"):
-        PaCo(alpha=alpha)
+        PaCoSettings(alpha=alpha)
 
 
 COUNTS = [40, 10, 1]

@@ -13,7 +13,7 @@ from tyro.conf import Positional, arg
 from longtail import files, recipes
 from longtail.cli.console import check_output_files, make_screen, write_error_as_user_error
 from longtail.cli.parse import check_path, parse_arguments
-from longtail.config import PaCo
+from longtail.config import PaCoSettings
 from longtail.errors import UserError, unknown_name
 from longtail.recipes.imagenet_scale import PublishedAccuracy
 from longtail.text import format_percent
@@ -251,7 +251,7 @@ def choose_queue_and_batch(name: str) -> dict[str, int]:
     from longtail.autoconfig import choose, inspect_data
 
     config = choose(name, inspect_data(recipes.make(name).data), "paco").config
-    assert isinstance(config.method, PaCo)
+    assert isinstance(config.method, PaCoSettings)
     return {"queue": config.method.queue, "batch": config.train.batch_size}
 
 

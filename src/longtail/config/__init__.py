@@ -5,7 +5,7 @@ every existing `Config` is valid.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from longtail.config.method_settings import (
     METHODS,
@@ -57,35 +57,42 @@ from longtail.config.sections import (
     ViewConfig,
     ViewsConfig,
 )
+from longtail.deprecated import find_renamed
 from longtail.errors import UserError
 
-# Old names of the settings of methods, which were equal to the names of the methods.
-BBN = BBNSettings
-BalancedSoftmax = BalancedSoftmaxSettings
-CRT = CRTSettings
-CausalNorm = CausalNormSettings
-Centers = CenterSettings
-Chunked = ChunkedSettings
-ClassBalancedFocal = ClassBalancedFocalSettings
-Contrast = ContrastSettings
-CrossEntropy = CrossEntropySettings
-Deferred = DeferredSettings
-Focal = FocalSettings
-GPaCo = GPaCoSettings
-LDAM = LDAMSettings
-LWS = LWSSettings
-LinearStage = LinearStageSettings
-LogitAdjustment = LogitAdjustmentSettings
-MiSLAS = MiSLASSettings
-MomentumContrast = MomentumContrastSettings
-MultiTask = MultiTaskSettings
-NCM = NCMSettings
-OLTR = OLTRSettings
-PaCo = PaCoSettings
-RIDE = RIDESettings
-ResLT = ResLTSettings
-SupCon = SupConSettings
-TauNorm = TauNormSettings
+# Until version 0.2 the settings of a method had the name of the method.
+if not TYPE_CHECKING:  # otherwise type checkers would accept every name
+    __getattr__ = find_renamed(
+        __name__,
+        {
+            "BBN": "BBNSettings",
+            "BalancedSoftmax": "BalancedSoftmaxSettings",
+            "CRT": "CRTSettings",
+            "CausalNorm": "CausalNormSettings",
+            "Centers": "CenterSettings",
+            "Chunked": "ChunkedSettings",
+            "ClassBalancedFocal": "ClassBalancedFocalSettings",
+            "Contrast": "ContrastSettings",
+            "CrossEntropy": "CrossEntropySettings",
+            "Deferred": "DeferredSettings",
+            "Focal": "FocalSettings",
+            "GPaCo": "GPaCoSettings",
+            "LDAM": "LDAMSettings",
+            "LWS": "LWSSettings",
+            "LinearStage": "LinearStageSettings",
+            "LogitAdjustment": "LogitAdjustmentSettings",
+            "MiSLAS": "MiSLASSettings",
+            "MomentumContrast": "MomentumContrastSettings",
+            "MultiTask": "MultiTaskSettings",
+            "NCM": "NCMSettings",
+            "OLTR": "OLTRSettings",
+            "PaCo": "PaCoSettings",
+            "RIDE": "RIDESettings",
+            "ResLT": "ResLTSettings",
+            "SupCon": "SupConSettings",
+            "TauNorm": "TauNormSettings",
+        },
+    )
 
 __all__ = [
     "METHODS",

@@ -79,7 +79,7 @@ class SharedHead(nn.Module):
 class ResLT(Method, settings="reslt"):
     """ResLT (Cui et al., 2022): branches for all classes, for all but the frequent ones, and for the rare ones."""
 
-    config: cfg.ResLT
+    config: cfg.ResLTSettings
     is_trained_RC: Tensor  # True where a branch is trained on a class
 
     def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:

@@ -22,7 +22,7 @@ class CausalHead(nn.Module):
 
     drift_F: Tensor
 
-    def __init__(self, width: int, classes: int, config: cfg.CausalNorm) -> None:
+    def __init__(self, width: int, classes: int, config: cfg.CausalNormSettings) -> None:
         super().__init__()
         self.config = config
         self.weight = nn.Parameter(nn.init.kaiming_normal_(torch.empty(classes, width)))
@@ -47,7 +47,7 @@ def split_heads(x: Tensor, number: int) -> Tensor:
 class CausalNorm(CrossEntropy, settings="causal-norm"):
     """Cross-entropy with a `CausalHead`, whose drift is updated after each step."""
 
-    config: cfg.CausalNorm
+    config: cfg.CausalNormSettings
 
     def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
         super().__init__(net, counts_C, config)
@@ -55,12 +55,12 @@ class CausalNorm(CrossEntropy, settings="causal-norm"):
 
     @classmethod
     def body(cls, net: nn.Module, config: cfg.Config) -> nn.Module:
-        assert isinstance(config.method, cfg.CausalNorm)
+        assert isinstance(config.method, cfg.CausalNormSettings)
         return TwinBlock(net, config.model.name, config.model.pretrained) if config.method.twin_block else net
 
     @classmethod
     def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
-        assert isinstance(config.method, cfg.CausalNorm)
+        assert isinstance(config.method, cfg.CausalNormSettings)
         if width % config.method.heads:
             raise UserError(
                 f"--method.heads {config.method.heads}: it must divide the width of the features, {width}",

@@ -52,7 +52,7 @@ class LWS(CrossEntropy, settings="lws"):
 class TauNorm(CrossEntropy, settings="tau-norm"):
     """Tau-normalization: weights w_c / |w_c|^tau without bias. Nothing is trained; tau is chosen on the validation split."""
 
-    config: cfg.TauNorm
+    config: cfg.TauNormSettings
 
     def check(self, validated: bool) -> None:
         if self.config.power is None and not validated:
@@ -88,7 +88,7 @@ class TauNorm(CrossEntropy, settings="tau-norm"):
 class NCM(CrossEntropy, settings="ncm"):
     """The nearest class mean of the features of the training images, as a linear classifier."""
 
-    config: cfg.NCM
+    config: cfg.NCMSettings
 
     def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
         return self.first_stage(config), Stage("means", 0, config.optim, replaces_head=True)
@@ -116,7 +116,7 @@ class NCM(CrossEntropy, settings="ncm"):
 class MiSLAS(Softmax, settings="mislas"):
     """MiSLAS: mixup in the first stage; label-aware smoothing, shifted batch norm and LWS in the second."""
 
-    config: cfg.MiSLAS
+    config: cfg.MiSLASSettings
     smooth_C: Tensor
 
     def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
@@ -177,7 +177,7 @@ def second_stage(config: cfg.Config, name: str, rate_field: str, decay: float | 
 
 def linear_stage(config: cfg.Config, **changes: Any) -> Stage:
     """Return a second stage that trains the head on the frozen backbone, with a step schedule if the method has milestones."""
-    assert isinstance(config.method, cfg.LinearStage)
+    assert isinstance(config.method, cfg.LinearStageSettings)
     stage = second_stage(config, "linear", "linear_lr", config.method.linear_decay, frozen=True, **changes)
     if not config.method.linear_milestones:
         return stage

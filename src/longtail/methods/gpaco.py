@@ -23,7 +23,7 @@ class GPaCo(Method, settings="gpaco"):
 
     two_views = True
     compiled_functions = ("loss_from_features", "loss_from_projections")
-    config: cfg.GPaCo
+    config: cfg.GPaCoSettings
 
     def __init__(self, net: Any, counts_C: Tensor, config: cfg.Config) -> None:
         super().__init__(net, counts_C, config)

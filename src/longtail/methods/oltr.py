@@ -57,7 +57,7 @@ def squared_distance(x_BF: Tensor, m_CF: Tensor) -> Tensor:
 class OLTR(Method, settings="oltr"):
     """Stage 1: cross-entropy. Stage 2, with class-balanced sampling: attention, memory and cosine classifier."""
 
-    config: cfg.OLTR
+    config: cfg.OLTRSettings
 
     def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
         return self.first_stage(config), second_stage(config, "memory", "memory_lr", sampler="balanced")
@@ -68,7 +68,7 @@ class OLTR(Method, settings="oltr"):
 
     @classmethod
     def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
-        assert isinstance(config.method, cfg.OLTR)
+        assert isinstance(config.method, cfg.OLTRSettings)
         return MemoryHead(width, classes, config.method.scale)
 
     @property

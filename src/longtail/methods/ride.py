@@ -86,7 +86,7 @@ def mean_logits_so_far(logits_BEC: Tensor) -> Tensor:
 class RIDE(DeferredReweighting, settings="ride"):
     """Stage 1: LDAM for each expert, minus its divergence from the mean of all. Stage 2: the router only."""
 
-    config: cfg.RIDE
+    config: cfg.RIDESettings
     can_weight_images = False
     margin_C: Tensor
     temperature_C: Tensor
@@ -108,12 +108,12 @@ class RIDE(DeferredReweighting, settings="ride"):
 
     @classmethod
     def body(cls, net: nn.Module, config: cfg.Config) -> nn.Module:
-        assert isinstance(config.method, cfg.RIDE)
+        assert isinstance(config.method, cfg.RIDESettings)
         return Experts(net, config.model.name, config.method.experts, config.method.width)
 
     @classmethod
     def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
-        assert isinstance(config.method, cfg.RIDE)
+        assert isinstance(config.method, cfg.RIDESettings)
         return ExpertHead(width, classes, config.method.experts, config.method.scale)
 
     @property

@@ -67,7 +67,7 @@ class ShiftedSoftmax(Softmax):
     def loss_from_features(
         self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor, weight_B: Tensor | None = None
     ) -> dict[str, Tensor]:
-        if mixed or not isinstance(self.config, cfg.Chunked):
+        if mixed or not isinstance(self.config, cfg.ChunkedSettings):
             return super().loss_from_features(x_BF, y_B, *mixed, weight_B=weight_B)
         return softmax_objective(x_BF, y_B, self.linear, self.shift(), self.config.chunk, weight_B)
 
@@ -86,7 +86,7 @@ class BalancedSoftmax(ShiftedSoftmax, settings="balanced-softmax"):
 class LogitAdjustment(ShiftedSoftmax, settings="logit-adjustment"):
     """Logit adjustment (Menon et al., 2021) in the loss, or post hoc in the bias of the trained classifier."""
 
-    config: cfg.LogitAdjustment
+    config: cfg.LogitAdjustmentSettings
 
     def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
         adjust = Stage("adjust", 0, config.optim)
@@ -94,7 +94,7 @@ class LogitAdjustment(ShiftedSoftmax, settings="logit-adjustment"):
 
     @classmethod
     def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
-        assert isinstance(config.method, cfg.LogitAdjustment)
+        assert isinstance(config.method, cfg.LogitAdjustmentSettings)
         return make_linear_head(width, classes, config.model.bias or config.method.post_hoc)
 
     def shift(self) -> Tensor | None:
@@ -117,7 +117,7 @@ class LogitAdjustment(ShiftedSoftmax, settings="logit-adjustment"):
 class DeferredReweighting(Softmax):
     """A softmax method with deferred re-weighting (DRW): classes are weighted from some epoch on."""
 
-    config: cfg.Deferred
+    config: cfg.DeferredSettings
     weight_C: Tensor
     late_weight_C: Tensor
 
@@ -145,7 +145,7 @@ class DeferredReweighting(Softmax):
 class Focal(DeferredReweighting, settings="focal"):
     """Focal loss (Lin et al., 2017) on softmax probabilities, optionally with deferred re-weighting."""
 
-    config: cfg.Focal
+    config: cfg.FocalSettings
 
     def objective(self, logits_BC: Tensor, y_B: Tensor, weight_B: Tensor | None = None) -> Tensor:
         return focal_loss(logits_BC, y_B, self.config.gamma, self.weight_C, weight_B)
@@ -154,7 +154,7 @@ class Focal(DeferredReweighting, settings="focal"):
 class LDAM(DeferredReweighting, settings="ldam"):
     """LDAM (Cao et al., 2019): a cosine classifier with larger margins for rare classes, optionally re-weighted late."""
 
-    config: cfg.LDAM
+    config: cfg.LDAMSettings
     margin_C: Tensor
 
     def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:
@@ -163,7 +163,7 @@ class LDAM(DeferredReweighting, settings="ldam"):
 
     @classmethod
     def head(cls, width: int, classes: int, config: cfg.Config) -> nn.Module:
-        assert isinstance(config.method, cfg.LDAM)
+        assert isinstance(config.method, cfg.LDAMSettings)
         return CosineHead(width, classes, config.method.scale)
 
     def objective(self, logits_BC: Tensor, y_B: Tensor, weight_B: Tensor | None = None) -> Tensor:
@@ -174,7 +174,7 @@ class LDAM(DeferredReweighting, settings="ldam"):
 class ClassBalancedFocal(Softmax, settings="cb-focal"):
     """Class-balanced focal loss (Cui et al., 2019): a sigmoid for each class. The bias has no weight decay."""
 
-    config: cfg.ClassBalancedFocal
+    config: cfg.ClassBalancedFocalSettings
     weight_C: Tensor
 
     def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:

@@ -14,7 +14,7 @@ from longtail.models.heads import Classifier
 class SupCon(MomentumContrast, settings="supcon"):
     """Stage 1 trains the backbone by Eq. 3; stage 2 trains a linear classifier on the frozen backbone by cross-entropy."""
 
-    config: cfg.SupCon
+    config: cfg.SupConSettings
 
     def make_stages(self, config: cfg.Config) -> tuple[Stage, ...]:
         return self.first_stage(config, name="contrast"), linear_stage(config, replaces_head=True)
@@ -51,7 +51,7 @@ class SupCon(MomentumContrast, settings="supcon"):
 class MultiTask(MomentumContrast, settings="multi-task"):
     """A softmax loss on the logits plus a weighted SupCon loss among the samples."""
 
-    config: cfg.MultiTask
+    config: cfg.MultiTaskSettings
     weight_C: Tensor
 
     def __init__(self, net: Classifier, counts_C: Tensor, config: cfg.Config) -> None:

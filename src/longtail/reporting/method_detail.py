@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from longtail.config import GPaCo, PaCo
+from longtail.config import GPaCoSettings, PaCoSettings
 from longtail.metrics import shot_groups
 from longtail.reporting import run_artifacts
 from longtail.reporting.confusion import class_names, matrix_section
@@ -91,7 +91,7 @@ def optimal_P_sup(run: FinishedRun) -> float | None:
     None for other methods, and for samplers other than the uniform one, for which the expected positives differ.
     """
     config, counts = run.config, run.metrics.get("counts")
-    if not isinstance(config.method, PaCo | GPaCo) or config.train.sampler != "uniform" or not counts:
+    if not isinstance(config.method, PaCoSettings | GPaCoSettings) or config.train.sampler != "uniform" or not counts:
         return None
     alpha = (run.environment.get("chosen") or {}).get("alpha") if config.method.alpha == "auto" else config.method.alpha
     if alpha is None:
