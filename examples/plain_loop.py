@@ -37,6 +37,7 @@ def main() -> None:
     crop = v2.RandomResizedCrop(8, scale=(0.6, 1.0), ratio=(1.0, 1.0))
 
     net = make_network()
+    # The class counts rebalance the centers (Eq. 8 of the paper).
     criterion = PaCoLoss(64, data.train.counts, alpha=0.05, tau=0.1, queue=256, projection_dim=32)
     query = nn.Sequential(net, criterion.G)  # the network and the projection G
     key = MomentumNetwork(query, momentum=0.99)  # their moving average
@@ -59,8 +60,8 @@ def main() -> None:
     net.eval()
     with torch.no_grad():
         logits = criterion.classify(net(test_images))
-    found = metrics.evaluate_predictions(logits, test_labels, data.train.counts, data.train.class_names)
-    print(f"accuracy: all {found['top1']:.1f}, head {found['many']:.1f}, tail {found['few']:.1f}")
+    results = metrics.evaluate_predictions(logits, test_labels, data.train.counts, data.train.class_names)
+    print(f"accuracy: all {results['top1']:.1f}, head {results['many']:.1f}, tail {results['few']:.1f}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """docs/contributing.md names files of the repository: they must exist."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -49,10 +50,19 @@ def test_change_names_up_to_three_existing_files(change):
     assert [path for path in files if not (ROOT / path).is_file()] == []
 
 
-def test_reading_path_exists():
-    files = find_paths(find_section("Reading path"))
-    assert len(files) == 4
-    assert [path for path in files if not (ROOT / path).is_file()] == []
+READING_PATH = find_paths(find_section("Reading path"))
+
+
+def test_reading_path_has_four_files():
+    assert len(READING_PATH) == 4
+
+
+@pytest.mark.parametrize("path", READING_PATH)
+def test_files_of_the_reading_path_are_short_and_import_few_names_of_the_package(path):
+    text = (ROOT / path).read_text()
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
+    names = [alias.name for node in nodes if (node.module or "").startswith("longtail") for alias in node.names]
+    assert len(text.splitlines()) < 250 and 0 < len(names) <= 10
 
 
 def test_other_files_of_the_page_exist():

@@ -3,10 +3,11 @@
 A trainer has the position in training: the stage (`stage_index`) and the step in that stage (`step`), both counted from 0.
 Several seeds can train in parallel on one GPU. Their trainers are always at the same position.
 
-At the end of a stage, the last `end_epoch` writes the log line, validates, and saves a checkpoint. Then `Trainer.set_stage`
-goes to step 0 of the next stage: it sets the trainable parameters and creates a new optimizer and new batches. Weights and
-queue are kept. `Trainer.start_stage` lets the method prepare the stage, for example by computing class means or making a new
-classifier. After the last stage, `fit` returns, and `engine/train.py` evaluates the network on the test set.
+At the end of a stage, the last `end_epoch` writes the log line, validates, and saves a checkpoint. `Trainer.end_stage` then
+replaces the weights by their moving average if `--train.ema` is set. `Trainer.set_stage` goes to step 0 of the next stage: it
+sets the trainable parameters and creates a new optimizer and new batches. Weights and queue are kept. `Trainer.start_stage`
+lets the method prepare the stage, for example by computing class means or making a new classifier. After the last stage, `fit`
+returns, and `engine/train.py` evaluates the network on the test set.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,7 +45,7 @@ def fit(trainers: Sequence[Trainer], logs: Sequence[Log], stop: StopSignals) -> 
                 trainer.start_stage()  # skipped if the run is resumed within the stage
         stop_if_requested(trainers, logs, stop)
 
-        run_step = make_step(trainers, train_step)
+        run_step = make_step(trainers, train_step)  # eager, compiled, or captured as a CUDA graph
         for trainer in trainers:
             trainer.start_clock()
         steps_per_epoch = first.steps_per_epoch
@@ -61,7 +62,7 @@ def fit(trainers: Sequence[Trainer], logs: Sequence[Log], stop: StopSignals) -> 
                     for_each_trainer(trainers, logs, show_progress)
                 stop_if_requested(trainers, logs, stop)
         for trainer in trainers:
-            trainer.end_stage()
+            trainer.end_stage()  # deploys averaged weights, if there are any
 
 
 def train_step(trainer: Trainer) -> None:
@@ -83,12 +84,12 @@ def train_step(trainer: Trainer) -> None:
     method.after_backward(side)  # new keys enter the queue
     average_gradients(method)
     trainer.clip_gradients()
-    trainer.gradients.add(method, side)
+    trainer.gradients.add(method, side)  # norms for --log.gradients
     trainer.optimizer.step()
     trainer.optimizer.zero_grad()
     method.after_step()  # the key encoder follows
     side.join()
-    trainer.average.update()
+    trainer.average.update()  # moving average of the weights for --train.ema
 
 
 def end_epoch(trainers: Sequence[Trainer], logs: Sequence[Log]) -> None:

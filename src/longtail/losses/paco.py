@@ -123,7 +123,7 @@ def paco_terms(
     check_labels(y_B, center_BC.shape[1])
     log_q_C = center_BC.new_zeros(center_BC.shape[1]) if log_prior_C is None else replace_log_zero(log_prior_C)
     log_q_C = at_least_float32(log_q_C, center_BC, contrast_BM)  # the precision of all that follows
-    return Terms.apply(center_BC, contrast_BM, y_B, y_M, drop_BM, log_q_C, alpha, tau, center_tau, smoothing)
+    return PaCoTerms.apply(center_BC, contrast_BM, y_B, y_M, drop_BM, log_q_C, alpha, tau, center_tau, smoothing)
 
 
 def paco_loss(
@@ -166,7 +166,7 @@ def compute_weights(
     return w_BK.div_(w_BK.sum(1, keepdim=True))
 
 
-class Terms(torch.autograd.Function):
+class PaCoTerms(torch.autograd.Function):
     """L_i and P_sup with an explicit gradient, which keeps only its inputs; autograd would keep a matrix for each operation."""
 
     @staticmethod

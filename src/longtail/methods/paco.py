@@ -56,7 +56,7 @@ class MomentumContrast(Method):
         x_BF = self.net.trunk(batch.query)
         q_BD = self.G(x_BF)
         side.join()
-        self.queue.waiting.append((k_BD, batch.y_B))
+        self.queue.waiting.append((k_BD, batch.y_B))  # until `after_backward`
         return self.loss_from_projections(x_BF, q_BD, k_BD, batch.y_B)
 
     def loss_from_projections(self, x_BF: Tensor, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> dict[str, Tensor]:
@@ -79,7 +79,7 @@ class MomentumContrast(Method):
         self.key.follow(self.query_network())
 
     def compiled_modules(self) -> tuple[nn.Module, ...]:
-        return self.G, self.key.net.get_submodule("1")
+        return self.G, self.key.net.get_submodule("1")  # the projections of the query network and of the key encoder
 
 
 class PaCo(MomentumContrast, settings="paco"):
