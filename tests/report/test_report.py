@@ -374,23 +374,23 @@ def test_first_seed_with_features_is_mapped(folder):
 
 
 @pytest.mark.parametrize("file", [run_folder.METRICS, run_folder.CONFIG, run_folder.ENVIRONMENT])
-def test_unreadable_run_is_left_out_and_named(folder, tmp_path, capsys, file):
+def test_unreadable_run_is_left_out_and_named(folder, tmp_path, caplog, file):
     whole = (folder / "ce/seed1" / file).read_text()
     (folder / "ce/seed1" / file).write_text(whole[: len(whole) // 2])
     page = read(report(folder, tmp_path / "page.html"))
     assert results(page)["Cross-entropy"]["seeds"] == "2" and results(page)["PaCo"]["seeds"] == "3"
     where = str(folder / "ce/seed1")
-    assert any(where in sentence for sentence in page.missing()) and where in capsys.readouterr().err
+    assert any(where in sentence for sentence in page.missing()) and where in caplog.text
     with raises("damaged-file", where):
         report(folder / "ce/seed1", tmp_path / "alone.html")
 
 
 @pytest.mark.parametrize("file", [run_folder.CONFIG, run_folder.ENVIRONMENT])
-def test_finished_run_with_missing_file_is_reported(folder, tmp_path, capsys, file):
+def test_finished_run_with_missing_file_is_reported(folder, tmp_path, caplog, file):
     (folder / "ce/seed1" / run_folder.MODEL).touch()
     (folder / "ce/seed1" / file).unlink()
     assert any(file in sentence for sentence in read(report(folder, tmp_path / "page.html")).missing())
-    assert file in capsys.readouterr().err
+    assert file in caplog.text
     with raises("missing-file", file):
         longtail.table(folder)
 

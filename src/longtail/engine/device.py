@@ -51,7 +51,10 @@ def choose_device(name: str, flag: str = "--train.device") -> torch.device:
 
 @contextlib.contextmanager
 def preserve_global_settings() -> Iterator[None]:
-    """Restore at the end what training and evaluation change in the process: settings of cuDNN, torch.compile and CUDA."""
+    """Restore at the end what training and evaluation change in the process.
+
+    These are settings of cuDNN, torch.compile and CUDA, and the state of torch's random generator on the CPU.
+    """
     cudnn, dynamo = torch.backends.cudnn, torch._dynamo.config
     before = [
         (settings, name, getattr(settings, name))
@@ -62,7 +65,7 @@ def preserve_global_settings() -> Iterator[None]:
         for name in names
     ]
     try:
-        with request_cuda_queues():
+        with request_cuda_queues(), torch.random.fork_rng(devices=[]):
             yield
     finally:
         for settings, name, value in before:

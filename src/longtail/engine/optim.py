@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 
 from longtail.config import OptimConfig
@@ -148,6 +147,8 @@ def _split(group: Group, scales: dict[Tensor, float], exempt: set[Tensor], optim
 
 def layer_scales(body: nn.Module, decay: float) -> Iterator[tuple[Tensor, float]]:
     """Yield each parameter of a network with the factor of its rate, by timm's order of layers; the last layer has 1."""
+    from timm.optim import param_groups_layer_decay  # importing timm.optim raises a limit of torch.compile to a million
+
     if decay < 1 and not hasattr(body, "group_matcher"):
         advice = "use a network of timm, and a method that does not split it"
         raise UserError(

@@ -4,7 +4,6 @@ import base64
 import functools
 import hashlib
 import os
-import sys
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import NamedTuple
 
 from longtail import __version__, files, run_folder
 from longtail.errors import UserError, error_text
+from longtail.progress import log_warning
 from longtail.reporting import class_accuracy, sections, training_curves
 from longtail.reporting.dataset_results import DatasetResults, group_by_dataset
 from longtail.reporting.html import Element, TrustedText, el, format_count, render, user_text
@@ -52,7 +52,7 @@ def report(paths: Iterable[Path | str] | Path | str, out: Path | str = "report.h
     if runs.num_runs == 0:
         raise UserError(runs.errors[0], kind="damaged-file")
     for error in runs.errors:
-        print(f"left out: {escape_nonprintable(error[:1000])}", file=sys.stderr)
+        log_warning(f"left out: {escape_nonprintable(error[:1000])}")
     return write_page(page, out)
 
 
