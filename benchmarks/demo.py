@@ -18,7 +18,7 @@ from measure import Row, describe_machine, format_table, save
 
 from longtail import demo_run, recipes
 from longtail.config import Config, PaCoSettings
-from longtail.engine.device import choose_device
+from longtail.engine.device import choose_device, use_threads
 from longtail.engine.train import train
 from longtail.metrics import mean_std
 
@@ -39,7 +39,7 @@ def measure(args: argparse.Namespace) -> list[Row]:
         for method in demo_run.METHODS:
             config = make_config(method, epochs, rate, args.seeds)
             data = with_validation(config, 1)
-            with demo_run.use_one_thread():
+            with use_threads(1):
                 folders = train(config, args.out / f"{epochs}-{rate}" / method, resume=True, data=data)
             row["validation"][method] = [last_epoch(folder)["val_accuracy"] for folder in folders]
         found.append(row)

@@ -15,7 +15,7 @@ from longtail.engine.fit_head import check_supports_features
 from longtail.engine.head_runs import Backbones, find_stored_candidate
 from longtail.engine.run_lock import check_folder, check_same_images, contains_run
 from longtail.engine.time_budget import plan_time, read_reduced_settings
-from longtail.engine.train import check_seeds, train
+from longtail.engine.train import check_seed_folders, train
 from longtail.errors import Interrupted, UserError
 from longtail.methods import find_method, make
 from longtail.plan import Plan
@@ -309,7 +309,7 @@ def find_unsupported(configs: dict[str, Config], out: Path, loaded: dict[DataCon
         data = load_cached(config.data, loaded)
         for folder in list_run_folders(config, out / name):
             check_same_images(folder, data)
-        check_seeds({seed: out / name / f"seed{seed}" for seed in config.train.seeds})
+        check_seed_folders({seed: out / name / f"seed{seed}" for seed in config.train.seeds})
         if not is_finished(config, out / name):
             try:
                 if is_cached:

@@ -1,17 +1,14 @@
 """The demo: four methods on embedded digits, with a table, a figure, a report, and suggestions for what to do next."""
 
-import contextlib
 import shutil
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-
-import torch
 
 from longtail import files, recipes
 from longtail.comparison import compare
 from longtail.config import Config, PaCoSettings
+from longtail.engine.device import use_threads
 from longtail.reporting.class_accuracy import Curve
 from longtail.reporting.plots import accuracy_by_frequency
 from longtail.reporting.result_rows import ResultRow
@@ -34,7 +31,7 @@ def demo(out: Path | str = "runs/demo", seeds: tuple[int, ...] = (0, 1, 2)) -> l
         seeds: Each method is trained once per seed.
     """
     out = Path(out)
-    with use_one_thread():
+    with use_threads(1):  # the network is so small that more threads are not faster, and slower on a busy machine
         rows = compare("digits-lt", METHODS, out, budget=lambda method: make_config(method, seeds))
     rows.sort(key=lambda row: METHODS.index(row.runs[0].config.method.name))
     curves = [Curve(r.label, r.runs[0].metrics["counts"], [run.metrics["per_class"] for run in r.runs]) for r in rows]
@@ -49,17 +46,6 @@ def make_config(method: str, seeds: tuple[int, ...]) -> Config:
     if isinstance(config.method, PaCoSettings):
         config = replace(config, method=replace(config.method, alpha="auto"))
     return replace(config, train=replace(config.train, seeds=seeds))
-
-
-@contextlib.contextmanager
-def use_one_thread() -> Iterator[None]:
-    """Limit torch to one thread; the network is so small that more threads are not faster, and slower on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def describe_results(rows: list[ResultRow], out: Path) -> list[str]:

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def preview(items: Iterable[object], most: int = 3) -> str:
@@ -52,6 +52,19 @@ def quote_markdown(text: object) -> str:
     longest = max(map(len, re.findall("`+", shown)), default=0)
     fence, space = "`" * (longest + 1), " " if longest else ""
     return f"{fence}{space}{shown}{space}{fence}"
+
+
+def markdown_table(head: Sequence[str], body: Iterable[Sequence[str]], text_columns: int = 1) -> str:
+    """Return a Markdown table whose cells are escaped.
+
+    Args:
+        head: Column headings.
+        body: Lines of cells.
+        text_columns: Number of leading columns that are left-aligned; the others are right-aligned numbers.
+    """
+    lines = [head, ["---"] * text_columns + ["---:"] * (len(head) - text_columns), *body]
+    escaped = [[escape_markdown(cell) for cell in line] for line in lines]
+    return "\n".join("| " + " | ".join(line) + " |" for line in escaped)
 
 
 def format_percent(value: float | None) -> str:

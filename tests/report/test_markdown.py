@@ -18,8 +18,8 @@ import longtail
 from longtail import recipes, run_folder
 from longtail.paper import results_page
 from longtail.reporting.result_rows import make_rows
-from longtail.reporting.table import markdown_table, to_markdown
-from longtail.text import escape_markdown, escape_nonprintable, quote_markdown
+from longtail.reporting.table import to_markdown
+from longtail.text import escape_markdown, escape_nonprintable, markdown_table, quote_markdown
 from tests.inference.made import finished_run, folder_config, photographs
 from tests.odd.harness import STEADY
 from tests.report.made import FEW, make_run

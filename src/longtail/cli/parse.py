@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origi
 import tyro
 
 from longtail import files
-from longtail.config import DataConfig
+from longtail.config import DataConfig, list_settings
 from longtail.config.section import Limit, Section
 from longtail.errors import Kind, UserError, error_text, unknown_name
 from longtail.text import find_closest
@@ -226,16 +226,6 @@ def suggest_flags(kind: type, args: list[str], parsed: Any) -> list[str]:
     exact = [name for name in settings if name.rpartition(".")[2] in given]
     similar = [near.replace("_", "-") for name in given if (near := find_closest(name, own))]
     return [f"--{name}" for name in [*exact, *similar]]
-
-
-def list_settings(section: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the names of all settings in a dataclass, such as "optim.lr"."""
-    for field in fields(section):
-        value = getattr(section, field.name, None)
-        if is_dataclass(value):
-            yield from list_settings(value, f"{prefix}{field.name}.")
-        else:
-            yield f"{prefix}{field.name}"
 
 
 def format_parse_error(box: str, full_flags: Sequence[str] = ()) -> str:

@@ -201,12 +201,12 @@ def list_settings(section: Any, prefix: str = "") -> list[str]:
     """Return the names of all settings in a section and in the sections inside it, such as "optim.lr".
 
     Args:
-        section: The section, or a configuration.
+        section: A section, a configuration, or a dataclass that has sections.
         prefix: Start of the names, such as "optim.".
     """
     names: list[str] = []
     for f in dataclasses.fields(section):
-        value = getattr(section, f.name)
+        value = getattr(section, f.name, None)  # a class has no attribute for a field without a default
         is_section = dataclasses.is_dataclass(value)
         names += list_settings(value, f"{prefix}{f.name}.") if is_section else [f"{prefix}{f.name}"]
     return names

@@ -86,6 +86,17 @@ def request_cuda_queues() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def use_threads(count: int) -> Iterator[None]:
+    """Set the number of CPU threads of torch. Threads of small layers wait for each other longer than they compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
 def matmul_precision(precision: str, device: torch.device) -> Iterator[None]:
     """Set the precision of float32 matrix products on CUDA: TF32 for the heads of a bf16 backbone, and full precision for fp32.
 

@@ -7,9 +7,8 @@ checkpoints.
 Shapes: V views, N images, F features, B images of a batch, C classes. View 0 is the plain image.
 """
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from longtail.config import Config, LinearStageSettings, OptimConfig, TrainConfig
 from longtail.data.samplers import derive_seed, epoch_order
+from longtail.engine.device import use_threads
 from longtail.engine.optim import learning_rate, make_optimizer, set_learning_rate
 from longtail.errors import RunError, UserError
 from longtail.methods import Batch, Method, Mixed, Stage, StageData, find_method
@@ -197,7 +197,8 @@ def fit_head(
             nn.init.zeros_(head.weight)
         method.train()
         train_data = views_VNF, y_N, weight_N, stored_VNC
-        with use_one_thread(config.train.batch_size * views_VNF.shape[2] * classes):
+        is_small = config.train.batch_size * views_VNF.shape[2] * classes <= ONE_THREAD_PRODUCTS
+        with use_threads(1 if is_small else torch.get_num_threads()):
             _fit_stage(method, stage, *train_data, config.train, seed, epochs_before, log_epoch)
         epochs_before += stage.epochs
     method.eval()
@@ -206,21 +207,6 @@ def fit_head(
     if isinstance(head, nn.Linear):
         exclude_classes(head, counts_C == 0)
     return method
-
-
-@contextlib.contextmanager
-def use_one_thread(products: int) -> Iterator[None]:
-    """Compute small layers on the CPU in one thread: the threads would wait for each other longer than they compute.
-
-    Args:
-        products: The number of products of a layer in a step. Large layers use all threads.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if products <= ONE_THREAD_PRODUCTS else threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def find_first_stage(method: Method) -> int:

@@ -131,7 +131,7 @@ class Session:
         self.plan = self._continue_plan(plan) if resume else plan
         self.config = config = self.plan.config
         run_on_main(check_folders, self.folders.values(), config, resume)
-        run_on_main(check_seeds, self.folders)
+        run_on_main(check_seed_folders, self.folders)
         self.data = self.load_data() if data is None else data
         check_same(self.data.checksum, "other images (by their checksum): give all processes the same --data.root")
         self.unfinished: dict[int, Path] = run_on_main(find_unfinished, self.folders, config, self.data)
@@ -269,7 +269,7 @@ class Session:
         folder = self.unfinished[seed]
         trainer = Trainer(self.config, seed, self.data, folder, self.device, sibling)
         run_on_main(lock_folder, self.locks, self.config, self.data, self.resume, folder)
-        run_on_main(check_seeds, {seed: folder})
+        run_on_main(check_seed_folders, {seed: folder})
         is_begun, is_resumed = contains_run(folder), trainer.resume()
         check_same(
             trainer.steps_done(), f"another checkpoint in {folder}: --out must be a folder that all processes share"
@@ -288,7 +288,7 @@ class Session:
         return trainer
 
 
-def check_seeds(folders: dict[int, Path]) -> None:
+def check_seed_folders(folders: dict[int, Path]) -> None:
     """Raise a UserError if the folder of a seed holds the run of another seed, for example because it was renamed."""
     for seed, folder in folders.items():
         if contains_run(folder) and (folder / run_folder.ENVIRONMENT).exists():

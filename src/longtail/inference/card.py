@@ -13,7 +13,7 @@ from longtail.inference.model import UNCALIBRATED, Model, Preprocessing
 from longtail.metrics import SHOT_GROUPS
 from longtail.reporting import run_artifacts
 from longtail.reporting.significance import group_support
-from longtail.text import escape_markdown, escape_nonprintable, format_percent
+from longtail.text import escape_markdown, escape_nonprintable, format_percent, markdown_table
 
 MAX_CLASSES = 50
 """Largest number of classes in the table; of more classes, the most frequent and the rarest are listed."""
@@ -155,16 +155,11 @@ def class_row(
 ) -> tuple[str, str, str, str]:
     count = "–" if model.counts is None else f"{model.counts[c]:,}"
     tested = "–" if tested_C is None else f"{tested_C[c]:,}"
-    return escape_markdown(model.class_names[c]), count, format_percent(accuracy[c] if accuracy else None), tested
+    return model.class_names[c], count, format_percent(accuracy[c] if accuracy else None), tested
 
 
 def bullet_list(items: Iterable[str]) -> str:
     return "\n".join(f"- {item}" for item in items)
-
-
-def markdown_table(heading: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    every = [heading, ("---", *["---:"] * (len(heading) - 1)), *rows]
-    return "\n".join("| " + " | ".join(row) + " |" for row in every)
 
 
 # Example code, from an image file to a class name. Only the safetensors format needs longtail.

@@ -117,19 +117,6 @@ def _check_classes(per_class: list[Any], counts: Any) -> None:
         raise ValueError(f"counts does not have {len(per_class)} classes")
 
 
-def find_runs(tree: dict[str, Any], method: str, imbalance: float, config: Config) -> dict[int, dict[str, Any]]:
-    """Return the recorded runs of a method and factor with exactly this configuration, by seed.
-
-    Args:
-        tree: The content of a results file.
-        method: The name of the method.
-        imbalance: The imbalance factor.
-        config: The configuration.
-    """
-    same = [r for r in tree["runs"] if (r["method"], r["imbalance"]) == (method, imbalance)]
-    return {r["seed"]: r for r in same if r["identity"] == config.identity()}
-
-
 def add_records(tree: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the content with more records, which replace those of the same method, factor, seed and configuration."""
     new = [_key(record) for record in records]
@@ -190,8 +177,9 @@ class ResultsFile:
         self.device: str | None = None  # the device of the runs that this call added
 
     def find_records(self, cell: Cell) -> dict[int, dict[str, Any]]:
-        """Return the recorded runs of a cell by seed."""
-        return find_runs(self.tree, cell.method, cell.imbalance, cell.config)
+        """Return the recorded runs of a cell, with exactly its configuration, by seed."""
+        same = [r for r in self.tree["runs"] if (r["method"], r["imbalance"]) == (cell.method, cell.imbalance)]
+        return {r["seed"]: r for r in same if r["identity"] == cell.config.identity()}
 
     def copy_shared_runs(self, cells: Sequence[Cell], wanted: Sequence[int]) -> None:
         """Copy runs of the same configurations from the results of other tables, before anything is trained."""

@@ -16,9 +16,9 @@ from longtail.metrics import METRICS, PAPER_METRICS, TABLE_METRICS, mean_std
 from longtail.reporting.class_accuracy import Curve
 from longtail.reporting.result_rows import describe_differences, format_mean_std, format_metric
 from longtail.reporting.significance import MIN_SEEDS, TIES_LEGEND, compare_seeds, rank_labels
-from longtail.reporting.table import MethodPoint, markdown_table, plain_cell
+from longtail.reporting.table import MethodPoint, plain_cell
 from longtail.run_folder import format_seeds
-from longtail.text import escape_markdown, pluralize, quote_markdown
+from longtail.text import escape_markdown, markdown_table, pluralize, quote_markdown
 
 Tree = dict[str, Any]
 """A results file, or a part of it, as parsed JSON."""

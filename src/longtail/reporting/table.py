@@ -15,7 +15,7 @@ from longtail.reporting import run_artifacts
 from longtail.reporting.confusion import class_names, find_confusions
 from longtail.reporting.result_rows import ResultRow, make_rows
 from longtail.reporting.significance import describe_few_support, explain_labels, rank_rows
-from longtail.text import escape_markdown, escape_nonprintable, pluralize
+from longtail.text import escape_markdown, escape_nonprintable, markdown_table, pluralize
 
 MIN_WIDTH_FOR_SECONDS = 92  # columns of a terminal that shows the seconds of several methods
 MAX_WORD = 20  # columns that a word in a table may widen a column to
@@ -102,19 +102,6 @@ def to_markdown(rows: Sequence[ResultRow]) -> str:
     for line, rank in zip(body, ranks, strict=True):
         line.insert(2, rank)
     return markdown_table(head, body, 3) + f"\n\n{caption}{explain_labels(ranks)}\n"
-
-
-def markdown_table(head: list[str], body: list[list[str]], text_columns: int = 1) -> str:
-    """Return a Markdown table whose cells are escaped.
-
-    Args:
-        head: Column headings.
-        body: Lines of cells.
-        text_columns: Number of leading columns that are left-aligned; the others are right-aligned numbers.
-    """
-    lines = [head, ["---"] * text_columns + ["---:"] * (len(head) - text_columns), *body]
-    escaped = [[escape_markdown(cell) for cell in line] for line in lines]
-    return "\n".join("| " + " | ".join(line) + " |" for line in escaped)
 
 
 def to_rich(rows: Sequence[ResultRow], width: int = 150, is_verbose: bool = False) -> Table:
