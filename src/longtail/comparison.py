@@ -67,7 +67,7 @@ def compare(
     files.check_working_directory((Path(out or "runs"),))
     limit = None if time_limit is None else parse_duration(time_limit)
     if limit is not None and not recipes.is_user_data(data):
-        raise UserError("--time-limit is for your own images: set --epochs instead", kind="conflict")
+        raise UserError("--time-limit is only available for your own images: set --epochs instead", kind="conflict")
     if budget is None:
         given = {} if epochs is None else {"train.epochs": epochs}
         budget = make_budget(data, imbalance, given)

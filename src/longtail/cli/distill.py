@@ -28,20 +28,20 @@ from longtail.training import ALL_SECTIONS, SHORT_NAMES, select_sections
 
 @dataclass(frozen=True, kw_only=True)
 class Distill:
-    """Teach a network, usually a smaller one, by finished runs on the same images, and compare it with the same network
-    trained alone."""
+    """Train a network, usually a smaller one, on the predictions of finished runs (knowledge distillation), and compare it
+    with the same network trained without teachers."""
 
     short_names: ClassVar[dict[str, str]] = SHORT_NAMES | distillation.SHORT_NAMES
 
     teachers: Positional[tuple[Path, ...]]
-    """Run folders, or folders that contain runs. All finished runs are teachers; their mean probabilities are taught.
-    Images, image size and settings are those of the first one."""
+    """Run folders, or folders that contain runs. All finished runs are teachers; the network learns the mean of their
+    probabilities. Images, image size and settings are those of the first teacher."""
     out: Path | None = None
-    """Output folder (default: runs/distill-TEACHER-MODEL). It gets student/, alone/ and report.html."""
+    """Output folder (default: runs/distill-TEACHER-MODEL). It will contain student/, alone/ and report.html."""
     resume: bool = False
     """Continue the runs in OUT."""
     alone: bool = True
-    """Also train the network without teachers, by Balanced Softmax. --no-alone: leave it out."""
+    """Also train the same network without teachers, with Balanced Softmax; --no-alone skips this."""
     data: DataConfig
     views: ViewsConfig
     model: ModelConfig

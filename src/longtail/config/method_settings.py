@@ -395,8 +395,8 @@ class NCLSettings(MethodConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DistillationSettings(MethodConfig):
-    """Finished networks teach this one (`longtail distill`). Both are compared with the class frequencies of the training
-    images added to their logits."""
+    """Knowledge distillation from finished networks (`longtail distill`). Before teacher and student are compared, the log
+    class frequencies of the training images are added to the logits of both."""
 
     name: ClassVar[str] = "distillation"
     title: ClassVar[str] = "Distilled"
@@ -404,28 +404,27 @@ class DistillationSettings(MethodConfig):
     teachers: tuple[Path, ...] = ()
     """Run folders of the teachers; set by `longtail distill`."""
     teacher_checksums: tuple[str, ...] = ()
-    """Checksums of the teachers, which may not change between the start and the end of a training; set by `longtail
-    distill`."""
+    """Checksums of the teachers, which must not change during training; set by `longtail distill`."""
     target: Literal["kd", "standardized", "dkd"] = "kd"
     """Loss that compares teacher and student. `kd`: KL divergence of their probabilities; `standardized`: the same with
-    logits that are standardized for each image; `dkd`: decoupled, with own weights for the class of the image and the
-    others."""
+    logits that are standardized for each image; `dkd`: decoupled KL divergence, with separate weights for the class of
+    the image and the other classes."""
     temperature: Annotated[float, gt(0, "1 to 4")] = 1.0
-    """Divisor of the logits in that loss."""
+    """Temperature of the loss that compares teacher and student: their logits are divided by it."""
     weight: Annotated[float, interval(0, 1, example="0.5")] = 0.5
-    """Weight of that loss. Balanced Softmax on the labels has the remaining weight, 1 - weight; with 1, labels are not
-    used."""
+    """Weight of the loss that compares teacher and student. Balanced Softmax on the labels has the remaining weight,
+    1 - weight; with 1, labels are not used."""
     dkd_alpha: Annotated[float, ge(0, "1")] = 1.0
     """`dkd`: weight of the class of the image."""
     dkd_beta: Annotated[float, ge(0, "8")] = 8.0
     """`dkd`: weight of the other classes."""
     mixture: Literal["none", "mixup", "cutmix", "both"] = "none"
-    """Mix images in pairs, labeled by the teachers. `both`: mixup or CutMix at random in each batch. The loss of the
-    labels has the shares of both images."""
+    """Mix pairs of training images; the teachers predict the mixtures. `both`: mixup or CutMix, chosen at random for each
+    batch. The loss on the labels is the mean of the losses of both labels, weighted by the shares of the images."""
     mixture_alpha: Annotated[float, gt(0, "1")] = 1.0
-    """Shares of mixtures are drawn from Beta(mixture_alpha, mixture_alpha)."""
+    """The shares of the two images are drawn from Beta(mixture_alpha, mixture_alpha)."""
     views: Annotated[int, interval(1, 8, example="2")] = 1
-    """Views of each image per step. A step costs as many times more."""
+    """Number of views of each image per step. The cost of a step is proportional to it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

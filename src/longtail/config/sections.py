@@ -280,9 +280,9 @@ class TrainConfig(Section):
     validate_every: Annotated[int, ge(1)] = 10
     """Number of epochs between evaluations on the validation split, if there is one."""
     ema: Annotated[float, interval(0, 1, "[)", "0.999")] = 0.0
-    """Decay of a moving average of the weights, which is deployed; 0: none. It is evaluated and stored in place of the
-    weights of the last step, and includes the running averages of batch norm. In step t of a stage the decay is at most
-    (1 + t) / (10 + t)."""
+    """Decay of the exponential moving average of the weights; 0: no average. The average is evaluated and stored instead
+    of the weights of the last step, and includes the running statistics of batch norm. In step t of a stage, the decay is
+    at most (1 + t) / (10 + t)."""
 
 
 @dataclass(frozen=True, kw_only=True)

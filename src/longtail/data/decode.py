@@ -327,7 +327,7 @@ def ignore_pillow_warnings() -> Iterator[None]:
 
 @contextmanager
 def open_image(encoded: bytes) -> "Iterator[Image.Image]":
-    """The image of a file; anything that a decoder raises on a damaged one is a BadImage."""
+    """Context manager that opens an image. Any exception of a decoder, as for a damaged file, becomes a BadImage."""
     from PIL import Image
 
     with decoding_error_as_bad_image():

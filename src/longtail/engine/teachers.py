@@ -117,8 +117,8 @@ def check_teachers(runs: Sequence[FinishedRun], data: DataSet, image_size: int) 
             )
         if run.config.data.image_size > image_size:
             raise UserError(
-                f"the teacher {run.folder} was trained on images of {run.config.data.image_size} pixels, and enlarged views of "
-                f"{image_size} pixels would not show what it knows: use --image-size {run.config.data.image_size}",
+                f"the teacher {run.folder} was trained on images of {run.config.data.image_size} pixels, and those of the "
+                f"student have only {image_size}: use --image-size {run.config.data.image_size}",
                 kind="mismatch",
             )
 

@@ -353,7 +353,7 @@ def plan_time(
     with preserve_global_settings(), torch.random.fork_rng(devices):
         if is_cached:
             if is_verbose and is_main_process():
-                log_info("estimating the time: trying out the network on a few images")
+                log_info("estimating the training time from a few images")
             plans, seconds = plan_heads(plans, data, device, backbones, limit)
         else:
             plans, seconds = plan_steps(plans, data, folders, device, limit)

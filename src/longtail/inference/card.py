@@ -114,7 +114,7 @@ def describe_results(record: run_folder.FinishedRun) -> str:
 
 def describe_held_out(metrics: dict[str, Any], counts: list[int]) -> list[str]:
     more = sum(metrics.get("counts") or counts) - sum(counts)
-    return [f"{more:,} more were held out for validation; the groups count both"] if more > 0 else []
+    return [f"{more:,} more images were held out for validation; the groups below count them too"] if more > 0 else []
 
 
 def count_test_images(record: run_folder.FinishedRun, group: str) -> str:

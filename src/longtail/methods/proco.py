@@ -41,7 +41,7 @@ class ClassMeans(nn.Module):
 
     @torch.no_grad()
     def start_epoch(self, epoch: int) -> None:
-        """Exchange the estimators, unless this was done for the epoch already, as in a run that was resumed within it."""
+        """Start the sums of a new epoch, unless this was done for the epoch already, as in a run that was resumed within it."""
         if int(self.epoch) == epoch:
             return
         self.sum_CD.copy_(self.new_sum_CD), self.count_C.copy_(self.new_count_C)

@@ -266,10 +266,12 @@ def _view_notes(rows: Sequence[ResultRow]) -> str:
             text += f" {' and '.join(labels)} used {views} views of each image per step."
     several = [row.label for row in rows if isinstance(row.runs[0].config.method, NCLSettings)]
     if several:
-        text += f" {' and '.join(several)}: each network had a view of its own, and one is evaluated."
+        text += (
+            f" {' and '.join(several)} trained several networks, each on its own view; only one of them is evaluated."
+        )
     taught = [row.label for row in rows if isinstance(row.runs[0].config.method, DistillationSettings)]
     if taught:
-        text += f" {' and '.join(taught)}: taught by other networks, whose training is not counted."
+        text += f" {' and '.join(taught)} learned from teachers, whose training is not counted."
     return text
 
 
