@@ -23,7 +23,7 @@ for number, handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signa
 
 
 def tiny(method: str = "paco", **train) -> Config:
-    """Digits at 8 pixels with a ResNet-8: three epochs of a few steps."""
+    """Return a configuration for the digits at 8 pixels with a ResNet-8: three epochs of a few steps."""
     config = recipes.digits_lt(method)
     values = {"epochs": 3, "batch_size": 64, "device": "cpu", "checkpoint_every": 1} | train
     chosen = (
@@ -54,7 +54,7 @@ def printed_messages():
 
 @pytest.fixture
 def simple_maps(monkeypatch):
-    """Reports map the first two features: t-SNE takes longer than all the rest, and tests of the report compute it."""
+    """Use the first two features in place of t-SNE, which takes longer than everything else; tests of the report compute it."""
     monkeypatch.setattr(WORKER, "embed", lambda x_NF: x_NF[:, :2])
 
 

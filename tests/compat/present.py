@@ -1,4 +1,4 @@
-"""The present code as the compatibility tests see it.
+"""Access to the present code for the compatibility tests.
 
 All that these tests use of the package beside its public functions and its command line is imported here: where a module
 moves, this file changes, and the tests and the snapshot do not.
@@ -62,7 +62,7 @@ WORDS = {int: "1", float: "1.5", str: "x", Path: "x"}  # values for flags withou
 
 
 def default_arguments(verb: str, method: str) -> Any:
-    """Return the values that the flags of a verb have where they are not given; None for verbs without sections."""
+    """Return the defaults of the flags of a command; None for commands without sections."""
     config = recipes.digits_lt(method)
     sections = {name: getattr(config, name) for name in ALL_SECTIONS}
     kind = VERBS[verb][0]
@@ -75,7 +75,7 @@ def default_arguments(verb: str, method: str) -> Any:
 
 
 def parse(verb: str, args: Sequence[str], method: str = "paco") -> Any:
-    """Parse the flags of a verb, given after its positional arguments, as the command line does."""
+    """Parse the flags of a command, which follow its positional arguments, as the command line does."""
     kind, words = VERBS[verb]
     return parse_arguments(kind, verb, [*words, *migrate_flags(list(args))[0]], default_arguments(verb, method))
 
@@ -86,7 +86,7 @@ def parse_training(args: Sequence[str]) -> Config:
 
 
 def list_flags(verb: str, method: str = "paco") -> Flags:
-    """Return all flags of a verb with the text of their defaults, and words with which they can be given."""
+    """Return all flags of a command with the text of their defaults, and example arguments that set them."""
     values = default_arguments(verb, method)
     return dict(find_flags(VERBS[verb][0] if values is None else values))
 
@@ -112,7 +112,7 @@ def find_flags(section: Any, prefix: str = "") -> Iterator[tuple[str, dict[str, 
 
 
 def words_for(name: str, value: Any, hint: Any) -> list[str]:
-    """Return a flag with its default; a switch is given both ways, first to the opposite."""
+    """Return a flag with its default and example arguments; those of a switch begin with the opposite of its default."""
     if isinstance(value, bool):
         section, _, last = name.rpartition(".")
         both = [f"--{name}", f"--{section}{'.' if section else ''}no_{last}"]
@@ -174,7 +174,7 @@ def own_methods(kind: type) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def parameters_of(value: Any) -> list[str] | None:
-    """Return the parameters of a function, class or callable module; None for what cannot be called or tells none."""
+    """Return the parameters of a function, class or callable module; None if it cannot be called or has no signature."""
     try:
         found = inspect.signature(value).parameters
     except (TypeError, ValueError):
@@ -191,7 +191,7 @@ def read_config(tree: dict[str, Any]) -> Config:
 
 
 def config_tree(config: Config) -> dict[str, Any]:
-    """Return a configuration as config.json has it."""
+    """Return a configuration in the form of config.json."""
     return to_dict(config)
 
 
@@ -279,7 +279,7 @@ def list_tables() -> list[str]:
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """Return the tree of a results file with rows and verdicts computed anew from its runs."""
+    """Return the tree of a results file, with rows and verdicts computed again from its runs."""
     tree = json.loads(path.read_text())
     tree |= results.read_results(path, tree["table"])
     rows = results_page.make_rows(tree)

@@ -23,7 +23,7 @@ TABLES: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "renames
 
 
 def rename(kind: str, old: str) -> str:
-    """Return the present name of what was called `old`."""
+    """Return the present name of something that had the name `old`."""
     table = TABLES[kind]
     if old in table:
         return table[old]
@@ -33,5 +33,5 @@ def rename(kind: str, old: str) -> str:
 
 
 def rename_value(name: str, value: str) -> str:
-    """Return the present text of a value of the flag or config key that was called `name`."""
+    """Return the present text of a value of the flag or config key that had the name `name`."""
     return TABLES["values"].get(f"{name}={value}", value)

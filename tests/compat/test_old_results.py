@@ -1,4 +1,4 @@
-"""The results files in results/ are read, and their pages follow from them with the same figures.
+"""The committed files in results/ can be read, and their pages can be made again with the same figures.
 
 tests/test_reproduce.py tests how such files are made, on a table of its own; these are the committed ones.
 """
@@ -24,7 +24,7 @@ def name_of(path: Path) -> str:
 
 
 def numbers_in(text: str) -> list[str]:
-    """Return all numbers of a text in their order; a sign counts where it stands before a number and after a space."""
+    """Return all numbers of a text in order; a sign is included if it is before a number and after a space."""
     return re.findall(r"(?:(?<=[ (|])[-−+])?\d[\d,]*(?:\.\d+)?", text)
 
 
@@ -49,7 +49,7 @@ def test_rows_and_verdicts_follow_from_the_recorded_runs(path):
 
 
 def leaves(tree: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield all values of nested lists and objects with their places."""
+    """Yield all values of nested lists and objects with their paths."""
     if isinstance(tree, dict | list):
         inside = tree.items() if isinstance(tree, dict) else enumerate(tree)
         for key, value in inside:
@@ -75,7 +75,7 @@ def test_a_changed_figure_is_noticed():
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_every_recorded_configuration_is_accepted(path):
-    """Also in files of benchmarks, which were written by still earlier versions with fewer keys."""
+    """This includes files of benchmarks that were written by even earlier versions, with fewer keys."""
     found = list(identities(json.loads(path.read_text())))
     for tree in found:
         config = present.read_identity(tree)

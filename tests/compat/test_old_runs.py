@@ -1,4 +1,4 @@
-"""Run folders, exports and shards of the version before the renaming are read, evaluated, resumed and used as before."""
+"""Run folders, exports and shards of the version before the renaming can be read, evaluated, resumed and used as before."""
 
 import csv
 import json
@@ -30,7 +30,7 @@ TOLERANCE = 1e-4
 
 @pytest.fixture(scope="module", autouse=True)
 def no_timing():
-    """Measuring the latency of an export takes seconds, and is not tested here."""
+    """Skip the latency measurement of exports, which takes seconds and is not tested here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(present.export, "MAX_PASSES", 1)
         yield
@@ -38,7 +38,7 @@ def no_timing():
 
 @pytest.fixture(scope="module")
 def old(tmp_path_factory) -> Path:
-    """A copy of the fixtures, for tests that add no file to it and change none."""
+    """Return a copy of the fixtures, for tests that do not change it."""
     folder = tmp_path_factory.mktemp("old") / "fixtures"
     shutil.copytree(FIXTURES, folder)
     return folder
@@ -46,7 +46,7 @@ def old(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def copy(tmp_path) -> Callable[[str], Path]:
-    """A function that copies one part of the fixtures, for tests that change it."""
+    """Return a function that copies a part of the fixtures, for tests that change it."""
 
     def copy_part(part: str) -> Path:
         shutil.copytree(FIXTURES / part, tmp_path / part)
@@ -155,7 +155,7 @@ def stored_start(run: Path) -> str:
 
 
 def check_weights(run: Path, stored: Path) -> None:
-    """Compare the weights of two runs: bit for bit on the kind of machine that trained the stored one."""
+    """Compare the weights of two runs, bit for bit on a machine of the kind that trained the stored one."""
     found, wanted = (load_file(folder / "model.safetensors") for folder in (run, stored))
     wanted = {
         rename("state", f"net.{key}").removeprefix(rename("state", "net.")): value for key, value in wanted.items()
@@ -169,7 +169,7 @@ def check_weights(run: Path, stored: Path) -> None:
 
 
 def check_logs(run: Path, stored: Path) -> None:
-    """Compare the rows of two logs without times, and the gradient norms where the run has them."""
+    """Compare the rows of two logs without times, and gradient norms if there are any."""
     found, wanted = (
         [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()] for folder in (run, stored)
     )
@@ -193,7 +193,7 @@ def test_a_finished_run_is_not_trained_again(copy):
 
 
 def test_another_configuration_is_refused(copy):
-    """A setting that differs from the stored one must still be noticed."""
+    """A setting that differs from the stored one must still be reported."""
     out = copy("interrupted/paco")
     arguments = [*RUNS["paco"].split(), "--method.alpha", "0.1"]
     assert main(["train", *arguments, "--out", str(out), "--resume"]) == 2
@@ -293,7 +293,7 @@ NOT_READABLE = f"torch {torch.__version__} need not read a .pt2 archive that the
 
 
 def shown_images() -> np.ndarray:
-    """The stored images as a network's input: uint8 (N, 3, height, width)."""
+    """Return the stored images as input of a network, uint8 (N, 3, height, width)."""
     return np.stack([np.array(Image.open(FIXTURES / name)).transpose(2, 0, 1) for name in PREDICTIONS["labels"]])
 
 
@@ -351,7 +351,9 @@ def test_runs_trained_anew_have_the_stored_weights(name, old, tmp_path):
         same = {key for key in stored if key not in TIMES}
         assert {key: metrics[rename("metrics", key)] for key in same} == {key: stored[key] for key in same}
     else:
-        assert metrics[rename("metrics", "top1")] > 40  # other processors round differently, and training amplifies it
+        assert (
+            metrics[rename("metrics", "top1")] > 40
+        )  # processors differ in rounding, and training amplifies the differences
 
 
 # Shards

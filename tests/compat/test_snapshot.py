@@ -62,7 +62,7 @@ def test_old_flags_are_parsed(entry):
 
 
 def test_a_flag_that_never_existed_is_refused():
-    """The test above would notice a flag that is gone."""
+    """Otherwise the test above could not fail."""
     with pytest.raises(present.UserError):
         present.parse("train", ["--train.not_a_flag", "1"])
 
@@ -143,7 +143,7 @@ def test_states_have_their_keys_and_shapes_and_are_loaded(name):
 
 @pytest.fixture(scope="module")
 def fresh_runs(tmp_path_factory):
-    """The runs of the fixtures, trained by the present code with the same commands."""
+    """Train the runs of the fixtures with the present code and the same commands."""
     folder = tmp_path_factory.mktemp("fresh")
     for name, arguments in RUNS.items():
         assert main(["train", *arguments.split(), "--out", str(folder / name)]) == 0
@@ -175,7 +175,7 @@ def test_fresh_checkpoints_have_all_keys(fresh_runs):
 
 
 def test_only_names_of_the_snapshot_are_renamed():
-    """A misspelled entry of renames.json would translate nothing."""
+    """A misspelled entry of renames.json would have no effect."""
     every = OLD["config"]["shared"].keys() | {key for tree in OLD["config"]["methods"].values() for key in tree}
     known = {
         "flags": {flag for flags in OLD["flags"].values() for flag in flags},

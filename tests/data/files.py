@@ -1,4 +1,4 @@
-"""One of every kind of image file that users have, for tests: those that can be read, and those that cannot."""
+"""Image files of every kind for tests: readable and unreadable ones."""
 
 import functools
 import struct
@@ -11,7 +11,7 @@ NOISE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
 
 
 def good_files(folder):
-    """Unusual, and readable: name -> the pixel that its upper left corner has at the end, or None."""
+    """Write unusual readable images; return the decoded pixel of the upper left corner by file name, None for any."""
     red = Image.new("RGB", (30, 20), (255, 0, 0))
     red.save(folder / "plain.png")
     red.convert("CMYK").save(folder / "cmyk.jpg", quality=100)
@@ -46,7 +46,7 @@ def good_files(folder):
 
 @functools.cache
 def black_png(side: int) -> bytes:
-    """Return a black image of one bit per pixel, much faster than PIL writes it."""
+    """Return a black PNG with one bit per pixel; PIL would take much longer to write it."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
@@ -57,7 +57,7 @@ def black_png(side: int) -> bytes:
 
 
 def bad_files(folder):
-    """name -> a part of why it cannot be read; nothing where the decoder has the word."""
+    """Write unreadable images; return a part of the expected reason by file name, empty for reasons given by a decoder."""
     (folder / "empty.jpg").write_bytes(b"")
     (folder / "text.jpg").write_bytes(b"<html>not found</html>")
     Image.fromarray(NOISE).save(folder / "cut.png")

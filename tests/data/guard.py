@@ -1,4 +1,4 @@
-"""Runs work on a hostile file in a child process with little memory and little time, so that a test can fail and go on."""
+"""Run work on a hostile file in a child process with limited memory and time, so that the test process survives."""
 
 import os
 import resource
@@ -21,7 +21,7 @@ class Outcome(NamedTuple):
 
 
 def run_guarded(work: Callable[[], object], seconds: int = SECONDS, memory: int = MEMORY) -> Outcome:
-    """Run `work` in a child and return how it ended."""
+    """Run `work` in a child process and return its outcome."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:

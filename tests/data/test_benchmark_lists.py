@@ -1,4 +1,4 @@
-"""Published lists by name: found in the root in either layout, named instead, told of where they are absent or others."""
+"""Benchmarks that are published as lists: both layouts, lists given by flags, missing lists and unexpected lists."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""CIFAR files that somebody has crafted: pickles and archives that try to leave their bounds end in one line."""
+"""Malicious CIFAR files: pickles and archives that exceed limits are refused with a one-line error."""
 
 import gzip
 import io
@@ -46,7 +46,7 @@ def tupled(*items: bytes) -> bytes:
 
 
 def table(*values: bytes, before: bytes = b"") -> bytes:
-    """A pickle of a dictionary, its values numbered by keys."""
+    """Return the pickle of a dictionary whose keys number its values."""
     return before + b"}(" + b"".join(text(f"key{i}") + value for i, value in enumerate(values)) + b"u."
 
 
@@ -159,7 +159,7 @@ def test_memo_index_takes_no_memory():
 
 
 def test_bytes_are_not_copied_more_often_than_they_are_stored():
-    """A string of a megabyte that is encoded a thousand times."""
+    """A string of one megabyte is encoded a thousand times."""
     arguments = text("a" * 2**20) + text("latin1") + b"\x86q\x000" + ENCODE + b"q\x010"
     calls = b"".join(b"h\x01h\x00R" for _ in range(1000))
     outcome = run_guarded(lambda: unpickle(arguments + b"](" + calls + b"e."), memory=2**28)
@@ -210,7 +210,7 @@ def test_arrays_of_every_protocol(protocol, order):
 
 
 def test_pickle_of_python_2():
-    """As the official files are written: protocol 2, with strings that are bytes."""
+    """The official files have protocol 2, and strings that contain bytes."""
     raw = bytes(range(256)) * 12
     state = tupled(
         integer(1), tupled(integer(1), integer(3072)), dtype("u1"), b"\x89", b"T" + struct.pack("<i", len(raw)) + raw
@@ -240,7 +240,7 @@ def header(path: str, kind: bytes, size: int) -> bytes:
 
 
 def compressed(root: Path, *parts: bytes | int) -> Path:
-    """An archive of these bytes; a number stands for so many zeros."""
+    """Write a gzip archive of these bytes; an integer stands for that many zeros."""
     deflate = zlib.compressobj(9, zlib.DEFLATED, 31)
     with open(root / ARCHIVE, "wb") as file:
         for part in parts:
@@ -290,7 +290,7 @@ def test_global_headers_that_are_copied_to_every_member(tmp_path):
 
 
 def test_sparse_maps(tmp_path):
-    """A sparse member whose map goes on forever, and one that would expand."""
+    """One sparse member has a map without end, and one would expand."""
     first = bytearray(header("cifar-100-python/train", tarfile.GNUTYPE_SPARSE, 512))
     first[482] = 1  # the map continues in the next block
     first[483:495] = b"77777777777\0"  # the size of the file
@@ -303,7 +303,7 @@ def test_sparse_maps(tmp_path):
 
 
 def test_member_of_negative_size(tmp_path):
-    """The next header would lie before this one, over and over."""
+    """The next header would be before this one, so that reading would never end."""
     block = bytearray(header("cifar", tarfile.REGTYPE, 0))
     block[124:136] = b"\xff" * 11 + b"\x00"  # -256 in base 256
     block[148:156] = b"%06o\0 " % (sum(block[:148]) + 256 + sum(block[156:512]))

@@ -1,4 +1,4 @@
-"""Sources with random damage: each is read or refused in one line, within little time and memory, and never crashes."""
+"""Randomly damaged data is either read or refused with a one-line error, with little time and memory and without a crash."""
 
 import gzip
 import random
@@ -22,7 +22,7 @@ INSERTED = (
 
 
 def damaged(content: bytes, first: int, last: int, generator: random.Random) -> bytes:
-    """Some bytes from `first` to `last` changed, inserted, replaced or removed."""
+    """Return the content with some bytes from `first` to `last` changed, inserted, replaced or removed."""
     changed = bytearray(content)
     for _ in range(generator.choice([1, 1, 2, 4, 8])):
         at, token = generator.randrange(first, last), generator.choice(INSERTED)
@@ -39,7 +39,7 @@ def damaged(content: bytes, first: int, last: int, generator: random.Random) -> 
 
 
 def damaged_archive(content: bytes, generator: random.Random) -> bytes:
-    """The first header of the archive damaged, and its checksum as it should be."""
+    """Return the archive with a damaged first header whose checksum is correct."""
     header = bytearray(damaged(content[:512], 0, 512, generator)[:512].ljust(512, b"\0"))
     header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % sum(header)
@@ -48,7 +48,7 @@ def damaged_archive(content: bytes, generator: random.Random) -> bytes:
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory) -> dict[str, tuple[Path, DataConfig]]:
-    """Of each kind the file that is damaged, and the data that it belongs to."""
+    """Return for each kind of data the file to damage, and the configuration of the data."""
     top = tmp_path_factory.mktemp("sources")
     tree = inaturalist(top / "images", lambda tree: None)
     files = sorted(str(file.relative_to(top / "images")) for file in (top / "images").rglob("*.png"))

@@ -1,4 +1,4 @@
-"""A folder with one of everything that users have: what is found, what is read, what stops a training."""
+"""Inspection of a folder with all kinds of files: what is reported, what is read, and what stops training."""
 
 import io
 import json
@@ -89,7 +89,7 @@ def test_the_same_file_twice(folder):
 
 
 def summary(capsys, folder) -> str:
-    """Return what a command has printed about the images, without sizes of files and bars; settings follow below it."""
+    """Return the printed part about the images, without file sizes and bars; the settings that follow are left out."""
     found, *_ = capsys.readouterr().out.replace(folder.name, "images").split("\n\n")
     return "\n".join(line.rstrip(" █") for line in found.split("\n") if not line.startswith("width"))
 
@@ -195,7 +195,7 @@ def test_the_verbs_have_twins(folder, tmp_path_factory):
 
 
 def test_a_jpeg_that_has_lost_its_data_is_found(folder):
-    """Half of it and its last two bytes are there: no decoder complains, and none knows what was below."""
+    """The file has its first half and its last two bytes. Decoders accept it, although the rest of the image is lost."""
     noise = np.random.default_rng(1).integers(0, 256, (40, 40, 3), dtype=np.uint8)
     for name in ("whole.jpg", "lost.jpg"):
         Image.fromarray(noise).save(folder / "train/cat" / name)

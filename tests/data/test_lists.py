@@ -1,4 +1,4 @@
-"""Lists of real files: the published layouts, CSV, iNaturalist's JSON; and what can be wrong with each."""
+"""Lists of real files: the published layouts, CSV, iNaturalist's JSON, and errors in each."""
 
 import json
 import os
@@ -25,7 +25,7 @@ FILES = {"train/cat": 6, "train/dog": 3, "val/cat": 2, "val/dog": 1}
 
 @pytest.fixture
 def images(tmp_path):
-    """Each image has a gray of its own."""
+    """Write images; each has a different gray level."""
     for number, (folder, n) in enumerate(FILES.items()):
         (tmp_path / folder).mkdir(parents=True)
         for i in range(n):
@@ -35,7 +35,7 @@ def images(tmp_path):
 
 
 def lines(split: str, **labels) -> list[tuple[str, str]]:
-    """(path, label) of all images of a split, in an order that is not the folder's."""
+    """Return (path, label) of all images of a split, in another order than that of the folder."""
     labels = labels or {"cat": 0, "dog": 1}
     found = [(f"{split}/{c}/{i}.png", str(labels[c])) for c in ("dog", "cat") for i in range(FILES[f"{split}/{c}"])]
     return found[::-1]
@@ -52,7 +52,7 @@ def write_csv(path, rows, heading=("path", "label"), mark=","):
 
 
 def write_json(path, split, ids=(11, 7)):
-    """Categories in no order, with ids that are no places."""
+    """Write a JSON list with unordered categories, whose ids are not indices."""
     rows, number = lines(split, cat=ids[0], dog=ids[1]), {"cat": ids[0], "dog": ids[1]}
     tree = {
         "images": [{"id": 100 + i, "file_name": file} for i, (file, _) in enumerate(rows)],
@@ -75,7 +75,7 @@ def refuses(kind: Kind, *values: str, lists, **options) -> None:
 
 
 def by_id(source) -> dict[str, tuple[str, int]]:
-    """id -> (class name, gray)."""
+    """Return (class name, gray level) by id."""
     names = [source.class_names[label] for label in source.labels]
     return {
         str(i): (name, int(gray)) for i, name, gray in zip(source.ids, names, source.images[:, 3, 3, 0], strict=True)
@@ -197,7 +197,7 @@ def test_a_file_is_one_however_a_list_spells_it(images):
 
 
 def many_lines(images, n=20) -> list[tuple[str, str]]:
-    """Files of two classes."""
+    """Write files of two classes, and return their lines."""
     for c in "01":
         (images / c).mkdir()
         for i in range(n):
@@ -242,7 +242,7 @@ def test_a_split_by_files_is_that_by_labels_where_none_is_named_twice():
 
 
 def test_labels_mean_the_same_in_both_lists(images):
-    """Numbers sort otherwise as text (10 before 2): a list of names must never be read as one of numbers."""
+    """Numbers as text have another order (10 before 2), so a list of names must never be read as one of numbers."""
     for c in range(12):
         (images / f"c{c}").mkdir()
         for i in range(3):
@@ -292,7 +292,7 @@ def test_damaged_csv(images, text, kind, value):
 
 
 def test_csv_of_all_habits(images):
-    """Spaces after commas, quotes, a line break inside a field."""
+    """The file has spaces after commas, quotes, and a line break inside a field."""
     text = 'note, path, label\n"a, b","train/cat/0.png", "big\ncat"\n'
     text += ",train/cat/1.png,big cat\n" + "".join(f",train/cat/{i}.png,dog\n" for i in (2, 3, 4, 5))
     text += "".join(f",train/dog/{i}.png,dog\n" for i in (0, 1, 2))
@@ -368,11 +368,11 @@ def test_a_path_says_what_kind_of_source_it_is(images):
         recipes.make(images / "train/cat/0.png")
 
 
-# Lists from other people
+# Untrusted lists
 
 
 def test_a_csv_of_very_many_columns_and_rows(tmp_path):
-    """The time grows with the size of the file, not with columns times rows."""
+    """The time is proportional to the size of the file, and not to columns times rows."""
     names = ",".join(f"column {i}" for i in range(40_000))
     (tmp_path / "a.csv").write_text(f"path,label,{names}\n" + "a.png,0\n" * 40_000)
     with within(10):

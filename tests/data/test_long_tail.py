@@ -1,4 +1,4 @@
-"""The draw against the field's own rule, written out as loops, and the split's promises."""
+"""The long-tailed subset against the usual rule written as loops, and properties of the validation split."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ BALANCED = np.random.RandomState(3).permutation(np.repeat(np.arange(100), 500)) 
 
 
 def released_draw(labels, classes, factor):
-    """The rule as the released LDAM code states it, on NumPy's global generator."""
+    """Draw as the released LDAM code does, with NumPy's global generator."""
     state = np.random.get_state()
     np.random.seed(0)
     kept = []

@@ -1,4 +1,4 @@
-"""How often classes and images are drawn, against the shares written out; and what an order depends on."""
+"""How often samplers draw classes and images, compared with explicit shares, and what the order depends on."""
 
 import math
 import os
@@ -22,7 +22,7 @@ SAMPLERS = ["uniform", "balanced", "sqrt", "reversed", "progressive"]
 
 
 def wanted_shares(sampler: str, done: float = 0.0) -> torch.Tensor:
-    """The weight of one class after the other, then all divided by their sum."""
+    """Return the expected shares, computed class by class."""
     weight = {
         "uniform": lambda n: n,
         "balanced": lambda n: 1,
@@ -35,12 +35,12 @@ def wanted_shares(sampler: str, done: float = 0.0) -> torch.Tensor:
 
 
 def drawn(sampler: str, done: float = 0.0) -> torch.Tensor:
-    """The images of many epochs."""
+    """Return the drawn images of many epochs."""
     return torch.cat([epoch_order(sampler, LABELS, 0, epoch, done) for epoch in range(EPOCHS)])
 
 
 def too_far(found: torch.Tensor, share: torch.Tensor) -> bool:
-    """Pearson's chi-square of counts against shares, beyond its mean by six standard deviations."""
+    """Return whether the chi-square statistic of counts against shares exceeds its mean by six standard deviations."""
     expected, free = share * found.sum(), len(found) - 1
     return float(((found - expected) ** 2 / expected).sum()) > free + 6 * math.sqrt(2 * free)
 
@@ -53,7 +53,7 @@ def test_classes_are_drawn_by_their_shares(sampler, done):
     found = torch.bincount(LABELS[drawn(sampler, done)], minlength=C).double()
     assert found.sum() == EPOCHS * N and (found[~THERE] == 0).all()
     assert not too_far(found[THERE], wanted_shares(sampler, done)[THERE])
-    # the measure tells them apart: `progressive` ends as `balanced`, and no other two are alike
+    # the test can fail: `progressive` ends as `balanced`, and all others differ
     others = [wanted_shares(s, d)[THERE] for s, d in DRAWS]
     alike = [other for other in others if torch.allclose(other, wanted_shares(sampler, done)[THERE])]
     assert sum(not too_far(found[THERE], other) for other in others) == len(alike) <= 2
@@ -83,7 +83,7 @@ def test_uniform_is_every_image_once():
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_an_order_is_a_function_of_seed_epoch_and_purpose(sampler):
     def order(seed=0, epoch=3, purpose="order"):
-        torch.manual_seed(17)  # what others draw is nothing to it
+        torch.manual_seed(17)  # other generators have no effect
         torch.rand(epoch)
         return epoch_order(sampler, LABELS, seed, epoch, 0.5, purpose)
 
@@ -113,7 +113,7 @@ def test_processes_share_one_order_out(sampler, world):
 
 
 def loader(batch: int = 32) -> ResidentLoader:
-    """Of images that show their own number."""
+    """Return a loader of images that encode their number."""
     images = np.zeros((N, 4, 4, 3), np.uint8)
     images[..., 0], images[..., 1] = (np.arange(N)[:, None, None] // k % 256 for k in (256, 1))
     source = Split(images, LABELS.numpy(), tuple("abcdefg"), np.arange(N))
@@ -137,7 +137,7 @@ def test_the_loader_takes_the_stages_draw_in_its_order(sampler):
 
 
 def test_a_stage_that_begins_draws_anew():
-    """Also where its first epoch is the one that the loader stands in."""
+    """This also holds if the first epoch of the stage is the present epoch of the loader."""
     ours = loader()
     ours.seek(0, 0)
     before = ours.take(10)[1]

@@ -1,4 +1,4 @@
-"""Shards of real image files: written and read back, as `datasets` has them, and damaged."""
+"""Shards of real image files: writing and reading, files written by `datasets`, and damaged files."""
 
 import io
 import json
@@ -25,7 +25,7 @@ from tests.raises import raises
 
 @pytest.fixture
 def folder(tmp_path):
-    """Noise compresses badly: the files are some 12 kB each."""
+    """Write images of noise, which compresses badly: each file has about 12 kB."""
     rng = np.random.default_rng(0)
     for split, counts in {"train": {"cat": 40, "dog": 7}, "val": {"cat": 5, "dog": 5}}.items():
         for name, n in counts.items():
@@ -95,7 +95,7 @@ def test_arrays_and_draws_are_packed_too(tmp_path):
 
 
 def test_what_datasets_writes_is_read(tmp_path):
-    """Names of columns, plain bytes instead of a struct, names as labels, an evaluation set called validation."""
+    """The file has other column names, plain bytes instead of a struct, names as labels, and an evaluation set "validation"."""
     png = tmp_path / "x.png"
     Image.new("RGB", (8, 8), (9, 8, 7)).save(png)
     table = pa.table({"img": [png.read_bytes()] * 6, "fine_label": ["b", "a", "b", "b", "b", "a"]})
@@ -158,7 +158,7 @@ def test_damaged_shards(folder, tmp_path):
 
 
 def test_bytes_that_have_changed_are_noticed(folder, tmp_path):
-    """An image would often be decoded all the same."""
+    """A damaged image can often be decoded, so the bytes are compared."""
     shard(of(folder), tmp_path / "packed")
     path = next((tmp_path / "packed").glob("train-*.parquet"))
     whole = path.read_bytes()
@@ -170,7 +170,7 @@ def test_bytes_that_have_changed_are_noticed(folder, tmp_path):
 
 
 def test_a_shard_cut_short_under_its_reader_ends_no_process(folder, tmp_path):
-    """As when somebody writes it anew: a file mapped into memory would end the process with a bus error."""
+    """This happens if the file is written again; with a memory map the process would end with a bus error."""
     shard(of(folder), tmp_path / "out")
     file = tmp_path / "out/train-00000-of-00001.parquet"
     code = """
@@ -223,7 +223,7 @@ def test_a_bad_image_is_not_packed_unseen(folder, tmp_path):
 
 
 def with_names(path, labels, names):
-    """As `datasets` writes class labels; the image's gray is the place of its class in the alphabet."""
+    """Write class labels as `datasets` does; the gray level of an image is the alphabetical index of its class."""
     images = []
     for label in labels:
         file = io.BytesIO()
@@ -236,7 +236,7 @@ def with_names(path, labels, names):
 
 @pytest.mark.parametrize("other", [["eel", "dog", "cat"], None])
 def test_each_file_has_its_own_names(tmp_path, other):
-    """Numbers of one file may mean other classes than those of the next."""
+    """The same number may stand for different classes in different files."""
     with_names(tmp_path / "train-0.parquet", [0, 1, 2, 0], ["cat", "dog", "eel"])
     labels = [0, 1, 2] if other else ["eel", "dog", "cat"]
     for name in ("train-1.parquet", "test-0.parquet"):

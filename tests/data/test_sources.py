@@ -1,4 +1,4 @@
-"""Sources against real files: pickles and archives in CIFAR's official layout, and images written by PIL."""
+"""Loading of real files: pickles and archives in the official layout of CIFAR, and images written by PIL."""
 
 import hashlib
 import io
@@ -31,7 +31,7 @@ def refuses(kind: Kind, *values: object, **options) -> None:
 
 
 def cifar_entry(classes, per_class, key, seed=0):
-    """A table as CIFAR's pickles hold it, of random images."""
+    """Return the content of a CIFAR pickle with random images."""
     generator = np.random.RandomState(seed)
     labels = generator.permutation(np.repeat(np.arange(classes), per_class)).tolist()
     return {"data": generator.randint(1, 256, (len(labels), 3072), np.uint8), key: labels}

@@ -1,4 +1,4 @@
-"""Whole images from real files: decoded, read ahead in threads, put on canvases, and trained on."""
+"""Streamed images: decoding, reading ahead in threads, canvases, and training."""
 
 import io
 import itertools
@@ -78,7 +78,7 @@ def test_headers_of_other_kinds():
     assert read_jpeg_header(as_file(PHOTO.convert("CMYK"))) == JpegHeader(427, 640, 4, 8, 1)
     assert read_jpeg_header(as_file(PHOTO, "PNG")) is None
     whole = as_file(PHOTO, exif=PHOTO.getexif())
-    for end in range(300):  # cut short anywhere before its pixels, it is no header, and never an error
+    for end in range(300):  # truncated anywhere before its pixels, it has no header, and no exception is raised
         assert read_jpeg_header(whole[:end]) in (None, read_jpeg_header(whole))
     assert read_jpeg_header(whole[:20]) is None
 
@@ -149,7 +149,7 @@ def test_a_jpeg_cut_short_is_a_bad_image():
 
 
 def numbered(n: int, side: int = 12) -> StreamedImages:
-    """Image i is gray i, (4 + i % 5) x (8 - i % 3) pixels."""
+    """Return n images; image i has gray level i and (4 + i % 5) x (8 - i % 3) pixels."""
 
     def encoded(i: int) -> bytes:
         return as_file(Image.new("L", (8 - i % 3, 4 + i % 5), i), "PNG")
@@ -202,7 +202,7 @@ def test_processes_of_a_machine_share_its_memory(monkeypatch):
 
 
 def test_readers_share_a_stream(monkeypatch):
-    """Each evaluation has a reader: with a stream for each, those of captured branches would soon be handed out twice."""
+    """torch has 32 streams. If each reader had its own, those of captured branches would soon be shared."""
     asked = []
     monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: asked.append(device) or object())
     loaders.copy_stream.cache_clear()
@@ -245,7 +245,7 @@ def test_a_test_image_that_is_gone_when_pictures_are_made_is_named():
 
 
 def photos(n: int = 24, side: int = 64) -> StreamedImages:
-    """JPEGs, and among them what no plain decoder takes: a PNG, one turned by EXIF, one too large, one without its end."""
+    """Return JPEGs, and files that are not plain: a PNG, a JPEG with EXIF rotation, a too large one, a truncated one."""
     rng = np.random.default_rng(5)
     files = [as_file(PHOTO.crop((0, 0, *rng.integers(8, 64, 2)))) for _ in range(n)]
     small = PHOTO.crop((0, 0, 30, 50))
@@ -257,7 +257,7 @@ def photos(n: int = 24, side: int = 64) -> StreamedImages:
 
 
 class Decoded:
-    """What a decoder was given, and the pixels; it refuses the calls that are named."""
+    """A decoder that records its calls; calls with the numbers in `refused` fail."""
 
     def __init__(self, *refused: int) -> None:
         self.calls, self.refused = [], refused
@@ -337,7 +337,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path):
 @pytest.mark.parametrize("device", [*ORDERS, pytest.param("cuda", marks=cuda)])
 @pytest.mark.parametrize("side", [48, 50])
 def test_images_are_laid_on_canvases_in_one_launch(side, device, monkeypatch, tmp_path):
-    """Rows of a multiple of sixteen bytes are copied so; the rest of a canvas, and one without an image, is left alone."""
+    """Rows of a multiple of 16 bytes are copied in such units. The rest of a canvas, and empty canvases, do not change."""
     if device in ORDERS:
         emulated = emulate(views.canvas_source(), tmp_path)
         emulated.order, device = device, "cpu"
@@ -386,7 +386,7 @@ def test_decoded_on_cuda_they_are_nearly_those_of_the_cpu():
 
 @cuda
 def test_batches_decoded_on_cuda_are_not_overwritten_by_later_ones():
-    """While the device is busy with other work, which is when a decoder may be given memory that is still to be read."""
+    """The device is busy with other work, so a decoder may get memory that is still to be read."""
     device = torch.device("cuda")
     decoder = decode.make_decoder(device, "gpu")
     plan, busy = [np.arange(24)] * 40, torch.randn(4096, 4096, device=device)
@@ -464,7 +464,7 @@ def test_a_stream_reads_on_instead_of_beginning_anew(monkeypatch):
 
 
 def test_before_anything_is_read_there_are_images_that_views_can_be_made_of():
-    """As captured views are tried out on them: sizes beyond the canvas would lead kernels out of their memory."""
+    """Captured views are warmed up with these images; sizes beyond the canvas would make kernels read other memory."""
     loader = StreamLoader(source(), 5, 0, CPU)
     loader.set_chunks(2, 8)
     (images, size_N2), y = loader.take(2)
@@ -472,7 +472,7 @@ def test_before_anything_is_read_there_are_images_that_views_can_be_made_of():
 
 
 def test_so_many_batches_are_in_memory_at_a_time(monkeypatch):
-    """As are counted before they are made."""
+    """The number of buffers is the one that is checked against the available memory."""
     made, room, alive = [], BatchReader._get_buffer, []
 
     def remembered(reader, n):
@@ -534,7 +534,7 @@ def test_chosen_images_come_in_their_order():
 
 @pytest.fixture
 def folder(tmp_path):
-    """Photographs of two kinds, of many shapes: pieces of the one and of the other of scikit-learn's."""
+    """Write crops of many shapes from the two photographs of scikit-learn, one class each."""
     rng = np.random.default_rng(2)
     for split, counts in {"train": {"china": 30, "flower": 8}, "val": {"china": 6, "flower": 6}}.items():
         for photo, (name, n) in zip(load_sample_images().images, counts.items(), strict=True):
@@ -637,7 +637,7 @@ def test_canvases_are_no_larger_than_asked_for(folder):
 
 @pytest.mark.parametrize("owner, work", [(StreamLoader, "set_chunks"), (StreamLoader, "seek"), (Views, "query")])
 def test_a_lack_of_memory_names_the_resolution(owner, work, folder, tmp_path, monkeypatch):
-    """At whatever moment it shows: a smaller batch does not make the canvases smaller that were made already."""
+    """The error can occur at any time. A smaller batch does not help, because canvases that exist do not shrink."""
 
     def no_memory(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")

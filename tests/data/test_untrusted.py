@@ -1,4 +1,4 @@
-"""Images, lists, folders and shards that somebody has crafted, or that cannot be accessed, end in one line."""
+"""Malicious or inaccessible images, lists, folders and shards are refused with one-line errors."""
 
 import io
 import json
@@ -42,7 +42,7 @@ showpage
 
 @pytest.fixture
 def ghostscript(tmp_path, monkeypatch):
-    """A `gs` that comes first on the PATH; the file that it writes when it is started."""
+    """Put a `gs` first on the PATH; return the file that it writes when it is started."""
     from PIL import EpsImagePlugin
 
     folder, mark = tmp_path / "bin", tmp_path / "started"
@@ -143,7 +143,7 @@ def test_repeated_metadata_takes_little_time(kind):
 
 
 def test_few_images_are_held_in_memory(monkeypatch):
-    """What is read ahead is bounded, and nothing more is begun where nobody goes on."""
+    """The number of images that are read ahead is limited, and no more are started if the consumer stops."""
     monkeypatch.setattr(decode, "available_cores", lambda: 2)
     begun: list[int] = []
     every = decode.map_in_threads(lambda index: begun.append(index) or index, np.arange(100))
@@ -236,7 +236,7 @@ def test_one_path_that_is_far_longer_than_the_others(tmp_path, monkeypatch):
 
 
 def unprivileged(work) -> object:
-    """Call `work` as a user who may not access everything; for a child process, as there is no way back."""
+    """Call `work` as an unprivileged user; only in a child process, because this cannot be undone."""
     if os.geteuid() == 0:
         os.setgroups([])
         os.setegid(65534)
@@ -247,7 +247,7 @@ def unprivileged(work) -> object:
 @pytest.mark.parametrize("name", ["folder", "shards"])
 @pytest.mark.parametrize("mode", [0o000, 0o444, 0o311])
 def test_folders_without_permission(name, mode):
-    """Neither reading nor entering; reading alone; entering alone."""
+    """The folder can be neither read nor entered, only read, or only entered."""
     with tempfile.TemporaryDirectory() as top:  # unlike tmp_path, which other users may not enter
         os.chmod(top, 0o755)
         root = Path(top, "images")
@@ -430,7 +430,7 @@ def test_shards_that_are_not_files(tmp_path, target):
 
 
 def test_shard_of_very_many_rows(tmp_path):
-    """Two hundred million labels that take a few kilobytes."""
+    """A file of a few kilobytes has two hundred million labels."""
     writer = None
     for _ in range(20):
         table = pa.table({"image": pa.nulls(10_000_000, pa.binary()), "label": pa.nulls(10_000_000, pa.int64())})
@@ -458,7 +458,7 @@ def repeated(value, count: int):
 
 
 def test_row_group_that_decompresses_to_gigabytes(tmp_path, monkeypatch):
-    """Each image is another one, so that the column itself is large, and zeros compress well."""
+    """All images differ, so that the column itself is large; zeros compress well."""
     large = [b"%d" % i + bytes(2**20) for i in range(20)]
     root = write_shard(tmp_path / "shards", large, LABELS, compression="zstd", use_dictionary=False)
     assert (root / "train.parquet").stat().st_size < 2**20
@@ -470,7 +470,7 @@ def test_row_group_that_decompresses_to_gigabytes(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("column", ["image", "label", "path"])
 def test_dictionaries_that_expand_to_gigabytes(tmp_path, monkeypatch, column):
-    """A value of 16 MB, which a thousand rows repeat: 16 GB from a file of a few kilobytes."""
+    """A thousand rows repeat a value of 16 MB: 16 GB from a file of a few kilobytes."""
     text, labels = "x" * 2**24, pa.array([i % 2 for i in range(1000)])
     images = repeated(encoded(0), 1000)
     if column == "image":
@@ -523,7 +523,7 @@ def test_shards_whose_footer_contradicts_their_pages(tmp_path, column):
 
 @pytest.mark.parametrize("column", ["image", "label"])
 def test_column_chunks_with_the_name_of_another_column(tmp_path, column):
-    """pyarrow finds a column by its place in the schema; its chunk repeats the name, which is changed here."""
+    """pyarrow finds a column by its index in the schema; the chunk repeats the name, which is changed here."""
     images, labels = pa.array([encoded(i) for i in range(20)]), pa.array([i % 2 for i in range(20)])
     path = write_shard(tmp_path / "shards", images, labels, store_schema=False) / "train.parquet"
     whole = path.read_bytes()

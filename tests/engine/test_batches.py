@@ -1,4 +1,4 @@
-"""Views made ahead: which images and draws a step sees depends on the step alone."""
+"""Views of several steps at once: the images and random draws of a step depend on the step only."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.engine.test_train import CPU, DATA, run_until, state_of
 
 @pytest.fixture
 def four_ahead(monkeypatch):
-    """As on a GPU: views for several steps at once; an epoch of six steps in parts of four and two."""
+    """Make views for four steps at once, as on a GPU; an epoch of six steps has parts of four and two."""
     monkeypatch.setattr(Batches, "_choose_steps_ahead", lambda self: 4)
 
 
@@ -24,14 +24,14 @@ def test_a_step_sees_the_same_views_wherever_the_run_comes_from(four_ahead, tmp_
     one, other = (Trainer(tiny("paco"), 0, DATA, tmp_path, CPU) for _ in range(2))
     steps = range(2 * one.steps_per_epoch)
     in_order = [seen(one, step) for step in steps]
-    for step in (7, 2, 11, 3, 6, 5):  # as resumes would come in
+    for step in (7, 2, 11, 3, 6, 5):  # as after a resume
         assert all(torch.equal(a, b) for a, b in zip(in_order[step], seen(other, step), strict=True))
     for a in steps:
         assert not any(torch.equal(in_order[a][0], in_order[b][0]) for b in range(a))
 
 
 def test_views_ahead_show_each_image_once_in_an_epoch(four_ahead, tmp_path):
-    """The labels of an epoch are those of its order, batch by batch, and the remainder is left out."""
+    """The labels of an epoch follow its order batch by batch; the remainder is dropped."""
     run = Trainer(tiny("paco"), 0, DATA, tmp_path, CPU)
     for epoch in (0, 1):
         labels = [seen(run, epoch * 6 + step)[-1] for step in range(6)]

@@ -1,4 +1,4 @@
-"""The temperature against a search over the equation in float64, and in worlds whose posterior is known."""
+"""The temperature against a search over the equation in float64, and on synthetic data whose posterior is known."""
 
 import json
 import math
@@ -19,7 +19,7 @@ COUNTS = (300, 100, 30, 6)
 
 
 def world(seed: int, counts=COUNTS, noise: float = 1.2) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Points around a mean per class; the logits are the log posterior under the frequencies of `counts`, exactly."""
+    """Draw points around a mean per class; the logits are the exact log posterior for the frequencies of `counts`."""
     rng = torch.Generator().manual_seed(seed)
     n, means = torch.tensor(counts), torch.randn(len(counts), 3, generator=rng, dtype=torch.float64)
     y = torch.arange(len(counts)).repeat_interleave(n)
@@ -29,7 +29,7 @@ def world(seed: int, counts=COUNTS, noise: float = 1.2) -> tuple[torch.Tensor, t
 
 
 def slow_nll(z, y, prior, temperature: float) -> float:
-    """The equation: mean over classes of the mean over their images of -log softmax(z / T - log prior)[y]."""
+    """Return the mean over classes of the mean over their images of -log softmax(z / T - log prior)[y]."""
     by_class: dict[int, list[float]] = {}
     for row, label in zip(z.tolist(), y.tolist(), strict=True):
         scores = [v / temperature - math.log(q) for v, q in zip(row, prior.tolist(), strict=True)]
@@ -57,7 +57,7 @@ def test_the_true_posterior_of_long_tailed_data_has_temperature_one():
     assert calibrate(lambda: [3 * z], y, prior).temperature == pytest.approx(3, abs=0.18)
     alike = torch.full_like(prior, 0.25)
     assert calibrate(lambda: [z - prior.log()], y, alike).temperature == pytest.approx(1, abs=0.06)
-    assert abs(calibrate(lambda: [z], y, alike).temperature - 1) > 0.15  # a wrong prior would be paid for
+    assert abs(calibrate(lambda: [z], y, alike).temperature - 1) > 0.15  # a wrong prior would have a higher loss
 
 
 def test_rows_may_come_in_parts_and_classes_count_alike():
@@ -100,6 +100,6 @@ def test_a_run_with_validation_images_stores_it_and_others_do_not(tmp_path):
     stored = json.loads((held / run_folder.CALIBRATION).read_text())
     assert stored["calibrated_nll"] <= stored["nll"] and stored["images"] > 20 and stored["temperature"] > 0
     (held / run_folder.CALIBRATION).unlink()
-    evaluate(held)  # an older run gets it when it is measured again
+    evaluate(held)  # an older run gets it when it is evaluated again
     again = json.loads((held / run_folder.CALIBRATION).read_text())
     np.testing.assert_allclose(list(again.values()), list(stored.values()), rtol=1e-5)

@@ -1,4 +1,4 @@
-"""As many classes as iNaturalist 2018 has, from training to the files of a finished run."""
+"""A run with as many classes as iNaturalist 2018, from training to the files of the finished run."""
 
 import json
 from dataclasses import replace
@@ -15,7 +15,7 @@ TESTED = 300  # images
 
 
 def images_of(labels: np.ndarray, classes: int) -> Split:
-    """Noise of 8 pixels, on a color of its class's own for those of the first classes."""
+    """Return images of noise with 8 pixels; those of the first classes also have a color for each class."""
     rng = np.random.default_rng(len(labels))
     images = rng.integers(0, 60, (len(labels), 8, 8, 3), dtype=np.uint8)
     images += (60 * (labels[:, None] // [1, 3, 9] % 3)).astype(np.uint8)[:, None, None]
@@ -25,7 +25,7 @@ def images_of(labels: np.ndarray, classes: int) -> Split:
 
 @pytest.mark.parametrize(("classes", "batch"), [(1_200, 128), pytest.param(8_142, 512, marks=pytest.mark.long)])
 def test_a_run_of_many_classes(classes, batch, tmp_path):
-    """More than the 1,000 up to which matrices of classes are kept."""
+    """There are more than 1,000 classes, up to which matrices of classes are stored."""
     tail, head = np.arange(classes), np.repeat(np.arange(4), 500)
     trained, tested = images_of(np.append(tail, head), classes), images_of(np.arange(TESTED) % 8, classes)
     data = DataSet("synthetic", trained, None, tested, "none")

@@ -1,4 +1,4 @@
-"""The compiled step on the CPU, as CI has no GPU; on CUDA test_cuda.py compares it with the captured and the eager one."""
+"""The compiled step on the CPU, because CI has no GPU; test_cuda.py compares it with captured and eager steps on CUDA."""
 
 import shutil
 from dataclasses import replace
@@ -23,7 +23,7 @@ def test_compiled_networks_give_the_losses_of_eager_ones(method, tmp_path):
         run = run_until(config, tmp_path / step)
         states.append(run.method.state_dict())
         setup.append(run.setup_seconds)
-    assert setup[1] > setup[0]  # what compiling took is no part of the training's time
+    assert setup[1] > setup[0]  # the time for compiling is not part of the training time
     one, two = ([row["loss"] for row in log_of(tmp_path / step)] for step in ("eager", "compiled"))
     assert one == pytest.approx(two, rel=1e-3) and states[0].keys() == states[1].keys()
-    assert not all(torch.equal(states[0][k], states[1][k]) for k in states[0])  # it was another code that ran
+    assert not all(torch.equal(states[0][k], states[1][k]) for k in states[0])  # the compiled code was used

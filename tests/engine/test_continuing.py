@@ -1,4 +1,4 @@
-"""What a resumed run says and refuses: another number of threads, a folder of another seed; and a terminal that is closed."""
+"""Resumed runs: another number of threads, folders of other seeds, and a terminal that was closed."""
 
 import fcntl
 import json
@@ -32,7 +32,7 @@ from tests.raises import raises
 
 
 def unfinished(out: Path, **train_changes) -> Path:
-    """The folder of a run whose metrics are still missing."""
+    """Train a run, remove its metrics, and return its folder."""
     (folder,) = train(tiny("ce", epochs=1, **train_changes), out, data=DATA)
     (folder / run_folder.METRICS).unlink()
     return folder
@@ -44,7 +44,7 @@ def loud(config: Config) -> Config:
 
 @pytest.fixture
 def own_threads():
-    """The number of threads may be changed in a test."""
+    """Restore the number of threads after the test."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -121,7 +121,7 @@ def test_a_renamed_folder_is_not_continued(finished, tmp_path):
 
 
 def test_a_folder_that_is_renamed_meanwhile_is_not_continued(tmp_path, monkeypatch):
-    """The seeds are checked again when a run begins, as hours may have passed."""
+    """The seeds are checked again when a run begins, because the first check may have been hours before."""
     folder, config = unfinished(tmp_path), tiny("ce", epochs=1, seeds=(1,))
     monkeypatch.setattr(
         "longtail.engine.train.find_unfinished", lambda folders, *_: (folder.rename(folders[1]), folders)[1]
@@ -155,7 +155,7 @@ def test_signals_are_given_back():
 
 
 def test_an_ignored_signal_stays_ignored():
-    """As under nohup."""
+    """This is the case under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with StopSignals() as stop:
@@ -173,14 +173,14 @@ def test_platforms_without_the_signal(monkeypatch):
 
 
 def own_terminal() -> None:
-    """In a new process: standard input becomes the terminal that controls it."""
+    """Make standard input the controlling terminal of this new process."""
     os.setsid()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 @pytest.mark.long  # the signal itself has faster tests
 def test_a_closed_terminal_saves_and_resume_goes_on(tmp_path):
-    """A real process with a progress bar, whose terminal disappears; the resumed run equals one that nothing happened to."""
+    """The terminal of a process with a progress bar is closed; the resumed run equals an uninterrupted one."""
     config = tiny("paco", epochs=8, checkpoint_every=100)
     (whole,) = train(config, tmp_path / "whole", data=DATA)
     flags = [
@@ -229,7 +229,7 @@ def test_a_closed_terminal_saves_and_resume_goes_on(tmp_path):
 
 
 def read_until(master: int, done) -> None:
-    """Read what a terminal shows, or the process in it would wait."""
+    """Read the output of a terminal until `done`; otherwise the process in it would block."""
     os.set_blocking(master, False)
     while not done():
         try:

@@ -1,4 +1,4 @@
-"""What only a GPU can show. Its CPU twins are in test_train.py; CI has no GPU and skips these."""
+"""Tests that need a GPU. Similar tests for the CPU are in test_train.py; CI has no GPU and skips these."""
 
 import json
 from dataclasses import replace
@@ -24,7 +24,7 @@ METHODS = ["ce", "balanced-softmax", "supcon", "paco"]
 
 
 def distance(one: dict, two: dict) -> float:
-    """Relative L2 distance of all floating-point state."""
+    """Return the relative L2 distance of all floating-point state."""
     a, b = (torch.cat([t.double().flatten().cpu() for t in s.values() if t.is_floating_point()]) for s in (one, two))
     return ((a - b).norm() / a.norm()).item()
 
@@ -32,7 +32,7 @@ def distance(one: dict, two: dict) -> float:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("bf16", 1e-2)])
 def test_resume_equals_the_unbroken_run_within_tolerance(method, precision, tolerance, tmp_path):
-    """fp32 runs with deterministic cuDNN; bf16 without, and was seen to repeat exactly on an H200 all the same."""
+    """fp32 uses deterministic cuDNN. bf16 does not, but runs were identical on an H200."""
     config, cuda = tiny(method, precision=precision, device="cuda"), torch.device("cuda")
     whole = run_until(config, tmp_path / "whole", device=cuda)
     run_until(config, tmp_path / "parts", 8, device=cuda)
@@ -43,7 +43,7 @@ def test_resume_equals_the_unbroken_run_within_tolerance(method, precision, tole
 
 
 def moved(batch, device):
-    """A batch with all it has, also what is mixed in and its partner."""
+    """Return a batch with all of its parts on a device, including mixtures and the partner batch."""
     if isinstance(batch, tuple):
         return type(batch)(*(moved(part, device) for part in batch))
     return batch if batch is None else batch.to(device)
@@ -64,7 +64,7 @@ def test_cpu_and_cuda_give_the_same_loss_and_gradients(method, tmp_path):
 
 
 def test_real_out_of_memory_names_a_batch_that_fits(tmp_path):
-    """A wide network and a cap on the process's share of the GPU: the advised batch then trains."""
+    """The network is wide, and the memory of the process is limited. The suggested batch size then fits."""
     config = tiny("ce", device="cuda", epochs=1, batch_size=256)
     config = replace(
         config, model=replace(config.model, name="resnet18_cifar"), data=replace(config.data, image_size=64)
@@ -83,11 +83,11 @@ def test_real_out_of_memory_names_a_batch_that_fits(tmp_path):
 
 @pytest.mark.parametrize("method", ["ce", "supcon", "paco"])
 def test_captured_and_compiled_steps_give_the_losses_of_eager_ones(method, tmp_path):
-    """In fp32, relative 1e-3 over fifty steps, 2e-3 to the end; the captured step also leaves the eager one's very state."""
+    """In fp32 the tolerance is 1e-3 for fifty steps and 2e-3 until the end. Captured and eager states are identical."""
     rows, states = {}, {}
     for step in ("eager", "captured", "compiled"):
         config = tiny(method, device="cuda", precision="fp32", epochs=9, execution=step)
-        # At 0.1 the digits' run is chaotic: other roundings grow to 5e-3 of the loss within the fifty steps, at 0.01 to 2e-3.
+        # At a rate of 0.1 the run is chaotic: rounding grows to 5e-3 of the loss within the fifty steps, at 0.01 to 2e-3.
         config = replace(config, optim=replace(config.optim, lr=0.003))
         run = run_until(config, tmp_path / step, device=torch.device("cuda"))
         rows[step], states[step] = [row["loss"] for row in log_of(tmp_path / step)], state_of(run)
@@ -102,7 +102,7 @@ def test_captured_and_compiled_steps_give_the_losses_of_eager_ones(method, tmp_p
 
 @pytest.mark.parametrize("method", recipes.METHODS)
 def test_every_method_captured_leaves_the_very_state_of_the_eager_one(method, tmp_path):
-    """Both stages, where there are two; what changes with the epoch (class weights, BBN's weight, temperatures) does so."""
+    """This includes second stages, and what changes with the epoch (class weights, BBN's weight, temperatures)."""
     states = {}
     for step in ("eager", "captured"):
         config = tiny(method, device="cuda", precision="fp32", execution=step)
@@ -114,7 +114,7 @@ def test_every_method_captured_leaves_the_very_state_of_the_eager_one(method, tm
 
 @pytest.mark.parametrize("method", ["paco", "supcon"])
 def test_norms_of_gradients_are_those_of_eager_steps(method, tmp_path):
-    """Captured, fp32: the very numbers; and to watch them leaves the state as it is. Fused, bf16: about the same."""
+    """Captured fp32 norms are identical, and recording them does not change the state. Fused bf16 norms are similar."""
     norms, states = {}, {}
     for step, precision in (("eager", "fp32"), ("captured", "fp32"), ("fused", "bf16")):
         config = tiny(method, device="cuda", precision=precision, execution=step)
@@ -147,7 +147,7 @@ def test_other_norms_and_shuffled_keys_are_captured(norm, tmp_path):
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_two_gpus_train_one_run(tmp_path):
-    """NCCL; and the test images are counted once."""
+    """The processes use NCCL, and each test image is counted once."""
     out = tmp_path / "two"
     assert torchrun(out, device="cuda").wait(300) == 0
     metrics = json.loads((out / "seed0" / run_folder.METRICS).read_text())
@@ -156,7 +156,7 @@ def test_two_gpus_train_one_run(tmp_path):
 
 @pytest.mark.parametrize("method", ["ce", "supcon", "paco", "mislas", "bbn", "ride-2", "gpaco"])
 def test_seeds_side_by_side_are_the_runs_alone(method, tmp_path):
-    """Fifty steps in fp32, relative 1e-3 asked; each branch of the graph leaves the very state of the run alone."""
+    """In fp32 the losses of fifty steps agree to 1e-3, and each branch of the graph ends with the state of a separate run."""
     config = tiny(method, device="cuda", precision="fp32", epochs=9, seeds=(0, 1, 2))
     together = train(config, tmp_path / "together")
     alone = train(replace(config, train=replace(config.train, parallel_seeds=1)), tmp_path / "alone")
@@ -171,7 +171,7 @@ def test_seeds_side_by_side_are_the_runs_alone(method, tmp_path):
 
 @pytest.mark.parametrize("method", ["ce", "supcon", "paco", "gpaco", "mislas", "bbn", "reslt", "oltr", "ride-2"])
 def test_fused_steps_learn_as_captured_ones_do(method, tmp_path):
-    """Fifty steps on 32-pixel images in bf16: the losses agree as far as two bf16 runs can."""
+    """The losses of fifty steps on 32-pixel images in bf16 agree as well as those of two bf16 runs."""
     rows = {}
     for step in ("captured", "fused"):
         config = tiny(method, device="cuda", precision="bf16", epochs=9, execution=step)
@@ -182,7 +182,7 @@ def test_fused_steps_learn_as_captured_ones_do(method, tmp_path):
         folder = tmp_path / step
         run = run_until(config, folder, device=torch.device("cuda"))
         assert is_fused(run.method) == (step == "fused") and run.steps_done() > 50
-        # RIDE's router learns which images the experts have right, and its first steps jump: fp32 and bf16 differ there too.
+        # The target of RIDE's router depends on the predictions of the experts; its loss differs between fp32 and bf16 too.
         rows[step] = [row["loss"] for row in log_of(folder) if row["stage"] != "router"]
     print(method, rows)
     assert rows["fused"] == pytest.approx(rows["captured"], rel=0.05)
@@ -191,7 +191,7 @@ def test_fused_steps_learn_as_captured_ones_do(method, tmp_path):
 
 @pytest.mark.parametrize("method", ["paco", "bbn"])
 def test_streamed_images_are_those_in_memory(method, tmp_path):
-    """Digits as files of their own, read ahead and copied beside the steps: the very state, eager and captured."""
+    """Digits are stored as files and read in parallel to the steps. The state is identical, eager and captured."""
     states = []
     for load, step in (("resident", "eager"), ("stream", "eager"), ("stream", "captured")):
         config = tiny(method, precision="fp32", device="cuda", execution=step)
@@ -203,7 +203,7 @@ def test_streamed_images_are_those_in_memory(method, tmp_path):
 
 @pytest.mark.parametrize("learns", ["all", "head"])
 def test_captured_adamw_with_rates_by_layer_is_the_eager_one(learns, tmp_path):
-    """Rates, averages and counts of steps live on the device; stopped and resumed too."""
+    """Rates, averages and step counts are on the device. The test includes a resumed run."""
     config, cuda = tuned("paco", learns=learns, layer_decay=0.75, head_lr=3, clip=1.0), torch.device("cuda")
     config = replace(config, train=replace(config.train, device="cuda", precision="fp32", execution="eager"))
     captured = replace(config, train=replace(config.train, execution="captured"))

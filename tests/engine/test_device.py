@@ -1,4 +1,4 @@
-"""Where a run computes: torch's own switches are left as they were found."""
+"""The device of a run, and the settings of torch that are restored."""
 
 import itertools
 import operator
@@ -82,7 +82,7 @@ def hold(switch: str) -> None:
 
 @pytest.mark.parametrize("switch", ["backends.cuda.matmul", "backends"])
 def test_torchs_newer_switches_hold(switch):
-    """In a process of their own, as the two kinds of switches do not go together."""
+    """The test runs in a separate process, because torch does not allow both kinds of settings in one."""
     process = start(hold, switch)
     process.join(60)
     assert process.exitcode == 0
@@ -126,7 +126,7 @@ def test_a_compiler_may_be_named_by_the_environment(monkeypatch):
 
 @pytest.mark.parametrize("norm", ["batch", "ghost", "sync"])
 def test_our_kernels_know_no_other_norm(norm):
-    """They normalize by the batch."""
+    """The kernels use the statistics of the whole batch."""
     config = recipes.cifar100_lt("paco")
     config = replace(config, model=replace(config.model, norm=norm))
     assert can_kernels_train(make_backbone("resnet32_cifar"), config) == (norm == "batch")

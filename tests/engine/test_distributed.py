@@ -1,4 +1,4 @@
-"""Runs of several real processes: they have one state and one log, count every image once, resume bit for bit, end together."""
+"""Runs of several processes: same state, one log, every image counted once, bitwise resume, common end."""
 
 import contextlib
 import json
@@ -45,7 +45,7 @@ def small(name: str, **train_changes: Any) -> Config:
 
 
 def drop_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Features with dropout: what a process draws by itself matters."""
+    """Add dropout to the features, so that the random numbers of each process matter."""
     features = Trunk.forward
 
     def dropped(self, x, *part):
@@ -55,7 +55,7 @@ def drop_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_until(config: Config, folder: Path, step: int | None = None) -> dict[str, torch.Tensor]:
-    """The state of this process once the run has come so far; the wish to stop reaches the last process alone."""
+    """Train until a step, and return the state of this process. Only the last process receives the request to stop."""
     rank, world = rank_and_world_size()
     folder.mkdir(parents=True, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -80,7 +80,7 @@ def stopped_and_resumed(config: Config, folder: Path) -> list[dict[str, torch.Te
     return [whole, run_until(config, folder / "parts")]
 
 
-OWN = ("drawn", "next", "query")  # what processes do not have in common
+OWN = ("drawn", "next", "query")  # state that differs between processes
 
 
 @pytest.mark.parametrize("name", ["paco", "crt"])
@@ -98,7 +98,7 @@ def test_it_resumes_bit_for_bit_and_all_have_the_same_state(name, tmp_path):
 
 
 def trained(names: list[str], out: Path) -> list[dict[str, torch.Tensor]]:
-    """Of each method its state after a whole run, in which three processes are."""
+    """Return the state of each method after a complete run of three processes."""
     found = []
     for name in names:
         config = small(name, epochs=2, processes=3)
@@ -112,7 +112,7 @@ def trained(names: list[str], out: Path) -> list[dict[str, torch.Tensor]]:
 
 @contextlib.contextmanager
 def watched() -> Iterator[list[Trainer]]:
-    """Collect the trainers that are made."""
+    """Yield a list to which all new trainers are appended."""
     made: list[Trainer] = []
     clock = Trainer.start_clock
     with pytest.MonkeyPatch.context() as patch:
@@ -158,7 +158,7 @@ def test_stretches_have_every_row_once(n, world):
 
 
 def logged(out: Path) -> dict[str, Any]:
-    """A run whose loss is the rank: what the log has of it; and the validation accuracy of this process by itself."""
+    """Train with the rank as loss; return the log, and the validation accuracy of this process alone."""
     rank, _ = rank_and_world_size()
     config = small("ce", epochs=1, validate_every=1)
     config = replace(config, data=replace(config.data, val_fraction=0.2))
@@ -184,7 +184,7 @@ def test_the_log_is_of_all_processes(tmp_path):
 
 
 def spoilt(out: Path) -> dict[str, Any]:
-    """The second process has an infinite loss, once."""
+    """Train with one infinite loss in the second process."""
     rank, _ = rank_and_world_size()
     loss, steps = Method.loss, []
 
@@ -207,7 +207,7 @@ def test_a_loss_that_is_infinite_in_one_process_ends_all(tmp_path):
 
 
 def refused(out: Path) -> None:
-    """What each process is told where the first cannot begin, or where the disk is full."""
+    """Check the error of each process if the first one cannot start, or if the disk is full."""
     config = small("ce", epochs=1)
     data = load_once(config.data)
     train(config, out, data=data)
@@ -224,7 +224,7 @@ def refused(out: Path) -> None:
 
 
 def test_what_the_first_process_cannot_do_all_are_told(tmp_path):
-    """And one process does not go on where two began."""
+    """In addition, one process cannot continue a run of two."""
     together(WORLD, tmp_path / "ranks", refused, tmp_path)
     files = {str(path.relative_to(tmp_path / "seed0")) for path in (tmp_path / "seed0").rglob("*.*")}
     assert {"config.json", "metrics.json", "model.safetensors", "checkpoint/state.pt"} <= files
@@ -237,7 +237,7 @@ def test_what_the_first_process_cannot_do_all_are_told(tmp_path):
 
 
 def images_of(folder: Path, train_images: int, bad: int = 0) -> Config:
-    """Files of two classes, of which some cannot be read; one image of each class to test on."""
+    """Write files of two classes, some of them unreadable, and one test image of each class."""
     rng = np.random.default_rng(0)
     for split, n in (("train", train_images), ("val", 2)):
         for i in range(n):
@@ -251,7 +251,7 @@ def images_of(folder: Path, train_images: int, bad: int = 0) -> Config:
 
 
 def looked(config: Config, out: Path) -> dict[str, Any]:
-    """How often this process looked for bad images, and what it trains on."""
+    """Return how often this process searched for unreadable images, and its training images."""
     calls: list[int] = []
     with pytest.MonkeyPatch.context() as patch, watched() as found:
         patch.setattr(sources, "find_unreadable", lambda *args: calls.append(1) or decode.find_unreadable(*args))
@@ -310,7 +310,7 @@ DIFFERENT = {
 
 
 def started_differently(field: str, out: Path) -> str:
-    """The error of this rank; the last rank has another value of one setting."""
+    """Return the error of this rank if the last rank has another value of one setting."""
     config, resume = small("ce"), False
     if rank_and_world_size()[0] == rank_and_world_size()[1] - 1:
         config, out, resume = DIFFERENT[field](config, out)
@@ -328,7 +328,7 @@ def test_ranks_with_other_settings_all_stop(field, tmp_path):
 
 
 def differ_in_display(out: Path) -> None:
-    """What may differ from machine to machine."""
+    """Train with settings that may differ between machines."""
     config = small("ce", epochs=1)
     if rank_and_world_size()[0]:
         config = replace(config, data=replace(config.data, workers=1), log=replace(config.log, progress="plain"))
@@ -354,7 +354,7 @@ def test_other_images_stop_all_ranks(tmp_path):
 
 
 def lose_a_peer(out: Path) -> list[str]:
-    """The second rank ends while the first waits for it."""
+    """End the second rank while the first one waits for it, and return its errors."""
     config = small("ce", epochs=1)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(RunError) as caught:
         if rank_and_world_size()[0]:
@@ -376,7 +376,7 @@ def test_a_rank_that_ends_is_one_line_for_the_others(tmp_path):
 
 @pytest.mark.long
 def test_real_processes_with_other_flags_end_at_once(tmp_path):
-    """As two shells start them by hand."""
+    """The processes are started separately, as from two shells."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

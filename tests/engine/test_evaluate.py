@@ -1,4 +1,4 @@
-"""k-NN against a loop, latency and peak memory as plausible numbers, examples as files."""
+"""Evaluation: k-NN against a loop, plausible latency and peak memory, and files of examples."""
 
 import json
 import math
@@ -50,7 +50,7 @@ def test_balanced_accuracy_weighs_classes_alike():
 
 
 def test_of_many_classes_the_largest_logits_are_kept(monkeypatch):
-    """Worked on some images at a time, they give the guesses, confidences and probabilities of all logits."""
+    """Logits are computed in chunks of images. Predictions, confidences and probabilities are those of all logits."""
     rng = torch.Generator().manual_seed(0)
     x, weight = torch.randn(30, 8, generator=rng), torch.randn(1_500, 8, generator=rng)
     seen: list[int] = []
@@ -123,7 +123,7 @@ def test_examples_show_the_worst_confusions_and_rare_classes(tmp_path):
     ("wrong", "best", "worst"), [([9], [6, 7, 8], [9]), ([5, 6, 7, 8, 9], [], [9, 8, 7, 6, 5]), ([], [7, 8, 9], [])]
 )
 def test_a_rare_class_is_best_or_worst_or_neither(tmp_path, wrong, best, worst):
-    """What is never recognized is not best, what always is not worst."""
+    """A class with accuracy 0 is not among the best, and one with accuracy 100 not among the worst."""
     truth = DATA.test.labels
     write_examples(tmp_path / "examples", DATA, np.where(np.isin(truth, wrong), 0, truth))
     index = json.loads((tmp_path / "examples/index.json").read_text())

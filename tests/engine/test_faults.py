@@ -1,4 +1,4 @@
-"""What happens to long jobs, with real processes: killed at any moment, a disk that is full."""
+"""Faults of long trainings in real processes: killed at a random time, a full disk."""
 
 import errno
 import os
@@ -25,7 +25,7 @@ def start_run(method: str, out: Path):
 
 
 def finish(method: str, out: Path) -> float:
-    """Train to the end; the seconds it took."""
+    """Train to the end, and return the seconds that it took."""
     began = time.monotonic()
     process = start_run(method, out)
     process.join(120)
@@ -43,7 +43,7 @@ def wait_for(there, process, seconds: float = 60) -> bool:
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
-    """By method: the folder of a run that nothing happened to, and its seconds."""
+    """Return the folder and the seconds of an uninterrupted run by method."""
     found = {}
     for method in ("paco", "crt"):
         folder = tmp_path_factory.mktemp(method)
@@ -63,7 +63,7 @@ def unfinished_checkpoint(folder: Path) -> bool:
 
 
 def killed_once(method: str, out: Path, whole: Path, seconds: float, rng: random.Random, while_saving: bool) -> str:
-    """Where the kill met the run; the resumed run must equal the unbroken one."""
+    """Kill a run and resume it; the result must equal the uninterrupted run. Return when it was killed."""
     process, folder = start_run(method, out), out / "seed0"
     if while_saving:
         epoch, log = rng.randrange(EPOCHS), folder / run_folder.LOG
@@ -99,7 +99,7 @@ def test_killed_at_fifty_moments_and_resumed(unbroken, tmp_path):
 
 
 def test_killed_again_and_again(unbroken, tmp_path):
-    """A run that never lives for long still ends, and as if it had."""
+    """A run that is killed again and again still ends with the result of an uninterrupted run."""
     whole, seconds = unbroken["paco"]
     for _ in range(20):
         process = start_run("paco", tmp_path)
@@ -113,7 +113,7 @@ def test_killed_again_and_again(unbroken, tmp_path):
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(unbroken, tmp_path):
-    """A limit on the size of files stands in for a disk: the log has room, a checkpoint has not."""
+    """A limit on the size of files replaces a full disk: the log fits, a checkpoint does not."""
     flags = ["--train.checkpoint_every", "1", "--train.device", "cpu", "--log.progress", "none"]
     command = ["train", "digits-lt", "--method", "paco", "--train.epochs", str(EPOCHS), "--out", str(tmp_path), *flags]
     process, folder = start_command(command, tmp_path / "said"), tmp_path / "seed0"

@@ -1,4 +1,4 @@
-"""Fine-tuning: AdamW with rates by layer, frozen trunks, clipped gradients; exact resume, and runs that learn."""
+"""Fine-tuning: AdamW with layer-wise rates, frozen backbones, gradient clipping, exact resume, and runs that learn."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from tests.engine.test_train import CPU, load_once, log_of, run_until
 
 
 def tuned(method: str = "paco", model: str = "test_vit", learns: str = "all", epochs: int = 3, **optim):
-    """Digits at 32 pixels, as networks of timm have them."""
+    """Return a configuration for the digits at 32 pixels with a network of timm."""
     config = tiny(method, epochs=epochs)
     values = {"name": "adamw", "lr": 2e-3, "weight_decay": 0.05, "decay_norms": False, "warmup_epochs": 1} | optim
     return replace(
@@ -29,7 +29,7 @@ def all_state(run: Trainer) -> dict[str, torch.Tensor]:
 
 
 def test_adamw_is_torchs_with_a_rate_for_each_layer(tmp_path):
-    """Two steps against AdamW on every parameter alone, at the rate and decay that its layer shall have."""
+    """Two steps are compared with a separate AdamW for each parameter, with the rate and decay of its layer."""
     config = tuned("ce", layer_decay=0.5, head_lr=3, warmup_epochs=0, schedule="constant")
     run = Trainer(config, 0, load_once(config.data), tmp_path, CPU)
     depth = len(run.method.net.trunk.body.blocks)
@@ -68,7 +68,7 @@ def test_a_long_gradient_is_shortened(tmp_path):
 
 @pytest.mark.parametrize("optim", [{"layer_decay": 0.75, "clip": 1.0}, {"name": "sgd", "lr": 0.05, "head_lr": 10}])
 def test_it_stops_and_resumes_bit_for_bit(optim, tmp_path):
-    """AdamW's averages and its count of steps, each group with its own rate."""
+    """The state has the averages and step counts of AdamW; each group has its own rate."""
     config = tuned("paco", epochs=2, **optim)
     whole = run_until(config, tmp_path / "whole")
     for stop in (4, 9):
@@ -81,7 +81,7 @@ def test_it_stops_and_resumes_bit_for_bit(optim, tmp_path):
 
 
 def test_a_rehearsal_leaves_adamw_as_it_was(tmp_path):
-    """What a captured step is recorded from: averages and steps are taken back, before the first step and after."""
+    """Averages and step counts are restored after the warm-up of a captured step, before the first step and later."""
     config = tuned("paco")
     run = Trainer(config, 0, load_once(config.data), tmp_path, CPU)
     for step in range(2):
@@ -121,7 +121,7 @@ def test_a_frozen_trunk_stays_and_what_stands_on_it_learns(method, tmp_path):
     ],
 )
 def test_paco_learns_with_any_kind_of_network(model, tmp_path):
-    """Nine digits of ten look alike to a network that has learned nothing: 10 %."""
+    """The accuracy of an untrained network is about 10 %."""
     run_until(tuned("paco", model, epochs=6, layer_decay=0.9, clip=1.0), tmp_path)
     rows = log_of(tmp_path)
     assert rows[-1]["loss"] < rows[0]["loss"] and rows[-1]["accuracy"] > max(rows[0]["accuracy"], 35)

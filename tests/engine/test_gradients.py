@@ -1,4 +1,4 @@
-"""gradients.npz: norms of the gradient that each class has at the classifier, against a loop over the equation and autograd."""
+"""gradients.npz: gradient norms of the classifier by class, against loops over the equation and autograd."""
 
 import shutil
 from dataclasses import replace
@@ -34,7 +34,7 @@ def norms_of(folder) -> np.ndarray:
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_norms_are_those_of_the_equation(accumulate, tmp_path, monkeypatch):
-    """Cross-entropy: dL/dw_k is the mean over images of (p_k - [y = k])·x; in float64, image by image."""
+    """For cross-entropy, dL/dw_k is the mean over images of (p_k - [y = k])·x, computed in float64 image by image."""
     seen = []
     terms = CrossEntropy.loss_from_features
 
@@ -61,7 +61,7 @@ def test_norms_are_those_of_the_equation(accumulate, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["paco", "gpaco", "supcon", "lws", "reslt", "oltr", "ride-2", "ldam-drw"])
 def test_norms_are_those_of_what_the_optimizer_takes(name, tmp_path, monkeypatch):
-    """In every stage in which the classifier learns; NaN in the others."""
+    """This holds in every stage that trains the classifier; other stages have NaN."""
     taken = []
 
     def step(optimizer, *args, **kwargs):
@@ -118,7 +118,7 @@ def test_watching_changes_nothing_of_the_run(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["paco", "supcon"])
 def test_resumed_in_parts_the_file_is_that_of_the_unbroken_run(name, tmp_path):
-    """In the middle of an epoch, where a stage ends, and in the next."""
+    """The run is stopped in the middle of an epoch, at the end of a stage, and in the next stage."""
     config = watched(name)
     run_until(config, tmp_path / "whole")
     for stop in (4, 12, 18, 21):
@@ -130,7 +130,7 @@ def test_resumed_in_parts_the_file_is_that_of_the_unbroken_run(name, tmp_path):
 
 
 def test_what_a_killed_run_wrote_after_its_checkpoint_is_written_again(tmp_path):
-    """The file is older or newer than the checkpoint, never wrong."""
+    """The file may be older or newer than the checkpoint; in both cases the result is correct."""
     config = watched("ce")
     run_until(config, tmp_path / "parts", 8)
     shutil.copytree(tmp_path / "parts/checkpoint", tmp_path / "kept")
@@ -143,7 +143,7 @@ def test_what_a_killed_run_wrote_after_its_checkpoint_is_written_again(tmp_path)
 
 
 def test_asked_for_at_a_resume_it_begins_there(tmp_path):
-    """Means are over the steps that were watched; before them there is nothing, and left out again it stays as it was."""
+    """Means are over the recorded steps, earlier epochs have NaN, and a resume without the flag does not change the file."""
     run_until(tiny("ce"), tmp_path, 8)
     run_until(watched("ce"), tmp_path, 12)
     norms = norms_of(tmp_path)
@@ -172,7 +172,7 @@ def test_rehearsed_steps_are_not_counted(tmp_path):
 
 
 def two_steps(config: Config, folder) -> list[torch.Tensor]:
-    """The gradients that this process had before it met the others, and the sums it has after."""
+    """Return the gradients of this process before averaging, and the recorded sums."""
     own, average = [], distributed.average_gradients
 
     def kept(method):
@@ -189,7 +189,7 @@ def two_steps(config: Config, folder) -> list[torch.Tensor]:
 
 
 def test_several_processes_measure_the_gradient_that_they_share(tmp_path):
-    """The norm of the mean over processes, and not the mean of their norms; the same in each."""
+    """Each process records the norm of the mean gradient, and not the mean of the norms."""
     config = watched("ce", batch_size=24, processes=2)
     (a_SCF, sums_C), (b_SCF, other_C) = together(2, tmp_path / "ranks", two_steps, config, tmp_path)
     assert torch.equal(sums_C, other_C) and not torch.equal(a_SCF, b_SCF)

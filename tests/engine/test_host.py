@@ -1,4 +1,4 @@
-"""No step waits for the host, and none brings it numbers from there: what a CUDA graph could not record, seen on the CPU."""
+"""No step waits for the host or copies numbers from it, which a CUDA graph could not record; tested on the CPU."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ BRINGS = {aten.lift_fresh.default}  # torch.tensor(number): on a GPU a copy from
 
 
 class OnTheDeviceAlone(TorchDispatchMode):
-    """Fails where an operation would make the host wait, or needs it."""
+    """Raise an error for operations that would make the host wait, or that copy from it."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func in ASKS | BRINGS:
@@ -37,7 +37,7 @@ class OnTheDeviceAlone(TorchDispatchMode):
 
 
 def step(run: Trainer) -> None:
-    """What `train_step` does, but for the optimizer, which on the CPU is another one than on a GPU."""
+    """Do what `train_step` does, without the optimizer, which differs between CPU and GPU."""
     beside = SideStream(run.device)
     terms = run.method.loss(run.batches.next())
     run.meter.add(terms, run.clock)
@@ -72,7 +72,7 @@ def check_steps(config, tmp_path) -> None:
         run.method.train()
         if stage.epochs:
             run.prepare(0)
-            train_step(run)  # the first one makes what lives on
+            train_step(run)  # the first step allocates permanent memory
             run.prepare(1)
             with OnTheDeviceAlone():
                 run.batches.make_views()

@@ -1,4 +1,4 @@
-"""TensorBoard's event files and the calls to Weights & Biases have what log.jsonl holds, once."""
+"""Event files of TensorBoard and calls of Weights & Biases have each line of log.jsonl once."""
 
 import json
 from dataclasses import replace
@@ -43,7 +43,7 @@ def row(epoch: int, **more) -> dict:
 
 
 def write(folder: Path, config: Config, *rows: dict) -> Loggers:
-    """A process that writes these lines, and is then gone without a word."""
+    """Write these lines as a process that ends without closing its loggers."""
     folder.mkdir(exist_ok=True)
     heard = Loggers(folder, config, 0)
     with Log(folder / run_folder.LOG, 90, "none", "", heard.send_rows) as log:
@@ -56,7 +56,7 @@ def write(folder: Path, config: Config, *rows: dict) -> Loggers:
 
 
 def events(folder: Path) -> dict[str, dict[int, float]]:
-    """By name, values by step; no step comes twice, whoever reads."""
+    """Return the values by step, by name; check that no step occurs twice."""
     read = EventAccumulator(str(folder / run_folder.TENSORBOARD), purge_orphaned_data=False)
     read.Reload()
     found = {tag: [(event.step, event.value) for event in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
@@ -118,7 +118,7 @@ def stopping_at(step: int):
 
 
 class RecordedRun:
-    """Stand-in for a run of Weights & Biases: it keeps what it is sent."""
+    """A replacement for a run of Weights & Biases, which records what it gets."""
 
     def __init__(self, **settings) -> None:
         self.settings, self.rows, self.summary, self.finished = settings, {}, {}, False
@@ -137,7 +137,7 @@ class RecordedRun:
 
 @pytest.fixture
 def recorded(monkeypatch) -> list[RecordedRun]:
-    """The runs that are begun with Weights & Biases, in order."""
+    """Return a list to which all runs that are started with Weights & Biases are appended."""
     begun: list[RecordedRun] = []
 
     def init(**settings) -> RecordedRun:
@@ -183,7 +183,7 @@ def test_seeds_side_by_side_have_a_run_each(tmp_path, recorded):
 
 @pytest.mark.usefixtures("printed_messages")
 def test_installed_wandb_accepts_our_calls(tmp_path, capsys):
-    """The real package, offline. What it writes is its own affair; a call that it rejects would be reported."""
+    """The real package is used offline. Its output is not checked, but a call that it rejects would be reported."""
     (folder,) = train(told("ce", "wandb"), tmp_path, data=DATA)
     assert "wandb failed" not in capsys.readouterr().err
     assert json.loads((folder / run_folder.WANDB).read_text())["epochs"] == 3
@@ -208,7 +208,7 @@ def test_a_failure_is_said_once_and_the_training_goes_on(
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
 def test_a_missing_package_is_named_before_anything_is_done(name, tmp_path, monkeypatch, capsys):
-    (tmp_path / name).mkdir()  # a folder of that name is no package
+    (tmp_path / name).mkdir()  # a folder of that name is not a package
     find = loggers.importlib.util.find_spec
     bare = loggers.importlib.machinery.ModuleSpec(name, None)
     for spec in (None, bare):

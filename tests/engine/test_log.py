@@ -1,4 +1,4 @@
-"""The log of record and what the screen shows."""
+"""The file log.jsonl, and the progress display."""
 
 import json
 import sys
@@ -32,7 +32,9 @@ def test_within_a_long_epoch_a_pipe_hears_once_a_minute(tmp_path, capsys, monkey
             assert not silent.is_due()
             if log.is_due():
                 log.show(7, ROW, 3725)
-        log.epoch(10, ROW | {"val_accuracy": 40.0}, 3600)  # soon after such a line, and has what it had not
+        log.epoch(
+            10, ROW | {"val_accuracy": 40.0}, 3600
+        )  # soon after such a line, with the values that it did not have
     *within, end = capsys.readouterr().err.splitlines()
     assert within == [f"x  {summary(ROW)}  1:02:05 left"] * 3 and "40.0 %" in end
 

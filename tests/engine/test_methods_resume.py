@@ -24,7 +24,7 @@ EPOCHS, SECOND, BATCH = 3, 2, 32  # epochs of the first stage and of the second;
 
 @pytest.fixture(scope="module", params=recipes.METHODS)
 def finished(request, tmp_path_factory) -> tuple[Config, Path]:
-    """An unbroken run: its configuration and its folder."""
+    """Return the configuration and the folder of an uninterrupted run."""
     config = tiny(request.param, epochs=EPOCHS, batch_size=BATCH, checkpoint_every=100)
     config = replace(config, optim=replace(config.optim, warmup_epochs=0))
     if config.method.second_stage_epochs_field:
@@ -34,7 +34,7 @@ def finished(request, tmp_path_factory) -> tuple[Config, Path]:
 
 
 def test_it_stops_and_resumes_bit_for_bit(finished, tmp_path):
-    """In the middle of an epoch of either stage, and where one stage ends and the next begins."""
+    """The run is stopped in the middle of an epoch of either stage, and between the stages."""
     config, folder = finished
     epoch = len(load_once(config.data).train.labels) // BATCH
     boundary, end = EPOCHS * epoch, (EPOCHS + config.method.second_epochs) * epoch
@@ -51,13 +51,13 @@ def test_it_stops_and_resumes_bit_for_bit(finished, tmp_path):
 
 
 def test_it_learns(finished):
-    """Ten classes: chance is 10 %."""
+    """There are ten classes, so chance is 10 %."""
     metrics = json.loads((finished[1] / run_folder.METRICS).read_text())
     assert metrics["top1"] > 30 and metrics["knn_top1"] > 45
 
 
 def test_what_is_stored_is_the_network_that_deploys(finished):
-    """Measured anew from its folder alone."""
+    """The evaluation is repeated from the run folder only."""
     _, folder = finished
     metrics, logits = (
         json.loads((folder / run_folder.METRICS).read_text()),
@@ -66,12 +66,12 @@ def test_what_is_stored_is_the_network_that_deploys(finished):
     torch.manual_seed(99)
     again = evaluate(folder, device="cpu")[folder]
     assert again["top1"] == metrics["top1"] and again["per_class"] == metrics["per_class"]
-    assert again == metrics | {"latency_b64": again["latency_b64"]}  # which is measured anew
+    assert again == metrics | {"latency_b64": again["latency_b64"]}  # which is evaluated again
     assert np.array_equal(np.load(folder / "predictions.npz")["logits"], logits)
 
 
 def test_it_is_loaded_without_its_data(finished, monkeypatch):
-    """And asked as a user asks."""
+    """The images are passed as a user would pass them."""
     config, folder = finished
     images = load_once(config.data).test.images
     monkeypatch.setattr("longtail.data.sources.load", None)
@@ -81,7 +81,7 @@ def test_it_is_loaded_without_its_data(finished, monkeypatch):
 
 
 def test_what_is_measured_is_the_network_in_test_mode(finished):
-    """Made from the folder and asked for logits at once, without stored features; Causal Norm's head knows the mode."""
+    """Logits are computed from images without stored features, because the head of Causal Norm depends on the mode."""
     config, folder = finished
     data, views = load_once(config.data), Views(config.views, config.data.image_size)
     method = methods.make(config, data.train.counts, stored=True)

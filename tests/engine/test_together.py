@@ -1,4 +1,4 @@
-"""Seeds side by side: each is the run it would be alone. On the CPU they take turns; test_cuda.py has a graph."""
+"""Parallel seeds: each equals a separate run. On the CPU they take turns; test_cuda.py tests branches of a graph."""
 
 import signal
 
@@ -68,7 +68,7 @@ def test_a_stop_saves_all_of_them_and_they_go_on_together(tmp_path):
 
 
 def test_seeds_that_stand_at_different_steps_train_in_groups(tmp_path):
-    """After a crash between two checkpoints."""
+    """This is the case after a crash between two checkpoints."""
     config = tiny("ce")
     for seed, stop in ((0, 3), (1, 6), (2, 3)):
         folder = tmp_path / f"seed{seed}"
@@ -81,7 +81,7 @@ def test_seeds_that_stand_at_different_steps_train_in_groups(tmp_path):
 
 
 def spoil(monkeypatch, bad: Trainer, at: int) -> None:
-    """From step `at` on this run's loss is NaN."""
+    """Make the loss of a run NaN from step `at` on."""
     loss = bad.method.loss_from_features
 
     def spoilt(x_BF, y_B):
@@ -92,7 +92,7 @@ def spoil(monkeypatch, bad: Trainer, at: int) -> None:
 
 
 def test_a_seed_that_diverges_leaves_the_others_saved(tmp_path, monkeypatch):
-    """At the epoch's end where it is seen, whichever of them it is, and whether a checkpoint was due or not."""
+    """The others are saved at the end of the epoch, whichever seed diverges and whether or not a checkpoint is due."""
     config = tiny("ce", checkpoint_every=100)
     made = make(config, tmp_path, (0, 1, 2))
     spoil(monkeypatch, made[1], 8)

@@ -1,4 +1,4 @@
-"""`torchrun -m longtail train`, as a user starts it: it learns, outlives one of its processes, and stops when asked to."""
+"""`torchrun -m longtail train` as a user starts it: it learns, survives the loss of a process, and stops at signals."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def wait_for(there, process: subprocess.Popen[str], seconds: float = 90) -> None
 
 
 def pid_of(rank: int, parent: int) -> int:
-    """Of a process that torchrun has started."""
+    """Return the process id of a rank that torchrun has started."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             mine = folder.joinpath("stat").read_text().rpartition(")")[2].split()[1] == str(parent)
@@ -64,7 +64,7 @@ def pid_of(rank: int, parent: int) -> int:
 
 
 def resumed_at(said: Path) -> list[int]:
-    """Return the steps at which the run was continued so far, by what it printed."""
+    """Return the steps at which the run was continued, from its output."""
     return [int(step) for step in re.findall(r" at step (\d+) of", said.read_text())]
 
 
@@ -74,7 +74,7 @@ def resumed(out: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
-    """A run that nothing happened to, and what it said."""
+    """Return an uninterrupted run; its output is stored next to it."""
     out = tmp_path_factory.mktemp("torchrun") / "whole"
     assert torchrun(out).wait(120) == 0
     return out

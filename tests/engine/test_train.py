@@ -1,4 +1,4 @@
-"""Runs on real (embedded) images: they learn, they resume bit for bit, they stop cleanly, and they say what went wrong."""
+"""Runs on the embedded digits: learning, bitwise resume, stopping, and error messages."""
 
 import functools
 import gc
@@ -56,7 +56,7 @@ DATA = load_once(tiny().data)
 
 
 class StopAt(StopSignals):
-    """Wishes to stop once the run has made so many steps."""
+    """Requests a stop when the run has completed this number of steps."""
 
     def __init__(self, run: Trainer, step: int | None) -> None:
         self.run, self.at = run, step
@@ -83,7 +83,7 @@ def run_until(
 
 
 def in_double(method: methods.Method) -> None:
-    """In float32 other processors round otherwise, which a few steps carry into the third digit."""
+    """Use double precision. In float32 processors differ in rounding, which changes the third digit after a few steps."""
     method.double()
     for part in method.modules():
         if isinstance(part, Trunk):
@@ -103,7 +103,7 @@ def log_of(folder: Path) -> list[dict]:
 
 
 def test_n_and_n_steps_equal_2n_steps_bit_for_bit_where_batches_accumulate(tmp_path):
-    """Stopped in the middle of an epoch. test_methods_resume.py has every method, without."""
+    """The run is stopped in the middle of an epoch. test_methods_resume.py tests every method without accumulation."""
     config = tiny("paco", accumulate=2)
     whole = run_until(config, tmp_path / "whole")
     for stop in (4, 8, 15, 27):
@@ -119,7 +119,7 @@ def test_n_and_n_steps_equal_2n_steps_bit_for_bit_where_batches_accumulate(tmp_p
 
 @pytest.mark.parametrize("method", ["paco", "bbn"])
 def test_streamed_images_are_those_in_memory(method, tmp_path):
-    """Digits as files of their own, read ahead: the losses of the resident set; stopped and resumed too."""
+    """Digits that are stored as files and read ahead have the losses of digits in memory, also after a resume."""
     config = tiny(method)
     stream = replace(config, data=replace(config.data, load="stream", workers=2))
     wanted = run_until(config, tmp_path / "resident")
@@ -131,7 +131,7 @@ def test_streamed_images_are_those_in_memory(method, tmp_path):
 
 
 def test_seconds_go_on_counting_over_a_resume_in_mid_epoch(tmp_path, monkeypatch):
-    """Every step is made to take 20 ms: each epoch's line has all of its steps' time, and so has the run."""
+    """Every step takes at least 20 ms. The seconds of each epoch and of the run include all of their steps."""
     loss = CrossEntropy.loss
     monkeypatch.setattr(CrossEntropy, "loss", lambda self, batch: (time.sleep(0.02), loss(self, batch))[1])
     config = tiny("ce")
@@ -165,7 +165,7 @@ def test_a_refused_resume_changes_nothing_and_an_accepted_one_is_added(tmp_path)
 
 
 def test_networks_and_views_are_channels_last(tmp_path):
-    """The layout changes no result, and both sides of a convolution have it."""
+    """The memory format does not change results, and images and weights have it."""
     runs_ = [Trainer(tiny("ce", channels_last=flag), 0, DATA, tmp_path, CPU) for flag in (True, False)]
     losses = []
     for run, flag in zip(runs_, (True, False), strict=True):
@@ -178,7 +178,7 @@ def test_networks_and_views_are_channels_last(tmp_path):
 
 
 def test_pretrained_weights_are_fetched_once(tmp_path, monkeypatch):
-    """A resumed or evaluated run has its own weights and asks for no others."""
+    """A resumed or evaluated run has stored weights and does not load pretrained ones."""
     asked, create = [], backbones.timm.create_model
 
     def spy(name, pretrained=False, **kwargs):
@@ -203,7 +203,7 @@ def test_pretrained_weights_are_fetched_once(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("method", ["ncm", "logit-adjustment-post-hoc"])
 def test_a_signal_while_a_stage_begins_ends_the_run(method, tmp_path, monkeypatch):
-    """Also one of no epochs, after which there is no step to stop at; the same is done anew on resume."""
+    """The stage may have no epochs, and so no step to stop after. On resume its work is repeated."""
     config = tiny(method, epochs=1)
     kind = methods.find_method(config.method)
     begin = kind.on_stage_start
@@ -244,13 +244,13 @@ def test_seeds_differ_and_repeat(tmp_path):
 
 
 def losses_of(method: str, folder: Path) -> list[float]:
-    """Of two epochs, and of its second stage."""
+    """Return the losses of two epochs and of the second stage."""
     run_until(tiny(method, epochs=2), folder, double=True)
     return [row["loss"] for row in log_of(folder)]
 
 
 def store_losses(file: Path, folder: Path) -> list[str]:
-    """Those of methods that have none there; what is there stays as it is."""
+    """Store the losses of methods that have none in the file; stored ones do not change."""
     there = json.loads(file.read_text())
     new = {method: losses_of(method, folder / method) for method in recipes.METHODS if method not in there}
     rows = [f" {json.dumps(method)}: {json.dumps(losses)}" for method, losses in (there | new).items()]
@@ -259,9 +259,9 @@ def store_losses(file: Path, folder: Path) -> list[str]:
 
 
 def test_a_refactor_reproduces_these_losses(tmp_path):
-    """Proof of identity: a change that is not meant to change the mathematics must not move these figures.
+    """A change that is not meant to change results must not change these losses.
 
-    A new method has none yet: `python -m tests.engine.test_train` stores what is missing.
+    A new method has no stored losses: `python -m tests.engine.test_train` adds them.
     """
     wanted = json.loads(LOSSES.read_text())
     assert wanted.keys() <= recipes.METHODS.keys()
@@ -273,7 +273,7 @@ def test_a_refactor_reproduces_these_losses(tmp_path):
 
 @pytest.mark.parametrize("method", ["balanced-softmax", "supcon", "paco"])
 def test_a_short_run_learns(method, tmp_path):
-    """Ten classes: chance is 10 %; the tail of one to twenty images is learned as well."""
+    """There are ten classes, so chance is 10 %. The rare classes with one to twenty images are learned too."""
     config = tiny(method, epochs=12)
     if method == "supcon":
         config = replace(config, method=replace(config.method, linear_epochs=12))
@@ -305,7 +305,7 @@ def test_a_finished_run_holds_every_file(tmp_path):
 
 
 def test_validation_split_is_scored_and_the_test_set_is_not_touched_while_training(tmp_path):
-    """Other test images: the same log. SupCon's first stage has no classifier to score."""
+    """Other test images do not change the log. The first stage of SupCon has no classifier to evaluate."""
     config = tiny("supcon", epochs=2, validate_every=1)
     data = load(replace(config.data, val_fraction=0.2))
     blank = replace(data.test, images=np.zeros_like(data.test.images))
@@ -317,11 +317,11 @@ def test_validation_split_is_scored_and_the_test_set_is_not_touched_while_traini
     assert all(0 <= row["val_accuracy"] <= 100 for row in rows[0][2:])
     metrics = [json.loads((tmp_path / n / "seed0" / run_folder.METRICS).read_text()) for n in ("a", "b")]
     assert metrics[0]["top1"] != metrics[1]["top1"]
-    assert metrics[0]["counts"] == DATA.train.counts.tolist()  # rare and frequent are what they are without a split
+    assert metrics[0]["counts"] == DATA.train.counts.tolist()  # shot groups do not depend on the split
 
 
 def test_accumulation_averages_gradients(tmp_path):
-    """Two batches of 32 make the gradient of one of 64 where nothing looks across the batch: frozen batch norm."""
+    """Two batches of 32 have the gradient of one of 64 if images are independent, that is, with frozen batch norm."""
     one, two = (Trainer(tiny("ce", batch_size=64 // n, accumulate=n), 0, DATA, tmp_path, CPU) for n in (1, 2))
     one.prepare(0), two.prepare(0)
     same = one.batches.next()
@@ -336,7 +336,7 @@ def test_accumulation_averages_gradients(tmp_path):
 
 
 def test_an_epoch_shows_no_image_twice_and_leaves_out_only_the_remainder():
-    """389 images in batches of 50: seven batches, 350 different images, others in the next epoch."""
+    """389 images in batches of 50 are seven batches with 350 different images; the next epoch has others."""
     loader = ResidentLoader(DATA.train, 50, 0, CPU)
     loader.images_N = torch.arange(389)  # in place of pixels
     seen = []
@@ -450,7 +450,7 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path):
 
 
 def test_a_checkpoint_from_before_a_change_of_the_meters_mark_goes_on(tmp_path):
-    """It wrote -1 for a term that never failed."""
+    """Such checkpoints have -1 for a term that was always finite."""
     run_until(tiny("ce", epochs=2), tmp_path, 3)
     state = checkpoint.load(tmp_path / run_folder.CHECKPOINT, CPU)
     state["meter"]["first_bad"].fill_(-1)
@@ -561,7 +561,7 @@ def test_a_full_disk_at_the_end_is_one_line(tmp_path, monkeypatch):
 
 
 def test_saving_fails_whole(tmp_path, monkeypatch):
-    """A disk that fills while saving leaves the previous checkpoint."""
+    """If the disk becomes full while saving, the previous checkpoint remains."""
     path = tmp_path / "checkpoint" / "state.pt"
     checkpoint.save(path, {"step": 1})
 
@@ -584,14 +584,14 @@ def test_no_cuda_is_said_before_anything_is_written(tmp_path):
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
-    """The folder of a run that no signal reached."""
+    """Return the folder of an uninterrupted run."""
     (folder,) = train(tiny("paco", epochs=8, checkpoint_every=100), tmp_path_factory.mktemp("whole"), data=DATA)
     return folder
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_resume_goes_on(signum, unbroken, tmp_path):
-    """A real process, signaled mid-run, exits with the shell's code; the resumed run equals the unbroken one."""
+    """A process that gets a signal exits with the usual code, and the resumed run equals the uninterrupted one."""
     flags = [
         "--train.epochs",
         "8",
@@ -628,7 +628,7 @@ def test_learning_goes_on_in_bf16(tmp_path):
 
 @pytest.mark.parametrize("method", ["paco", "supcon"])
 def test_rehearsed_steps_leave_no_trace(method, tmp_path):
-    """What is compiled on the CPU is compiled by a step that is taken back."""
+    """The warm-up makes a step that compiles, and restores the state."""
     plain, rehearsed = (Trainer(tiny(method), 0, DATA, tmp_path, CPU) for _ in range(2))
     drawn = torch.get_rng_state()
     warm_up_and_restore([rehearsed], train_step)
@@ -655,7 +655,7 @@ def test_one_image_a_step_is_too_few_for_batch_norm(tmp_path):
 
 
 def test_a_run_goes_on_with_the_very_file_that_went_bad(tmp_path, monkeypatch):
-    """Without it, or with another in its place, it would be another run."""
+    """Without the file, or with another in its place, the run would be a different one."""
     rng = np.random.default_rng(0)
     for c, split in itertools.product("ab", ("train", "val")):
         (tmp_path / "images" / split / c).mkdir(parents=True)
@@ -679,7 +679,7 @@ def test_a_run_goes_on_with_the_very_file_that_went_bad(tmp_path, monkeypatch):
 
 
 def test_a_run_that_another_process_began_meanwhile_is_not_continued(tmp_path, monkeypatch):
-    """Seeds follow one another, and each is looked at again when its turn comes."""
+    """Seeds are trained one after the other, and each folder is checked again before its training."""
     mine, other = tiny("ce", epochs=1, seeds=(0, 1)), tiny("ce", epochs=1, seeds=(1,))
     other = replace(other, optim=replace(other.optim, lr=0.5))
     begin = Session.train_seeds
