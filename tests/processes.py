@@ -1,4 +1,4 @@
-"""Real processes on this machine that meet over gloo, for tests: what a function finds in each of them."""
+"""Processes on this machine that communicate with gloo, for tests; the results of a function in each of them."""
 
 import multiprocessing
 import os
@@ -18,7 +18,7 @@ SERVER.set_forkserver_preload(["longtail.engine.train", "pytest", "tests.engine.
 
 
 def start(work, *args: Any) -> multiprocessing.process.BaseProcess:
-    """A process that does `work(*args)`, and nothing else."""
+    """Start a process that runs `work(*args)`."""
     if str(ROOT) not in sys.path:
         sys.path.append(str(ROOT))  # the children import `work` by its name
     process = SERVER.Process(target=work, args=args)
@@ -27,7 +27,7 @@ def start(work, *args: Any) -> multiprocessing.process.BaseProcess:
 
 
 def start_command(args: list[str], said: Path) -> multiprocessing.process.BaseProcess:
-    """A process that is `longtail ARGS`; what it says of errors is written to a file."""
+    """Start a process that runs `longtail ARGS`; its standard error is written to a file."""
     return start(_command, args, said)
 
 
@@ -39,7 +39,7 @@ def _command(args: list[str], said: Path) -> None:
 
 
 def together(world: int, folder: Path, work, *args: Any) -> list[Any]:
-    """What `work(*args)` returns in each of `world` processes, in rank order; tensors and plain values."""
+    """Return the results of `work(*args)` in `world` processes, in rank order; they are tensors and plain values."""
     folder.mkdir(parents=True, exist_ok=True)
     children = [start(_child, rank, world, folder, work, args) for rank in range(world)]
     for child in children:

@@ -66,7 +66,7 @@ def test_three_methods_three_seeds(tmp_path):
     again = compare("digits-lt", ("ce", "tau-norm", "ride-2"), tmp_path, epochs=2, change=quiet)
     assert [row.cell("top1") for row in again] == [row.cell("top1") for row in rows]
     (alone,) = compare("digits-lt", "ce", tmp_path, seeds=[1], epochs=2, change=quiet)
-    assert [run.seed for run in alone.runs] == [1]  # those asked for, though there are three
+    assert [run.seed for run in alone.runs] == [1]  # the requested seeds, although there are three
     assert len(before) == 9 and trained_at(tmp_path) == before  # none was trained twice
 
 
@@ -105,7 +105,7 @@ def test_runs_of_other_images_are_an_error(tmp_path):
     images = photographs(tmp_path / "images")
     again = functools.partial(compare, images, ["ce"], tmp_path / "out", seeds=[0], epochs=1, change=quiet)
     again()
-    (row,) = again()  # what has finished is taken as it is
+    (row,) = again()  # finished runs are not trained again
     assert row.label == "Cross-entropy"
     next((images / "train").rglob("*.png")).unlink()
     with raises("mismatch", "--data.root"):

@@ -1,4 +1,4 @@
-"""Configurations: to JSON and back, checked where they enter, and told apart by what matters."""
+"""Configurations: conversion to and from JSON, checks of values, and identity."""
 
 import json
 from dataclasses import replace

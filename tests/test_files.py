@@ -184,7 +184,7 @@ def test_links_are_replaced_and_never_followed(folder):
 
 
 def test_a_predictable_name_is_of_no_use(folder):
-    """Names under which earlier versions wrote, and those of this process's number, are links to a file of the user's."""
+    """Temporary names of earlier versions, and names with the process id, are links to a file of the user."""
     secret = folder.parent / "secret"
     planted = ["x.tmp", "x.tmp.npz", f".{os.getpid()}.x.json", "x.json.tmp"]
     for name in planted:
@@ -244,7 +244,7 @@ def test_leftovers_of_killed_processes_are_removed_and_files_in_use_are_not(fold
 
 
 def test_many_writers_of_one_file(folder):
-    """Each write is whole, none is taken for a leftover of another."""
+    """Each write is complete, and no temporary file is removed as a leftover."""
     errors = []
 
     def write(number: int) -> None:

@@ -1,4 +1,4 @@
-"""A full disk is one message with one exit code, whatever was being written; /dev/full is one on which nothing has room."""
+"""A full disk has the same message and exit code for all outputs. /dev/full is used as a full disk."""
 
 import errno
 import os
@@ -29,13 +29,13 @@ def run(tmp_path_factory) -> Path:
 
 
 def full(path: Path) -> Path:
-    """A file on a disk that is full."""
+    """Return a path at which every write fails like on a full disk."""
     path.symlink_to("/dev/full")
     return path
 
 
 def raised(error: Exception, after: Exception | None = None, because: Exception | None = None) -> Exception:
-    """As Python would: while another was handled, or on account of it."""
+    """Return an exception with the context and the cause that Python would set."""
     error.__context__, error.__cause__ = after, because
     return error
 
@@ -91,7 +91,7 @@ def test_every_output(run, tmp_path, capsys, words, name):
 
 
 def test_torch_s_writer_does_not_end_the_process(run, tmp_path):
-    """It would throw where C++ cannot catch it: a process of its own."""
+    """An exception in torch's writer would end the process, so this runs in a separate one."""
     out = full(tmp_path / "x.pt2")
     command = [sys.executable, "-m", "longtail", "export", str(run), "--to", "torch", "-o", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
@@ -122,7 +122,7 @@ def test_a_folder_that_has_no_room_for_another(run, tmp_path, monkeypatch, capsy
 
 @pytest.mark.parametrize("numbers", [10, 100_000])
 def test_a_checkpoint_says_what_torch_does_not(tmp_path, monkeypatch, numbers):
-    """Small ones fail as they are closed, large ones while torch writes."""
+    """Small checkpoints fail when the file is closed, large ones while torch writes."""
     create = files._create_temporary
 
     def create_full(path: Path) -> tuple[Path, int]:

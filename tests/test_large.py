@@ -1,4 +1,4 @@
-"""The paper's large rows: its settings, its figures, what is refused, and a miniature of ImageNet-LT that trains."""
+"""Recipes of the large data sets: settings, published figures, errors, and training on a miniature of ImageNet-LT."""
 
 import json
 from dataclasses import replace
@@ -112,7 +112,7 @@ def test_paco_has_its_settings(config, epochs, batch, lr, decay, warmup, query):
 
 
 def test_the_rate_of_released_paco():
-    """lr (e+1)/10 in epochs 0 to 9, then half a cosine; released code counts it by the epoch, within a part in a thousand."""
+    """The rate is lr (e+1)/10 in epochs 0 to 9, then a cosine, which differs from released code by less than 0.1 %."""
     optim = recipes.imagenet_lt().optim
     rates = [learning_rate(optim, 900 * epoch, 900, 400) for epoch in range(400)]
     assert rates[:11] == pytest.approx([0.002 * (e + 1) for e in range(10)] + [0.02])
@@ -245,7 +245,7 @@ def test_an_unknown_recipe_is_not_described():
     ],
 )
 def test_networks_are_the_published_ones(network, count):
-    """He et al.'s and Xie et al.'s, with a classifier of 1,000: torchvision has the same figures for those that it has."""
+    """Parameters with 1,000 classes are those of He et al. and Xie et al.; torchvision has the same numbers."""
     with torch.device("meta"):
         net = timm.create_model(recipes.imagenet_scale.NETWORKS[network], num_classes=1000)
         assert net(torch.empty(1, 3, 224, 224)).shape == (1, 1000)
@@ -253,7 +253,7 @@ def test_networks_are_the_published_ones(network, count):
 
 
 def stepped(config: Config) -> methods.Method:
-    """One step of the first stage on small images."""
+    """Return a method after one step of the first stage on small images."""
     torch.manual_seed(0)
     method = methods.make(replace(config, data=replace(config.data, image_size=32)), np.array([8, 4, 2]))
     method.set_stage(method.stages[0])
@@ -301,7 +301,7 @@ def imagenet_root(tmp_path):
 
 
 def write_imagenet(root: Path) -> Path:
-    """Photographs' noise in the published layout: two classes of six and three images, lists beside the folders."""
+    """Write crops of photographs in the published layout: two classes of six and three images, and the lists."""
     rng = np.random.default_rng(0)
     for split, counts in (("train", (6, 3)), ("val", (2, 2))):
         lines = []
@@ -335,7 +335,7 @@ def test_a_miniature_trains(imagenet_root, augment, capsys, monkeypatch, tmp_pat
 
 
 def test_full_imagenet_is_a_folder(imagenet_root):
-    """Its val/ is what is evaluated on; the lists beside it are left alone."""
+    """The evaluation set is val/; the lists are ignored."""
     found = [inspect(replace(recipes.make(name).data, root=imagenet_root)) for name in ("imagenet", "imagenet-lt")]
     assert [(f.counts, f.test_counts, f.unreadable) for f in found] == [([6, 3], [2, 2], [])] * 2
 
@@ -348,7 +348,7 @@ def test_rows_are_shown(capsys):
 
 
 def page_lines(name: str) -> list[str]:
-    """The table of docs/large.md: a line for each method, augmentation and setting, with the networks' figures in it."""
+    """Return the expected lines of docs/large.md, one for each method, augmentation and setting."""
     lines: dict[tuple[str, str, str], list[str]] = {}
     for row, printed in LARGE[name].rows.items():
         lines.setdefault((row.method, row.augment, row.setting), []).append(f"{row.network} {printed.top1:.1f}")

@@ -190,7 +190,7 @@ def test_latest_releases_are_tested_in_an_environment_of_their_own(tmp_path):
 
 
 def made(place: Path, **commands: str) -> list[str]:
-    """The lines that `make chromium` prints where there are just these commands, shell scripts all."""
+    """Return the output of `make chromium` if only these commands exist, which are shell scripts."""
     place.mkdir()
     for name, script in ({"id": "echo 0"} | commands).items():
         (place / name).write_text(f"#!/bin/sh\n{script}\n")

@@ -16,7 +16,7 @@ NAMES = [f"class {c}" for c in range(7)]
 
 @pytest.fixture(scope="module")
 def case():
-    """Logits that are right more often than not; the last class has no test image."""
+    """Return logits with an accuracy above one half; the last class has no test image."""
     generator = np.random.RandomState(0)
     labels = generator.randint(0, 6, 500)
     logits = generator.randn(500, 7) * 2

@@ -1,4 +1,4 @@
-"""The module against the equation and, in a plain loop, against the package's own method; what it keeps and refuses."""
+"""PaCoLoss against the equation and, in a plain loop, against the method PaCo; its state and its errors."""
 
 import copy
 import math
@@ -46,7 +46,7 @@ def batches(n: int) -> list[Batch]:
 
 
 def by_equation(criterion: PaCoLoss, features, keys, y, past) -> float:
-    """Eq. 8 in float64, anchor by anchor and partner by partner; `past` has the queue's keys and labels."""
+    """Compute Eq. 8 in float64, pair by pair; `past` has the keys and labels of the queue."""
     twin = copy.deepcopy(criterion).double().requires_grad_(False)
     x, c = features.double(), twin.config
     q = F.normalize(twin.G(x))
@@ -209,7 +209,7 @@ class Together(nn.Module):
 
 
 def trained_in_parallel() -> dict[str, torch.Tensor]:
-    """In one of two processes: three steps on images of its own, by torch's own data-parallel training."""
+    """Make three steps with DistributedDataParallel in one of two processes, each on its own images."""
     module, g = Together(), torch.Generator().manual_seed(dist.get_rank())
     parallel = nn.parallel.DistributedDataParallel(module)
     optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1)

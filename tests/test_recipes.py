@@ -86,12 +86,12 @@ def test_unknown_names():
 
 
 def rates(optim, epochs):
-    """The rate of each epoch's first step."""
+    """Return the learning rate of the first step of each epoch."""
     return [learning_rate(optim, 10 * epoch, 10, epochs) for epoch in range(epochs)]
 
 
 def test_schedules_of_bbn_and_those_who_took_it_over():
-    """Up from a third, and drops an epoch before the one that is named: their epochs count from 1."""
+    """The warm-up starts at a third of the rate. Milestones are one epoch early, because these codes count from 1."""
     for method, lr, drops in (("bbn", 0.1, (119, 159)), ("causal-norm", 0.2, (119, 159)), ("crt", 0.1, (159, 179))):
         found = rates(recipes.cifar100_lt(method, 100, "released").optim, 200)
         assert found[:5] == pytest.approx([lr * (1 / 3 + 2 / 3 * (e + 1) / 5) for e in range(5)])

@@ -1,4 +1,4 @@
-"""`longtail reproduce` on a stand-in table of the embedded digits: resume by folder and by file, the page, the verdicts."""
+"""`longtail reproduce` with a test table of the embedded digits: resuming, the results file, its page, and verdicts."""
 
 import json
 import math
@@ -65,7 +65,7 @@ def stand_in(monkeypatch):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """PaCo and Balanced Softmax at imbalance 40, two seeds, one epoch: trained once for all tests."""
+    """Train PaCo and Balanced Softmax at imbalance 40, two seeds, one epoch, once for all tests."""
     root = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
         install(patch)
@@ -76,7 +76,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def place(trained, tmp_path):
-    """A copy of it that a test may change."""
+    """Return a copy of the trained runs that a test may change."""
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
@@ -95,7 +95,7 @@ def store(place: Path, tree) -> None:
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The seeds of every call of `train`, by cell folder."""
+    """Return a list of all calls of `train`: folders and seeds."""
     made = []
 
     def spy(config, out, resume, data):
@@ -374,7 +374,7 @@ def test_a_table_takes_over_the_runs_of_another_with_the_same_configuration(plac
 
 
 def test_a_method_that_holds_images_out_has_its_own(tmp_path, monkeypatch):
-    """tau-norm chooses on a validation split that its neighbors in the table do not have."""
+    """tau-norm needs a validation split, which the other methods of the table do not have."""
     methods = ("ce", "balanced-softmax", "tau-norm", "ncm")
     monkeypatch.setitem(TABLES, "held", replace(STAND_IN, methods=methods, imbalance=(40,), seeds=(0,)))
     tree = reproduce("held", tmp_path / "runs", tmp_path / "results", epochs=1)
@@ -385,7 +385,7 @@ def test_a_method_that_holds_images_out_has_its_own(tmp_path, monkeypatch):
 
 
 def test_lengths_of_their_own_share_a_table(place, monkeypatch):
-    """As where each method has its authors' setting."""
+    """This is the case for methods with their authors' settings."""
     tree = stored(place)
     for record in tree["runs"]:
         if record["method"] == "paco":
@@ -431,7 +431,7 @@ def test_every_cell_of_every_table_has_a_configuration_and_a_label(name):
 
 
 def test_pairs_of_equal_latency_are_about_equally_deep():
-    """In convolutions that an image passes one after the other where every expert is asked."""
+    """The depth is the number of convolutions in sequence if all experts are evaluated."""
     table = TABLES["latency"]
     deep = {}
     for method in table.methods:
@@ -553,7 +553,7 @@ def test_a_stop_says_how_to_go_on(tmp_path, monkeypatch, capsys):
 
 
 def test_a_run_without_what_a_folder_may_lack_is_recorded(place, no_training):
-    """The shape of environment.json and metrics.json lets these be absent."""
+    """These entries of environment.json and metrics.json are optional."""
     (place / "results/dig_its.json").unlink()
     for path in place.glob("runs/*/seed*/environment.json"):
         tree = json.loads(path.read_text())
@@ -611,7 +611,7 @@ def test_a_place_that_cannot_be_written_is_found_before_training(tmp_path, calls
 
 
 def two_rows(ours: dict[int, float], theirs: dict[int, float]):
-    """Rows of PaCo and Balanced Softmax with these accuracies by seed, through the file's own records."""
+    """Return rows of PaCo and Balanced Softmax with these accuracies by seed, made from records of a results file."""
     methods, cell = {"paco": ours, "balanced-softmax": theirs}, {"precision": "fp32", "data": {"checksum": "0"}}
     runs = [
         cell

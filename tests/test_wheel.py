@@ -1,4 +1,4 @@
-"""What is published: a wheel and an sdist with all that the package needs and nothing else, and the wheel at work by itself."""
+"""Wheel and sdist contain what the package needs and nothing else, and the wheel works on its own."""
 
 import os
 import site
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> tuple[Path, Path]:
-    """Wheel and sdist; by hatchling itself, so that nothing is fetched."""
+    """Build wheel and sdist with hatchling directly, so that nothing is downloaded."""
     pytest.importorskip("hatchling")
     out = tmp_path_factory.mktemp("dist")
     code = "import sys, hatchling.build as b; print(b.build_wheel(sys.argv[1])); print(b.build_sdist(sys.argv[1]))"
@@ -52,7 +52,7 @@ def test_the_sdist_has_the_same_and_what_builds_it(built):
 
 @pytest.fixture(scope="module")
 def installed(built, tmp_path_factory) -> Path:
-    """The `longtail` of a new environment that has the wheel, and borrows the rest from this one."""
+    """Return `longtail` of a new environment with the wheel; dependencies are those of this environment."""
     place = tmp_path_factory.mktemp("clean")
     venv.create(place, with_pip=False, symlinks=True)
     inside = next(place.glob("lib/python*/site-packages"))

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 def finished_run(folder: Path, config: Config, seed: int = 0) -> Path:
-    """Its evaluation is the real one; batch norms have seen the training images."""
+    """Write a finished run by a real evaluation; its batch norms have the statistics of the training images."""
     torch.manual_seed(seed)
     data, views = load(config.data), Views(config.views, config.data.image_size)
     method = methods.make(config, data.train.counts)
@@ -42,7 +42,7 @@ def finished_run(folder: Path, config: Config, seed: int = 0) -> Path:
 def photographs(
     root: Path, classes=("cat", "dog", "eel"), n: int | tuple[int, ...] = 8, seed: int = 0, low: int = 20
 ) -> Path:
-    """Of many shapes; the files of a class are of one color, more or less."""
+    """Write images of many shapes; those of a class have similar colors."""
     rng = np.random.default_rng(seed)
     for c, name in enumerate(classes):
         (root / name).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A model card: its code, taken from it and run, says of a photograph what `longtail predict` says."""
+"""Model cards: the code in a card gives the predictions of `longtail predict`."""
 
 import ast
 import json
@@ -30,7 +30,7 @@ ENDS = {
 
 
 def scene(height: int, width: int) -> Image.Image:
-    """Smooth, with edges and some noise: what resizing changes most."""
+    """Return an image with gradients, edges and noise, which resizing changes most."""
     y, x = np.mgrid[:height, :width] / 20
     rng = np.random.default_rng(height)
     levels = np.stack([np.sin(x), np.cos(y), np.sign(np.sin(x + y))], 2)
@@ -39,7 +39,7 @@ def scene(height: int, width: int) -> Image.Image:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> list[Path]:
-    """Large and small; upright, and turned by EXIF; with alpha, gray, with a palette."""
+    """Write large, small and EXIF-rotated images, and images with alpha, gray levels and a palette."""
     place = tmp_path_factory.mktemp("photographs")
     turned = Image.Exif()
     turned[0x0112] = 6
@@ -79,7 +79,7 @@ def test_the_code_prepares_a_file_as_predict_does(files, side, crop):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    """Of images that are kept whole, and cut where it is evaluated."""
+    """Return a run on streamed images, which are cropped for evaluation."""
     place = tmp_path_factory.mktemp("made")
     config = folder_config(photographs(place / "data", n=(12, 6, 4)), "ce", load="stream", image_size=32)
     return finished_run(place / "run/seed0", replace(config, views=replace(config.views, test_crop=0.875)))

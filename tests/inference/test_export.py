@@ -1,4 +1,4 @@
-"""Exported files run by themselves and agree with the network; what does not agree is not written."""
+"""Exported files work without the run and agree with the network; files that do not agree are not written."""
 
 import json
 import sys
@@ -31,7 +31,7 @@ pytest.importorskip("onnxscript")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    """Calibrated, on photographs, its logits those of the training frequencies; a class name that Markdown would take."""
+    """Return a calibrated run whose logits assume training frequencies; a class name contains Markdown."""
     place = tmp_path_factory.mktemp("made")
     root = photographs(place / "data", ("cat|*x*", "dog", "<b>eel"), n=(40, 20, 10))
     config = folder_config(root, "ce", val_fraction=0.2)
@@ -40,13 +40,13 @@ def run(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(run, tmp_path_factory) -> dict[str, ExportResult]:
-    """In each format, for classes alike."""
+    """Export in each format with uniform class frequencies."""
     place = tmp_path_factory.mktemp("exported")
     return {to: longtail.export(run, to, place / f"{to}/x{FORMATS[to].suffix}", "uniform") for to in FORMATS}
 
 
 def untrained(name: str, config=None) -> Model:
-    """A method with random weights and moved averages, as a user loads it."""
+    """Return a model with random weights and changed running averages."""
     config, counts = config or tiny(name), np.arange(30, 20, -1)
     torch.manual_seed(0)
     method = methods.make(config, counts)
@@ -55,7 +55,7 @@ def untrained(name: str, config=None) -> Model:
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
             module.running_mean.normal_(std=0.1)
     with torch.no_grad():
-        for name in ("head.drift_F", "head.centroid_CF"):  # what Causal Norm and OLTR remember
+        for name in ("head.drift_F", "head.centroid_CF"):  # state of Causal Norm and OLTR
             if name in method.net.state_dict():
                 method.net.state_dict()[name].normal_()
     views = Views(config.views, config.data.image_size)
@@ -126,7 +126,7 @@ def test_what_an_onnx_file_says_of_itself(run, exported):
 
 @pytest.mark.parametrize("to", FORMATS)
 def test_a_file_holds_the_network_alone_and_no_path(run, exported, to):
-    """No key network, projection or queue; and nothing of where it was made."""
+    """The file has no key network, projection or queue, and no path of this machine."""
     content = exported[to].path.read_bytes()
     weights = sum(4 * v.numel() for v in longtail.load(run).method.net.state_dict().values())
     assert weights < len(content) < weights + 300_000
@@ -148,7 +148,7 @@ def test_safetensors_are_loaded_again_with_all_they_were(run, tmp_path):
 
 
 def test_several_experts_are_exported(tmp_path):
-    """A network with a single head is exported above in each format; the long tests have all methods in each format."""
+    """Networks with one head are tested above in each format; long tests export all methods in each format."""
     config = tiny("ride-3")
     model = untrained("ride-3", replace(config, method=replace(config.method, experts=2)))
     agrees(model, longtail.export(model, "torch", tmp_path / "x.pt2").path, "torch")

@@ -205,11 +205,11 @@ class Hub(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, *_: object) -> None:
-        """Print nothing."""
+        """Do not print requests."""
 
 
 class HubServer(ThreadingHTTPServer):
-    """A hub on loopback, with what was sent to it."""
+    """Start a hub on the loopback interface, which records what is sent to it."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Hub)

@@ -1,4 +1,4 @@
-"""A loaded network says what evaluation said, whatever form an image comes in, with the data gone."""
+"""A loaded network has the outputs of the evaluation, for all kinds of images and without the data set."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ from tests.raises import raises
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    """A run whose logits stand for the training frequencies, with validation images."""
+    """Return a run with validation images whose logits assume the training frequencies."""
     config = tiny("ce")
     config = replace(config, data=replace(config.data, val_fraction=0.2))
     return finished_run(tmp_path_factory.mktemp("digits") / "seed0", config)
@@ -49,7 +49,7 @@ def test_it_says_of_files_what_evaluation_said_once_the_data_are_gone(data, view
     root.rename(tmp_path / "elsewhere")
     found = longtail.load(tmp_path / "run")(files)
     np.testing.assert_allclose([p.logits for p in found], said["logits"], rtol=1e-4, atol=1e-5)
-    assert len(np.unique(said["logits"].argmax(1))) > 1  # or nothing would be told apart
+    assert len(np.unique(said["logits"].argmax(1))) > 1  # otherwise the test could not fail
 
 
 def test_every_form_of_an_image_is_the_same_image(digits):
@@ -105,7 +105,7 @@ def test_a_prediction_and_a_model_tell_about_themselves(digits):
 
 
 def test_probabilities_have_the_temperature_and_the_frequencies_asked_for(digits):
-    """log p = z / T + log new - log meant + const, by hand."""
+    """Compare with log p = z / T + log new - log assumed + const."""
     model = longtail.load(digits)
     temperature = json.loads((digits / run_folder.CALIBRATION).read_text())["temperature"]
     z = model(np.zeros((8, 8), np.uint8)).logits
@@ -164,7 +164,7 @@ def test_what_cannot_be_loaded_is_said(digits, tmp_path, monkeypatch):
 
 
 def test_runs_of_before_know_how_they_read_images(digits, tmp_path):
-    """Those stored no `resolution`: it follows from the configuration."""
+    """Runs of older versions have no `resolution`; it follows from the configuration."""
     assert guess_resolution(folder_config(tmp_path, image_size=96), 100) == 0
     assert guess_resolution(folder_config(tmp_path, image_size=224), 100) == 512
     assert guess_resolution(folder_config(tmp_path, image_size=224, load="resident"), 100) == 0

@@ -1,4 +1,4 @@
-"""The verb and its twin: which files are meant, what is written, and what hostile names and bad images do."""
+"""`longtail predict` and `longtail.predict`: selected files, outputs, hostile names, and unreadable images."""
 
 import csv
 import io
@@ -25,14 +25,14 @@ HOSTILE = ("=1+1", 'a,"b"', "Ähre \N{RIGHT-TO-LEFT OVERRIDE}x", "[red]dog")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> tuple[Path, Path]:
-    """A run on classes of hostile names, and its images."""
+    """Return a run on classes with hostile names, and its images."""
     place = tmp_path_factory.mktemp("made")
     root = photographs(place / "data", HOSTILE)
     return finished_run(place / "run/seed0", folder_config(root)), root
 
 
 def test_the_test_images_are_predicted_as_they_were_measured(made, tmp_path, monkeypatch):
-    """In batches smaller than the set, read by threads, in order."""
+    """Images are read by threads and processed in order, in batches smaller than the test set."""
     monkeypatch.setattr("longtail.inference.model.MAX_BATCH", 3)
     folder, root = made
     stored = np.load(folder / "predictions.npz", allow_pickle=False)
@@ -138,7 +138,7 @@ def test_the_table_and_json_on_standard_output(made, capsys):
 def test_a_narrow_terminal_has_fewer_guesses_and_no_common_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     guesses = tuple(ClassProbability(f"class {c}", 0.2, c) for c in range(5))
-    paths = ["a/b/0.png", str(tmp_path / "a/c/1.png")]  # as one types them: some by their whole path
+    paths = ["a/b/0.png", str(tmp_path / "a/c/1.png")]  # some of them absolute
     narrow, wide = (
         make_prediction_table([FilePrediction(path, guesses) for path in paths], width) for width in (80, 200)
     )
@@ -228,7 +228,7 @@ def test_mistakes_are_one_line(made, args, words, capsys, tmp_path, monkeypatch)
 
 @pytest.fixture(scope="module")
 def two_seeds(made, tmp_path_factory) -> tuple[Path, Path]:
-    """The folder of two seeds, and their images."""
+    """Return the folder of two seeds, and their images."""
     place, root = tmp_path_factory.mktemp("seeds"), made[1]
     for seed in range(2):
         finished_run(place / f"seed{seed}", folder_config(root), seed)

@@ -1,4 +1,4 @@
-"""Class frequencies from files and mappings: what is missing, unknown, doubled or no number is said with its fix."""
+"""Class frequencies from files and mappings: missing, unknown and duplicate classes, and invalid numbers are errors."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Checkpoints laid out as the released PaCo code saves them, made here: what loads computes what their network would."""
+"""Checkpoints in the layout of the released PaCo code: the loaded network computes what the original would."""
 
 import os
 import pickle
@@ -19,7 +19,7 @@ from tests.raises import raises
 
 
 class Block(nn.Module):
-    """A block of the CIFAR ResNet by the released names."""
+    """A block of the CIFAR ResNet with the names of the released code."""
 
     def __init__(self, ins: int, outs: int, stride: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Block(nn.Module):
 
 
 class Cifar(nn.Module):
-    """Three stages of n blocks."""
+    """A CIFAR ResNet with three stages of n blocks."""
 
     def __init__(self, n: int, out: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Cifar(nn.Module):
 
 
 def checkpoint(path: Path, encoder: nn.Module, width: int, classes: int, arch: str | None, **more) -> nn.Linear:
-    """Query and key networks, both classifiers and the queue, behind `module.`; beside them what the training needs."""
+    """Write a checkpoint with query and key networks, both classifiers and the queue; return the classifier."""
     encoder.fc = nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 8))
     linear = nn.Linear(width, classes)
     state = {f"encoder_q.{k}": v for k, v in encoder.state_dict().items()}
@@ -68,7 +68,7 @@ def checkpoint(path: Path, encoder: nn.Module, width: int, classes: int, arch: s
 
 
 def shaken(net: nn.Module, images: torch.Tensor) -> nn.Module:
-    """Batch norms that have seen something."""
+    """Return the network with running averages that are not those of initialization."""
     torch.manual_seed(0)
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -97,7 +97,7 @@ def test_the_cifar_network(tmp_path):
 
 
 def test_a_torchvision_network_by_its_name_with_class_names(tmp_path):
-    """As large images are tested on: the central 224 of 256 pixels."""
+    """Large images are evaluated on the central 224 of 256 pixels."""
     rng = np.random.default_rng(0)
     photograph = Image.fromarray(rng.integers(0, 256, (40, 60, 3), np.uint8)).resize((384, 256))
     short = torchvision.transforms.Compose(
@@ -164,7 +164,7 @@ ODD_STATES = {
 
 @pytest.mark.parametrize("name", ODD_STATES)
 def test_odd_state_dicts_are_refused(tmp_path, name, monkeypatch):
-    """A network for as many classes as the file has is not made before its classifier is known to fit."""
+    """The network is not created before the width of the stored classifier was checked."""
     made, make = [], methods.make
     monkeypatch.setattr(
         methods, "make", lambda config, counts, **options: made.append(len(counts)) or make(config, counts, **options)

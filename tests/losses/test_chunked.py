@@ -1,4 +1,4 @@
-"""The loss in chunks against a float64 loop of the equation and against the plain loss: values, gradients, what it logs."""
+"""The loss in chunks against a float64 loop and against the plain loss: values, gradients, values for the log."""
 
 import math
 from typing import NamedTuple
@@ -26,7 +26,7 @@ CHUNKS = [1, 5, 8, 1000]  # that divide the 24 samples or not, and one larger th
 
 
 class Case(NamedTuple):
-    """The factors (leaves), and what goes with them."""
+    """The factors, which are leaves with gradients, and the other arguments of the loss."""
 
     x: Tensor
     c: Tensor
@@ -56,7 +56,7 @@ class Case(NamedTuple):
 
 
 def case(seed: int = 0, dtype=torch.float64, anchors: int = B, others: int = K + N, bias=True, prior=True) -> Case:
-    """Anchor 0 has no positive; a third of the queue is empty; class 9 has no images."""
+    """Return random arguments. Anchor 0 has no positive, a third of the queue is empty, and class 9 has no images."""
     g = torch.Generator().manual_seed(seed)
     x, c = (torch.randn(n, W, generator=g, dtype=torch.float64) for n in (anchors, C))
     q, z = (F.normalize(torch.randn(n, D, generator=g, dtype=torch.float64)) for n in (anchors, others))
@@ -72,7 +72,7 @@ def case(seed: int = 0, dtype=torch.float64, anchors: int = B, others: int = K +
 
 
 def gradients(loss_B: Tensor, leaves: list[Tensor]) -> list[Tensor]:
-    """Every anchor with a gradient of its own."""
+    """Return gradients of the losses; each anchor has a different weight."""
     weight_B = torch.arange(1, len(loss_B) + 1, device=loss_B.device)
     return list(torch.autograd.grad((loss_B * weight_B).sum(), leaves, materialize_grads=True))
 
@@ -133,7 +133,7 @@ def test_in_float32_it_is_as_near_to_the_truth_as_the_plain_loss(chunk):
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_factors_have_products_and_gradients_of_their_precision(chunk, dtype):
-    """The work between is done in float32, as in the plain loss, which the same roundings are asked of."""
+    """The computation is in float32, and the tolerances are those of the plain loss."""
     given = case(1, dtype)
     terms, grads = in_chunks(given, chunk)
     loss_B, _, wanted = plain(given)
@@ -148,7 +148,7 @@ def test_half_precision_factors_have_products_and_gradients_of_their_precision(c
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("scale", [1e3, -1e3])
 def test_extreme_logits_are_finite_and_accurate(chunk, scale):
-    """A loss near zero beside logits of a thousand is no difference of large numbers; a large one may have a larger error."""
+    """A small loss is accurate although logits are near a thousand; a large loss may have a larger error."""
     given = case(0, torch.float32)
     with torch.no_grad():
         given.c.copy_(scale * torch.eye(C, W))
@@ -180,7 +180,7 @@ def test_without_samples_it_is_balanced_softmax_or_cross_entropy(chunk):
 
 
 def test_an_anchor_may_be_any_of_the_samples():
-    """Where samples of several processes are joined, an anchor does not stand at its own number."""
+    """If samples of several processes are gathered, the index of an anchor among them is not its index in the batch."""
     given = case(5)
     order = torch.randperm(M, generator=torch.Generator().manual_seed(1))
     q, z, y_M, _ = given.samples

@@ -1,4 +1,4 @@
-"""What only a GPU can show: the allocator's own count. Its CPU twin is in test_memory.py."""
+"""Memory of the loss on a GPU, as its allocator counts it. A similar test for the CPU is in test_memory.py."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_values_and_gradients_are_those_of_the_cpu_in_float64():
 
 
 def test_the_loss_can_be_captured_and_never_waits_for_the_host():
-    """Also where it works in blocks; a wait during capture would be an error."""
+    """This includes the computation in blocks. Waiting for the host during a capture would raise an error."""
     center, contrast, *rest = inputs("cuda", torch.float32, 64, 100_000, 5_000)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

@@ -1,4 +1,4 @@
-"""Labels that no class has: an error of every loss, also where they are valid indices of something else."""
+"""Labels out of range are an error of every loss, even if they are valid indices of other tensors."""
 
 import subprocess
 import sys
@@ -84,7 +84,7 @@ LOSSES = {
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("label", IMPOSSIBLE)
 def test_impossible_labels_are_errors(name, label):
-    """In any row; that torch leaves out -100 by default is no exception."""
+    """This holds for every row, and also for -100, which torch ignores by default."""
     for row in (0, B - 1):
         y_B = torch.arange(B) % C
         assert LOSSES[name](y_B).isfinite()
@@ -117,7 +117,7 @@ def test_labels_of_samples_are_only_compared():
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_losses_refuse_impossible_labels(name, backend, label):
-    """There the labels are looked at by the operations that they index."""
+    """In compiled code, labels are checked by the operations that use them as indices."""
     torch.compiler.reset()
     loss = torch.compile(LOSSES[name], dynamic=False, fullgraph=True, backend=backend)
     y_B = torch.arange(B) % C
@@ -150,7 +150,7 @@ torch.cuda.synchronize()
 @pytest.mark.parametrize("label", [-100, -1, 5, 13])
 @pytest.mark.parametrize("name", ["paco", "chunked", "cross_entropy_loss", "class_balanced_focal_loss"])
 def test_on_a_gpu_impossible_labels_are_device_assertions(name, label):
-    """In a process of its own, as the device is unusable afterwards."""
+    """The test runs in a separate process, because the device cannot be used afterward."""
     work = [sys.executable, "-c", ON_DEVICE, name]
     assert subprocess.run([*work, "1"], capture_output=True, timeout=300).returncode == 0
     done = subprocess.run([*work, str(label)], capture_output=True, text=True, timeout=300)

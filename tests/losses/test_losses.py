@@ -1,4 +1,4 @@
-"""The losses against float64 loops written straight from the paper's Eqs. 2, 3, 4 and 8; then their properties."""
+"""The losses against float64 loops of Eqs. 2, 3, 4 and 8 of the paper, and their properties."""
 
 import math
 
@@ -12,7 +12,7 @@ CASES = range(4)
 
 
 def case(seed: int, dtype=torch.float64):
-    """Random products, labels and drops; anchor 0 has no positive, anchor 1 has nothing in A(i) at all."""
+    """Return random products, labels and masks; anchor 0 has no positive, and A(i) of anchor 1 is empty."""
     g = torch.Generator().manual_seed(seed)
     center = torch.randn(B, C, generator=g, dtype=torch.float64)
     contrast = torch.rand(B, M, generator=g, dtype=torch.float64) * 2 - 1
@@ -25,7 +25,7 @@ def case(seed: int, dtype=torch.float64):
 
 
 def paco_loop(center, contrast, y_B, y_M, drop, log_prior, alpha, tau, center_tau):
-    """Eq. 8 (Eq. 4 with a prior of one), scaled by the sum of the weights, one exp at a time."""
+    """Compute Eq. 8 (Eq. 4 with a prior of one), divided by the sum of the weights, pair by pair."""
     losses, shares = [], []
     for i in range(len(y_B)):
         in_A = [k for k in range(len(y_M)) if not drop[i, k]]
@@ -43,7 +43,7 @@ def paco_loop(center, contrast, y_B, y_M, drop, log_prior, alpha, tau, center_ta
 
 
 def supcon_loop(contrast, y_B, y_M, drop, tau):
-    """Eq. 3 scaled by 1/|P(i)|, averaged over the anchors that have positives."""
+    """Compute Eq. 3, divided by |P(i)|, as a mean over the anchors that have positives."""
     losses = []
     for i in range(len(y_B)):
         in_A = [k for k in range(len(y_M)) if not drop[i, k]]
@@ -97,7 +97,7 @@ def test_paco_in_blocks_of_rows_is_the_same(rows, monkeypatch):
 
 
 def test_paco_can_be_compiled():
-    """In one graph, and with its gradients; training compiles what follows the trunks."""
+    """Loss and gradients compile to one graph, because training compiles what follows the backbones."""
     center, contrast, *args = case(0)
     compiled = torch.compile(paco_terms, dynamic=False, fullgraph=True, backend="aot_eager")
     found = loss_and_gradients(center, contrast, *args, terms=compiled)
@@ -181,7 +181,7 @@ def test_extreme_logits_are_finite_and_accurate(scale):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_input_is_worked_on_in_float32(dtype):
-    """The inputs are rounded, the work is not: equal to the float64 loss of the rounded inputs to 1e-6."""
+    """Only the inputs are rounded: the loss is equal to the float64 loss of the rounded inputs to 1e-6."""
     center, contrast, y_B, y_M, drop, log_prior = case(1, dtype)
     wanted = paco_loss(center.double(), contrast.double(), y_B, y_M, drop, log_prior.double(), tau=0.05)
     loss = paco_loss(center, contrast, y_B, y_M, drop, log_prior, tau=0.05)
@@ -201,7 +201,7 @@ def test_gradients_have_the_precision_of_the_input_and_no_larger_error(dtype):
 
 
 def test_a_class_without_images_has_no_share():
-    """log q = -inf: the loss and the gradients of the other classes alone, and zero for that center."""
+    """With log q = -inf, loss and gradients are those of the other classes alone; the gradient of that center is zero."""
     center, contrast, y_B, y_M, drop, log_prior = case(2)
     y_B, y_M, log_prior[3] = y_B.where(y_B != 3, 0), y_M.where(y_M != 3, 0), -math.inf
     others = torch.tensor([0, 1, 2, 4])
@@ -227,7 +227,7 @@ def test_p_sup_has_no_gradient():
 
 @pytest.mark.parametrize(("alpha", "K"), [(0.05, 8), (0.01, 60), (0.2, 3)])
 def test_remark_2_descent_reaches_the_optimum(alpha, K):
-    """Free logits driven downhill: each positive sample gets alpha/(1+alpha K), the center 1/(1+alpha K), others nothing."""
+    """Gradient descent on free logits: positive samples get alpha/(1+alpha K), the center 1/(1+alpha K), others 0."""
     center = torch.zeros(1, 3, dtype=torch.float64, requires_grad=True)
     contrast = torch.zeros(1, K + 5, dtype=torch.float64, requires_grad=True)
     y_B, y_M = torch.tensor([1]), torch.tensor([1] * K + [0] * 5)
@@ -255,7 +255,7 @@ def test_remark_2_descent_reaches_the_optimum(alpha, K):
 
 
 def test_equation_5_paco_as_multi_task_minus_the_extra_term():
-    """L_i before its scaling = L_sup + alpha L_supcon - (log P_sup + alpha K log(1 - P_sup)), L_supcon the plain sum."""
+    """Unscaled L_i = L_sup + alpha L_supcon - (log P_sup + alpha K log(1 - P_sup)), where L_supcon is a sum."""
     center, contrast, y_B, y_M, drop, _ = case(2)
     drop[1] = drop[2]  # P_sup = 1 has no logarithm
     alpha, tau = 0.05, 0.2

@@ -1,4 +1,4 @@
-"""What the loss takes beyond its inputs and their gradients, at the largest size that it is promised for."""
+"""Memory of the loss in addition to inputs and gradients, at the largest documented size."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ SIZES = {"anchors": 128, "samples": 65_536 + 2 * 128, "classes": 100_000}
 
 
 def inputs(device: str, dtype: torch.dtype, anchors: int, samples: int, classes: int) -> tuple[torch.Tensor, ...]:
-    """The arguments of the loss; the products are leaves that want gradients."""
+    """Return arguments of the loss; the products are leaves that require gradients."""
     rng = torch.Generator(device).manual_seed(0)
     center = torch.randn(anchors, classes, generator=rng, device=device, dtype=dtype).requires_grad_()
     contrast = torch.rand(anchors, samples, generator=rng, device=device, dtype=dtype).requires_grad_()
@@ -32,7 +32,7 @@ def size(*tensors: torch.Tensor) -> int:
 
 
 class Memory(TorchDispatchMode):
-    """The most bytes that tensors made under it took together: on the CPU torch keeps no such count."""
+    """Measures the peak memory of tensors that are created under it; torch does not count it on the CPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def test_the_measure_counts_what_lives_at_once():
 
 
 def test_beyond_inputs_and_gradients_the_loss_takes_little(monkeypatch):
-    """Two matrices of a block, the masks, and vectors: however many blocks there are."""
+    """The loss needs two matrices of a block, the masks, and vectors, for any number of blocks."""
     few = inputs("cpu", torch.float32, 16, 500, 300)
     monkeypatch.setattr(paco, "PAIRS_AT_ONCE", 2 * 800)
     with Memory() as memory:
@@ -79,7 +79,7 @@ def test_at_full_size_the_loss_keeps_its_bound(dtype):
 
 
 def kept_by(work: Callable[[], Any]) -> list[torch.Tensor]:
-    """What waits for the backward pass."""
+    """Return the tensors that are kept for the backward pass."""
     kept = []
 
     def keep(t: torch.Tensor) -> torch.Tensor:
@@ -100,7 +100,7 @@ def test_the_loss_keeps_nothing_but_its_inputs():
 
 
 def factors(device: str, anchors: int, samples: int, classes: int, width: int = 8) -> tuple[Any, ...]:
-    """The arguments of the loss in chunks; features, centers and bias, queries and samples are leaves."""
+    """Return arguments of the loss in chunks; features, centers, bias, queries and samples are leaves."""
     rng = torch.Generator(device).manual_seed(0)
     x, c, q, z = (
         torch.randn(n, width, generator=rng, device=device).requires_grad_()
@@ -114,7 +114,7 @@ def factors(device: str, anchors: int, samples: int, classes: int, width: int = 
 
 @pytest.mark.parametrize(("anchors", "classes"), [(16, 2_000), (16, 20_000), (64, 20_000)])
 def test_in_chunks_the_loss_takes_a_few_chunks_and_vectors(anchors, classes):
-    """Whatever the number of classes: no matrix of all pairs, of which the largest here would be forty chunks."""
+    """There is no matrix of all pairs for any number of classes; the largest would have forty chunks."""
     x, c, bias, y_B, met, log_prior = factors("cpu", anchors, 1_000, classes)
     with Memory() as memory:
         terms = chunked_terms(x, c, bias, y_B, met, log_prior, smoothing=0.1, chunk=500)

@@ -110,7 +110,7 @@ def logits_and_labels(seed: int, dtype=torch.float64) -> tuple[torch.Tensor, tor
 
 
 def differences(slow, rows: list[list[float]], labels: list[int], step: float = 1e-5) -> torch.Tensor:
-    """The slope of the loop in each logit, from both sides of it."""
+    """Return central differences of the loop for each logit."""
     slope = torch.zeros(B, C, dtype=torch.float64)
     for i in range(B):
         for c in range(C):
@@ -136,7 +136,7 @@ def test_a_loss_and_its_gradient_equal_the_equation(name, seed):
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_input_is_worked_on_in_float32(name, dtype):
-    """The logits are rounded, the work is not; gradients have the precision of the logits."""
+    """Only the logits are rounded; gradients have the precision of the logits."""
     fast, slow = LOSSES[name]
     logits, y_B = logits_and_labels(1, dtype)
     exact = logits.double().requires_grad_()
@@ -168,18 +168,18 @@ def test_focal_with_gamma_0_is_cross_entropy():
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("sure", [1e3, -1e3], ids=["right", "wrong"])
 def test_a_certain_image_has_a_finite_loss_and_gradient(gamma, sure):
-    """p = 1 to the last bit, where a power below 1 is infinitely steep; or p = 0, where the logarithm is all of it."""
+    """If p = 1 exactly, a power below 1 has an infinite slope; if p = 0, only the logarithm remains."""
     y_B, weight = torch.tensor([0, 1]), torch.ones(C)
     logits = sure * (2 * F.one_hot(y_B, C).float() - 1)
     for loss, args, wrong in ((focal_loss, (gamma,), 2e3), (class_balanced_focal_loss, (weight, gamma), C * 1e3)):
         value, slope = loss(logits, y_B, *args), gradient(loss, logits, y_B, *args)
-        assert value.item() == pytest.approx(0 if sure > 0 else wrong, abs=2)  # log C where the others are alike
+        assert value.item() == pytest.approx(0 if sure > 0 else wrong, abs=2)  # log C if all other logits are equal
         assert slope.isfinite().all() and (slope.abs() <= 1).all()
         assert (slope == 0).all() if sure > 0 else (slope.gather(1, y_B[:, None]) < -0.1).all()
 
 
 def test_how_weights_are_averaged():
-    """Cross-entropy and LDAM by the weights in the batch, so that their scale is nothing; focal by its images."""
+    """Cross-entropy and LDAM divide by the sum of weights, so that their scale has no effect; focal by the number of images."""
     logits, y_B = logits_and_labels(2)
     weight, margin = like(logits, WEIGHT), like(logits, MARGIN)
     for loss, args in ((cross_entropy_loss, ()), (ldam_loss, (margin, 4.0))):
@@ -199,7 +199,7 @@ def test_margins(largest):
 
 
 def test_a_margin_is_a_handicap_of_the_truth_alone():
-    """Without margins it is cross-entropy; with one for all, that of the logits whose truth is so much lower."""
+    """Without margins LDAM is cross-entropy; a common margin lowers the logit of the true class."""
     cosine, y_B = logits_and_labels(3)
     torch.testing.assert_close(ldam_loss(cosine, y_B, torch.zeros(C), 30.0), cross_entropy_loss(30 * cosine, y_B))
     lowered = cosine - 0.2 * F.one_hot(y_B, C)
@@ -232,7 +232,7 @@ def test_smoothing_alike_is_torchs_and_none_is_cross_entropy():
 
 @pytest.mark.parametrize("beta", [0.9, 0.999, 0.9999])
 def test_weights_are_inverse_to_the_effective_number(beta):
-    """Which is 1 + beta + beta² + …, one term for each image."""
+    """The effective number is 1 + beta + beta² + …, with one term for each image."""
     number = [sum(beta**k for k in range(n)) for n in COUNTS]
     total = sum(1 / e for e in number)
     weight = effective_number_weights(torch.tensor(COUNTS), beta)
@@ -253,7 +253,7 @@ def test_weights_at_the_ends_of_beta_and_of_a_class_without_images():
 
 
 def supcon_loop(contrast, y_B, y_M, drop, tau, weight_B, log_prior_M):
-    """Eq. 3 scaled by 1/|P(i)|, every exp times q of its sample's class, every anchor times its weight."""
+    """Compute Eq. 3, divided by |P(i)|; every exp is multiplied by q of its class, every anchor by its weight."""
     losses = []
     for i in range(B):
         in_A = [k for k in range(M) if not drop[i, k]]
@@ -266,7 +266,7 @@ def supcon_loop(contrast, y_B, y_M, drop, tau, weight_B, log_prior_M):
 
 
 def assert_same_gradients(fast, slow, inputs) -> None:
-    """And the same values; the gradients are those with respect to each input."""
+    """Check that values, and gradients with respect to all inputs, are equal."""
     ours, theirs = ([t.clone().requires_grad_() for t in inputs] for _ in range(2))
     a, b = fast(*ours), slow(*theirs)
     torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
@@ -285,7 +285,7 @@ def test_supcon_rebalanced_equals_the_equation(seed, weighted, balanced):
 
 
 def test_an_empty_slot_has_no_part_whatever_its_prior():
-    """The queue's empty slots have no class: theirs may be that of one without images."""
+    """Empty slots of the queue have no class; their prior may be that of a class without images."""
     _, contrast, y_B, y_M, drop, log_prior = case(1)
     drop[:, 3] = True
     log_prior_M = log_prior[y_M]
@@ -306,7 +306,7 @@ def test_a_prior_that_is_the_same_for_all_changes_nothing():
 
 
 def smoothed_paco_loop(center, contrast, log_prior, y_B, y_M, drop, alpha, tau, smoothing):
-    """Eq. 8, where the own center's 1 is shared out: `smoothing` to all centers alike, what is left to the own."""
+    """Compute Eq. 8 with label smoothing: all centers share `smoothing`, and the own center also gets the rest of 1."""
     losses = []
     for i in range(B):
         in_A = [k for k in range(M) if not drop[i, k]]

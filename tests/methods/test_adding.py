@@ -63,7 +63,7 @@ def imported(path: str, folder: Path, monkeypatch) -> ModuleType:
 
 @pytest.fixture
 def added(monkeypatch, tmp_path) -> type[Method]:
-    """Its class; settings, class and entry are known until the test ends."""
+    """Add the method, and return its class. Settings, class and preset are registered until the test ends."""
     monkeypatch.setitem(METHODS, NAME, None)
     monkeypatch.setattr(Method, "BY_SETTINGS", dict(Method.BY_SETTINGS))
     new = imported(SETTINGS, tmp_path, monkeypatch)
@@ -112,7 +112,7 @@ def test_its_losses_are_added_to_those_that_are_stored(added, tmp_path):
 
 @pytest.mark.parametrize("power", [1.0, 0.5, 0.0])
 def test_its_frequencies_may_be_any(power, added, monkeypatch):
-    """Those of training, all alike, or between."""
+    """The frequencies may be those of training, uniform, or between them."""
     monkeypatch.setattr(
         added, "prior", lambda self: reweight_frequencies(Method.prior(self), Method.prior(self) ** (power - 1))
     )
@@ -143,7 +143,7 @@ def test_the_docs_ask_for_a_row_and_for_make_docs(added, tmp_path, monkeypatch):
 
 
 def test_a_run_by_a_method_that_is_not_imported_says_so(tmp_path, capsys):
-    """What is spelled like it is no help here, but is where a user has named it."""
+    """A similar name is not suggested for stored runs, only for names that a user gives."""
     tree = to_dict(tiny("ce"))
     tree["method"] = {"name": "cdt"}
     for name, text in (("config", json.dumps(tree)), ("environment", "{}"), ("metrics", "{}")):

@@ -1,4 +1,4 @@
-"""Methods for very many classes: in chunks they learn and log what they do with all pairs at once."""
+"""Methods for very many classes: losses, gradients and logged values in chunks equal those of all pairs at once."""
 
 import copy
 from dataclasses import replace
@@ -28,7 +28,7 @@ NAMES = [
 
 
 def make(name: str, chunk: int, bias: bool = True) -> Method:
-    """With every setting off its default that the loss knows; contrastive ones after two steps, the queue half full."""
+    """Return a method with non-default settings of the loss; contrastive methods have made two steps."""
     config = tiny(name)
     changes = {"queue": 56, "center_tau": 0.7, "smoothing": 0.1} if hasattr(config.method, "queue") else {}
     if name == "logit-adjustment":

@@ -1,4 +1,4 @@
-"""Multi-task and GPaCo against their losses by hand: who meets whom, what gets a gradient, what the queue holds."""
+"""Multi-task and GPaCo against explicit losses: contrast sets, gradients, and the content of the queue."""
 
 import copy
 
@@ -22,7 +22,7 @@ LOG_PRIOR = (N_C / N_C.sum()).log()
 
 
 def after_steps(method, pushed: int):
-    """The method with so many batches in its queue: 5 · 12 > 32, so that it wraps."""
+    """Return the method after pushing this number of batches; 5 · 12 > 32, so that the queue wraps around."""
     for i in range(pushed):
         method.loss(batch(i + 1))
         method.after_backward(HERE), method.after_step()
@@ -93,7 +93,7 @@ def test_multi_task_queues_its_keys_and_its_key_network_follows():
 
 
 def both_views(method, b: Batch):
-    """A twin, the features and projections of both views, what they meet and with which labels, and the drop mask."""
+    """Return a copy, features and projections of both views, samples, their labels, and the drop mask."""
     twin = copy.deepcopy(method)
     x = twin.net.trunk(torch.cat([b.query, b.key]))
     q = F.normalize(twin.G(x))
@@ -118,7 +118,7 @@ def test_gpaco_has_both_views_as_anchors_and_as_partners(rebalance, smoothing, p
 
 
 def test_gpaco_learns_through_both_views():
-    """Each has the gradient that it has by hand, and neither a small one beside the other's."""
+    """Both views have the gradients of the explicit loss, of similar size."""
     method, b = make("gpaco"), batch()
     mine, theirs = (
         b._replace(query=b.query.clone().requires_grad_(), key=b.key.clone().requires_grad_()) for _ in "ab"
@@ -132,7 +132,7 @@ def test_gpaco_learns_through_both_views():
 
 
 def test_gpaco_takes_its_views_for_equal():
-    """Exchanged they have the same loss: the queue alone tells them apart. By running averages, which see no order."""
+    """Exchanging the views does not change the loss, only the queue. Batch norm uses running averages, which ignore order."""
     method = after_steps(make("gpaco"), 2).eval()
     b = batch()
     one, other = (method.loss(views)["loss"] for views in (b, b._replace(query=b.key, key=b.query)))

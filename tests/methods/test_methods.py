@@ -1,4 +1,4 @@
-"""Methods against their losses by hand: what stands in A(i), what gets a gradient, what the queue holds when."""
+"""Methods against explicit losses: the samples in A(i), gradients, and the content of the queue over time."""
 
 import copy
 from dataclasses import replace
@@ -35,7 +35,7 @@ def batch(seed: int = 0) -> Batch:
 
 
 def by_hand(method, b: Batch):
-    """q, k, A(i)'s labels and the drop mask, without the method's own code."""
+    """Compute q, k, the labels of A(i) and the drop mask without the code of the method."""
     twin = copy.deepcopy(method)
     x = twin.net.trunk(b.query)
     q = F.normalize(twin.G(x))
@@ -131,7 +131,7 @@ def test_accuracy_is_that_of_the_logits_without_prior():
 
 @pytest.mark.parametrize("method", ["paco", "ride-2", "bbn", "crt"])
 def test_only_the_last_block_s_convolutions_learn_where_asked(method):
-    """Of the network that was given; what a method adds to it learns, and so do all batch norms."""
+    """This is about the backbone: parts that a method adds are trained, and so are all batch norms."""
     config = tiny(method)
     config = replace(config, model=replace(config.model, name="resnet20_cifar", trainable="last-block"))
     made = methods.make(config, np.array([40, 20, 10]))

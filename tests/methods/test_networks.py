@@ -1,5 +1,5 @@
-"""BBN, Causal Norm, ResLT, OLTR and RIDE against loops in float64, straight from their equations; what learns when,
-what the samplers give, and what deploys."""
+"""BBN, Causal Norm, ResLT, OLTR and RIDE against float64 loops of their equations; what is trained in which stage,
+what the samplers draw, and what is deployed."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def images(seed: int = 0) -> Batch:
 
 
 def features(method: Method, seed: int = 0) -> Tensor:
-    """In float64, and positive, as what a ReLU leaves."""
+    """Return positive features in float64, like those after a ReLU."""
     return torch.rand(B, method.net.trunk.width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
@@ -53,7 +53,7 @@ def learning(method: Method) -> set[str]:
 
 
 def restless(module: nn.Module) -> None:
-    """Every weight away from where it starts: what begins at zero hides mistakes."""
+    """Change all weights, because weights that are initialized to zero would hide errors."""
     g = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for p in module.parameters():
@@ -72,7 +72,7 @@ def test_bbn_s_weight_falls_along_a_parabola(epochs):
 
 
 def test_bbn_s_classifier_begins_small_as_its_authors_do():
-    """He's weights are two and a half times as large, of any number of features."""
+    """Kaiming initialization is two and a half times as large for any number of features."""
     weight = make("bbn").net.head.weight
     assert weight.abs().max() <= weight.shape[1] ** -0.5 and weight.std() > 0.5 * weight.shape[1] ** -0.5
 
@@ -108,7 +108,7 @@ def test_bbn_shows_each_branch_its_own_images_and_at_test_both_the_same():
 
 
 def test_bbn_s_partners_are_drawn_by_the_inverse_of_their_class_s_size(tmp_path):
-    """Three epochs of 384 images; uniform batches beside them show every image once."""
+    """Three epochs of 384 images are drawn; the uniform batches have every image once per epoch."""
     config = tiny("bbn", epochs=3)
     data = load(config.data)
     run, seen, partners = Trainer(config, 0, data, tmp_path, CPU), [], []
@@ -129,7 +129,7 @@ def test_bbn_s_partners_are_drawn_by_the_inverse_of_their_class_s_size(tmp_path)
 
 
 def causal_by_hand(head: nn.Module, x: Tensor, heads: int, scale: float, gamma: float, removal: float) -> Tensor:
-    """removal 0: the training's logits."""
+    """Return the logits for each image; removal 0 gives those of training."""
     logits, size = torch.zeros(len(x), C).double(), x.shape[1] // heads
     for b in range(len(x)):
         for c in range(C):
@@ -169,7 +169,7 @@ def test_causal_norm_removes_nothing_where_nothing_drifted_or_removal_is_zero():
 
 
 def test_the_drift_is_a_moving_sum_of_batch_means():
-    """In a step of two batches it moves twice; a step without a batch leaves it."""
+    """It moves twice in a step of two batches, and does not change in a step without a batch."""
     method, here = make("causal-norm", drift=0.8).train(), SideStream(CPU)
     means = [method.features(images(i).query).detach().double().mean(0) for i in range(4)]
     wanted, drift = torch.zeros_like(means[0]), method.net.head.drift_F
@@ -203,7 +203,7 @@ def test_reslt_s_branches_learn_the_published_classes_of_cifar100(imbalance, wei
 
 
 def test_reslt_goes_by_frequency_and_not_by_number():
-    """Of ten classes the 6 rarest and the 3 rarest; of equal classes the later ones are the rarer."""
+    """The branches get the 6 rarest and the 3 rarest of ten classes; of equally frequent classes, later ones count as rarer."""
     counts = np.array([1, 50, 2, 20, 1, 10, 5, 3, 2, 1])
     masks = [set(mask.nonzero()[:, 0].tolist()) for mask in make("reslt", counts, medium=0.6, few=0.3).is_trained_RC]
     assert masks == [set(range(10)), {0, 2, 4, 7, 8, 9}, {0, 4, 9}]
@@ -213,7 +213,7 @@ def test_reslt_goes_by_frequency_and_not_by_number():
 @pytest.mark.parametrize("weight", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("labels", ["all", "frequent"])
 def test_reslt_s_loss_agrees_with_a_loop(weight, labels):
-    """Also where no image of the batch is for the second and third branch."""
+    """This includes batches without an image for the second and third branch."""
     method = make("reslt", medium=0.6, few=0.3, weight=weight).double()
     restless(method.net.head)
     x, y = features(method) - 0.5, images().y_B if labels == "all" else torch.arange(B) % 4
@@ -277,7 +277,7 @@ def test_oltr_s_first_stage_is_plain_cross_entropy():
 
 
 def test_oltr_s_second_stage_adds_distances():
-    """0.01 times |f - M_y|²/2 + 0.01 · max(0, margin - mean of the squared distances to the others)."""
+    """The addition is 0.01 · (|f - M_y|²/2 + 0.01 · max(0, margin - mean squared distance to the others))."""
     published = make("oltr").config
     assert (published.weight, published.margin, published.scale) == (0.01, 10, 16)
     margin = 37.0  # some images are nearer to the others, some farther away
@@ -349,7 +349,7 @@ def test_oltr_s_trunk_moves_more_slowly_in_the_second_stage(share):
 
 
 def expert_logits(method: Method, x: Tensor) -> Tensor:
-    """(B, E, C): 30 times the cosines of each expert's own features and weights."""
+    """Return 30 times the cosines of features and weights of each expert, (B, E, C)."""
     weight = method.net.head.weight
     E, size = len(weight), x.shape[1] // len(weight)
     out = torch.zeros(len(x), E, C).double()
@@ -365,7 +365,7 @@ def expert_logits(method: Method, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(("epoch", "late"), [(159, False), (160, True)])
 @pytest.mark.parametrize("experts", [1, 3])
 def test_ride_s_loss_agrees_with_a_loop(epoch, late, experts):
-    """LDAM for each expert less 0.45 · T² · KL(mean || expert); weights and temperatures by class from epoch 160 on."""
+    """The loss is LDAM for each expert minus 0.45 · T² · KL(mean || expert), with class weights from epoch 160 on."""
     method = make("ride-3", experts=experts, temperature=1.5).double()
     method.on_epoch_start(epoch, 200)
     x, y = features(method), images().y_B
@@ -395,7 +395,7 @@ def test_ride_s_loss_agrees_with_a_loop(epoch, late, experts):
 
 
 def router_by_hand(head: nn.Module, f: Tensor, mean: Tensor, e: int) -> Tensor:
-    """From the largest logits and a look at the unit feature."""
+    """Compute the router from the largest logits and the feature of length 1."""
     unit = f / dot(f, f).sqrt()
     seen = [max(dot(row, unit) + b, 0.0) for row, b in zip(head.seen[e].weight, head.seen[e].bias, strict=True)]
     top = sorted(mean, reverse=True)[:30]
@@ -403,7 +403,7 @@ def router_by_hand(head: nn.Module, f: Tensor, mean: Tensor, e: int) -> Tensor:
 
 
 def enter_routing(method: Method, seed: int = 0) -> Method:
-    """To the router's stage, with a router that sends some images on and some not."""
+    """Enter the stage of the router, which forwards some images to the next expert."""
     method.set_stage(method.stages[1])
     torch.manual_seed(seed)
     with torch.no_grad():
@@ -417,7 +417,7 @@ def enter_routing(method: Method, seed: int = 0) -> Method:
 
 @pytest.mark.parametrize("classes", [C, 40])
 def test_ride_s_router_agrees_with_a_loop(classes):
-    """Of 40 classes it sees the 30 largest logits."""
+    """With 40 classes the router gets the 30 largest logits."""
     method = enter_routing(make("ride-3", [2] * classes)).double()
     head, x = method.net.head, features(method)
     x_BEF, logits = head.run_experts(x)
@@ -429,7 +429,7 @@ def test_ride_s_router_agrees_with_a_loop(classes):
 
 
 def test_ride_s_router_learns_where_a_later_expert_would_help():
-    """Binary cross-entropy, a positive counts a hundred times; labels are such that all cases occur."""
+    """The loss is binary cross-entropy, in which positives count a hundred times; the labels cover all cases."""
     method = enter_routing(make("ride-3")).double()
     head, x = method.net.head, features(method)
     x_BEF, logits = head.run_experts(x)
@@ -452,7 +452,7 @@ def test_ride_s_router_learns_where_a_later_expert_would_help():
 
 
 def route_by_hand(head: nn.Module, x_BEF: Tensor, logits: Tensor) -> tuple[Tensor, list[int]]:
-    """Image by image: on to the next expert while the router says so."""
+    """Route each image to the next expert as long as the router requires it."""
     out, asked = [], []
     for i in range(len(x_BEF)):
         used = 1
@@ -465,7 +465,7 @@ def route_by_hand(head: nn.Module, x_BEF: Tensor, logits: Tensor) -> tuple[Tenso
 
 @torch.no_grad()
 def test_ride_deploys_the_mean_of_the_experts_asked():
-    """Over many routers: what goes expert by expert agrees with what has all at once, and both with a loop."""
+    """For many routers, routed evaluation, evaluation of all experts, and a loop agree."""
     method, met = make("ride-3").eval(), set()
     for seed in range(20):
         enter_routing(method, seed)

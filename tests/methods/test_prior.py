@@ -1,4 +1,4 @@
-"""The class frequencies that a method's logits stand for: found by minimizing its own loss where the truth is known.
+"""The class frequencies that the logits of a method assume, by minimizing its loss for a known distribution.
 
 X kinds of image, C classes; p(x|y) is a table, and the network is free to give any logits to any kind.
 """
@@ -26,7 +26,7 @@ def made(settings: cfg.MethodConfig, **train) -> methods.Method:
 
 
 def learned(method: methods.Method, drawn_C: torch.Tensor) -> torch.Tensor:
-    """The logits (X, C) at which the loss is least, of a batch with all kinds and classes as often as they come."""
+    """Return the logits (X, C) that minimize the loss of a batch with the given class frequencies."""
     often_CX = (20_000 * drawn_C[:, None] * LIKELIHOOD_CX).round().long()
     y_B, x_B = (axis.flatten().repeat_interleave(often_CX.flatten()) for axis in torch.where(often_CX >= 0))
     logits_XC = torch.zeros(*often_CX.T.shape, dtype=torch.float64, requires_grad=True)
@@ -86,7 +86,7 @@ NEARLY_ALIKE = ("ldam-drw", "cb-focal", "ride-1", "ride-2", "ride-3", "ride-4")
 
 
 def test_every_method_says_its_frequencies():
-    """Those of one that is not in a list are its own test's business; some it has."""
+    """Methods that are in no list have tests of their own; here only the validity of their frequencies is checked."""
     uniform, trained = np.full(4, 0.25), (COUNTS / COUNTS.sum()).numpy()
     meant = {name: methods.make(tiny(name), COUNTS.numpy()).prior().numpy() for name in recipes.METHODS}
     for name, prior in meant.items():

@@ -1,4 +1,4 @@
-"""Several processes against one: what meets globally is the whole batch, what meets locally are groups of it. In float64."""
+"""Several processes against one, in float64: "global" is the whole batch in one process, "local" groups of it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +41,7 @@ def make(name: str, norm: str = "batch", ghost: int = 2, **changes: Any) -> Meth
 
 
 def batch(step: int, first: int = 0, every: int = 1) -> Batch:
-    """Images of different scales, so that it matters who is normalized with whom."""
+    """Return images of different scales, so that the result depends on which images are normalized together."""
     g = torch.Generator().manual_seed(step)
     query, key = torch.randn(2, N, 3, 8, 8, generator=g, dtype=torch.float64) * torch.arange(1, N + 1).view(-1, 1, 1, 1)
     y, other = torch.randint(10, (N,), generator=g), key.flip(3)
@@ -49,7 +49,7 @@ def batch(step: int, first: int = 0, every: int = 1) -> Batch:
 
 
 def trained(method: Method, loss) -> State:
-    """The state after some steps of SGD by `loss(batch number)`, its gradients, and the losses."""
+    """Return state, gradients and losses after some steps of SGD with `loss(batch number)`."""
     optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
     losses, grads = [], {}
     for step in range(STEPS):
@@ -76,7 +76,7 @@ def all_of_several(settings: list[tuple[str, str, dict[str, Any]]]) -> list[Stat
 
 
 def assert_same(found: State, wanted: State) -> None:
-    """But for the order of the queue's rows: processes push one after the other."""
+    """Compare states; the rows of the queue may differ in order, because processes push one after the other."""
     assert found.keys() == wanted.keys() and len(found) > 20
     # The batch of the centers is the same in all processes, and here it is normalized once for each group of images. Its
     # running averages are used nowhere.
@@ -94,7 +94,7 @@ def by_first_number(state: State, name: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_global_contrast_with_sync_norm_is_one_process_with_the_whole_batch(world, tmp_path: Path):
-    """Losses, gradients, running averages, key network and queue of three steps; also where classes come in chunks."""
+    """Losses, gradients, running averages, key network and queue of three steps agree, also in chunks of classes."""
     cases = [(name, {"contrast": "global"} if name in CONTRASTIVE else {}) for name in NAMES]
     cases += [(name, {"contrast": "global", "chunk": 7}) for name in ("paco", "gpaco")]
     found = together(world, tmp_path, all_of_several, [(name, "sync", changes) for name, changes in cases])
@@ -107,7 +107,7 @@ def test_global_contrast_with_sync_norm_is_one_process_with_the_whole_batch(worl
 
 
 def in_groups(method: Method, step: int, world: int) -> torch.Tensor:
-    """The mean over groups of the loss of each, which meets itself and the queue alone."""
+    """Return the mean loss of groups of images that are contrasted with the same group and the queue only."""
     b = batch(step)
     if not hasattr(method, "queue") and not hasattr(method, "center_G"):
         return method.loss(b)["loss"]
@@ -130,7 +130,7 @@ def in_groups(method: Method, step: int, world: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_local_contrast_is_one_process_in_groups_with_ghost_norm(world, tmp_path: Path):
-    """The same, and processes that keep to themselves are not the whole batch."""
+    """The state agrees with that of groups, and differs from that of the whole batch."""
     changes = {name: {"contrast": "local"} if name in CONTRASTIVE else {} for name in NAMES}
     found = together(world, tmp_path, all_of_several, [(name, "batch", changes[name]) for name in NAMES])
     for which, name in enumerate(NAMES):
@@ -149,17 +149,17 @@ def test_local_contrast_is_one_process_in_groups_with_ghost_norm(world, tmp_path
 
 
 def test_permutations_are_permutations_and_all_places_are_as_likely():
-    """Chi square of where the first of 8 goes: 7 degrees of freedom, exceeded once in 10,000."""
+    """The chi-square statistic of the position of the first of 8 items has 7 degrees of freedom (limit: 1 in 10,000)."""
     orders = torch.stack([permutation(8, torch.tensor(2**61 + turn)) for turn in range(4000)])
     assert torch.equal(orders.sort(1)[0], torch.arange(8).expand(4000, 8))
     counts = torch.stack([torch.bincount(orders[:, place], minlength=8) for place in range(8)])
     assert ((counts - 500) ** 2 / 500).sum(1).max() < 29.9
     following = (orders[1:] == orders[:-1]).double().mean()
-    assert abs(following - 1 / 8) < 0.01  # one turn says nothing about the next
+    assert abs(following - 1 / 8) < 0.01  # consecutive permutations are independent
 
 
 def shuffled_keys() -> dict[str, Any]:
-    """Of two batches, in one of several processes; and what it has then averaged."""
+    """Return the keys of two batches in one of several processes, and its running averages."""
     rank, world = rank_and_world_size()
     method = make("paco", key_norm="shuffled")
     keys = [method.key(batch(step, rank, world).key, method.shuffle) for step in (0, 1)]

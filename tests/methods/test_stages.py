@@ -1,4 +1,4 @@
-"""What learns in which stage, and what a stage begins with; weights, priors, rates and shares as methods use them."""
+"""What is trained in each stage, the state at its start, and weights, priors, rates and shares of methods."""
 
 import math
 from dataclasses import replace
@@ -35,7 +35,7 @@ HEAD, SCALE = {"net.head.weight", "net.head.bias"}, {"net.head.scale_C"}
 
 
 def short(name: str, epochs: int = 1, **changes) -> Config:
-    """An epoch of six steps, and so many in the second stage, where there is one."""
+    """Return a configuration with one epoch of six steps, and this number of epochs in a second stage."""
     config = tiny(name, epochs=1)
     if config.method.second_stage_epochs_field:
         changes = {config.method.second_stage_epochs_field: epochs} | changes
@@ -91,7 +91,7 @@ def moved(before: dict[str, torch.Tensor], run: Trainer) -> set[str]:
 
 @pytest.mark.parametrize(("name", "second"), [("crt", HEAD), ("lws", SCALE), ("mislas", HEAD | SCALE)])
 def test_what_the_second_stage_leaves_as_it_was(name, second, tmp_path):
-    """Of weights and of batch-norm averages; MiSLAS's go on averaging, its batch norm's weights do not learn."""
+    """This includes batch-norm statistics, except for MiSLAS, which updates them without training the weights."""
     first = run_until(short(name), tmp_path, 6)
     before = state(first)
     last = run_until(short(name), tmp_path)
@@ -116,7 +116,7 @@ def test_the_second_stage_draws_classes_alike_at_a_rate_that_falls_from_the_firs
 
 
 def test_crt_draws_its_head_anew_once(tmp_path, monkeypatch):
-    """Also where the second stage is stopped and resumed; and so that the seed decides."""
+    """This also holds if the second stage is resumed. The new weights depend on the seed."""
     drawn, redraw = [], decouple.reset_head
     monkeypatch.setattr(
         decouple, "reset_head", lambda head, rng: (redraw(head, rng), drawn.append(head.weight.clone()))
@@ -176,7 +176,7 @@ def test_lws_gives_the_optimizer_its_factors_alone(tmp_path):
 
 
 def validation(seed: int) -> tuple[torch.Tensor, ...]:
-    """Rows whose lengths fall toward the tail, and features near their own row's direction, long-tailed too."""
+    """Return long-tailed features near the weights of their classes, whose lengths decrease toward the tail."""
     g = torch.Generator().manual_seed(seed)
     direction = F.normalize(torch.randn(10, 64, generator=g))
     y_N = torch.arange(10).repeat_interleave(torch.tensor([30, 20, 15, 10, 5, 4, 3, 3, 2, 2]))
@@ -185,7 +185,7 @@ def validation(seed: int) -> tuple[torch.Tensor, ...]:
 
 
 def power_by_loop(weight, x_NF, y_N) -> tuple[float, float]:
-    """The smallest of the powers that are best: by the mean of the classes' accuracies, and by that of all images."""
+    """Return the smallest of the best powers, by the mean accuracy of the classes and by that of all images."""
     balanced, plain = [], []
     for p in range(21):
         rows = [row / row.norm() ** (p / 10) for row in weight.double()]
@@ -233,7 +233,7 @@ def test_tau_norm_with_a_power_given_looks_at_no_images():
 
 
 def test_tau_norm_without_validation_images_says_what_to_do(tmp_path):
-    """Before it is trained."""
+    """The error is raised before training."""
     config = short("tau-norm")
     with raises("too-few-data", "--data.val_fraction 0.2"):
         Trainer(config, 0, replace(load(config.data), val=None), tmp_path, CPU)
@@ -247,7 +247,7 @@ def test_tau_norm_without_validation_images_says_what_to_do(tmp_path):
 
 
 def through(config: Config, folder: Path, seed: int = 0) -> Trainer:
-    """All stages entered and begun, and no step made."""
+    """Enter and start all stages without a step."""
     run = Trainer(config, seed, load(config.data), folder, CPU)
     for stage_index in range(len(run.method.stages)):
         run.set_stage(stage_index)
@@ -317,7 +317,7 @@ def test_logit_adjustment_post_hoc(strength):
 
 
 def test_post_hoc_adjustment_is_cross_entropy_with_another_bias(tmp_path):
-    """Also where the model is asked to have none."""
+    """This also holds with `--model.no_bias`."""
     ce, adjusted = (run_until(short(name), tmp_path / name) for name in ("ce", "logit-adjustment-post-hoc"))
     assert moved(state(ce), adjusted) == {"net.head.bias"}
     prior = torch.from_numpy(DATA.train.counts / DATA.train.counts.sum()).log().float()
@@ -331,7 +331,7 @@ def test_post_hoc_adjustment_is_cross_entropy_with_another_bias(tmp_path):
 
 
 def weights_at(method: Method, epochs: int) -> list[bool]:
-    """For each epoch of a training whether classes are weighted; they are alike or by the effective number."""
+    """Return for each epoch whether classes are weighted by their effective number; otherwise weights are equal."""
     found, late = [], effective_number_weights(N_C, 0.9999)
     for epoch in range(epochs):
         method.on_epoch_start(epoch, epochs)
@@ -349,7 +349,7 @@ def test_weights_are_deferred(name, share, epoch):
     assert weights_at(method, 10) == [i >= epoch for i in range(10)]
     method.on_epoch_start(0, 10)  # as another run of the process would
     assert (method.weight_C == (method.late_weight_C if share == 0 else 1)).all()
-    assert method.weight_C.data_ptr() == place  # a captured step knows it by its address
+    assert method.weight_C.data_ptr() == place  # a captured step refers to it by its address
 
 
 @pytest.mark.parametrize("epoch", [0, 9])
@@ -366,7 +366,7 @@ def test_deferred_losses_use_the_weights(epoch):
 
 
 def test_a_run_tells_the_method_its_epoch(tmp_path):
-    """Also one that was resumed, or whose stage was entered again."""
+    """This includes runs that are resumed, or whose stage is entered again."""
     run = Trainer(replace(short("ldam-drw"), train=tiny(epochs=5).train), 0, DATA, tmp_path, CPU)
     for step, late in ((0, False), (23, False), (24, True), (6, False), (29, True)):
         run.prepare(step)
@@ -389,7 +389,7 @@ def test_cb_focal_starts_each_sigmoid_at_one_of_its_classes():
 
 
 def groups_of(run: Trainer) -> dict[str, tuple[float, float]]:
-    """Rate and weight decay of each parameter that learns, by its name."""
+    """Return learning rate and weight decay of each trained parameter by its name."""
     names = {id(p): name for name, p in run.method.named_parameters()}
     found = [(names[id(p)], (g["lr"], g["weight_decay"])) for g in run.optimizer.param_groups for p in g["params"]]
     assert len(found) == len(dict(found))

@@ -64,7 +64,7 @@ def test_queue_state_survives_a_checkpoint():
 
 
 def trained_paco() -> dict[str, torch.Tensor]:
-    """In one of two processes: three steps on batches of its own, with gradients summed."""
+    """Make three steps in one of two processes on its own batches, with summed gradients."""
     torch.manual_seed(0)
     method = methods.make(tiny("paco"), list(range(10, 0, -1)))
     learning = [p for p in method.parameters() if p.requires_grad]
@@ -80,7 +80,7 @@ def trained_paco() -> dict[str, torch.Tensor]:
 
 
 def test_key_network_and_queue_are_the_same_on_two_processes(tmp_path):
-    """PaCo on different batches with averaged gradients: only batch norm's running averages are a process's own."""
+    """The processes train on different batches with averaged gradients; only batch-norm statistics differ."""
     one, two = together(2, tmp_path, trained_paco)
     assert all(torch.equal(one[n], two[n]) for n in one) and (one["queue.labels_K"] >= 0).sum() == 36
     assert not torch.equal(one["key.net.1.0.weight"], one["G.0.weight"])
@@ -126,7 +126,7 @@ def pushed() -> dict[str, torch.Tensor]:
 
 
 def test_queue_is_the_same_on_two_processes(tmp_path):
-    """Two real processes over gloo: both hold what one process would that sees rank 0's keys, then rank 1's."""
+    """Both processes have the queue of one process that gets the keys of rank 0, then those of rank 1."""
     states = together(2, tmp_path, pushed)
     alone, streams = LabeledQueue(7, D), [torch.Generator().manual_seed(r) for r in (0, 1)]
     for n in (2, 5, 1):

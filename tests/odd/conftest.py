@@ -6,7 +6,7 @@ import pytest
 
 from tests.odd.harness import Zoo
 
-MEMORY = 4 * 2**30  # bytes, beside what the tests before it have left in this process
+MEMORY = 4 * 2**30  # bytes, in addition to what this process uses already
 
 
 @pytest.fixture(scope="session")
@@ -16,7 +16,7 @@ def odd(tmp_path_factory) -> Zoo:
 
 @pytest.fixture(autouse=True)
 def little_memory() -> Iterator[None]:
-    """What would fill the machine fails here instead."""
+    """Limit the memory, so that a test fails instead of exhausting the machine."""
     before = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (in_use() + MEMORY, before[1]))
     yield
@@ -24,6 +24,6 @@ def little_memory() -> Iterator[None]:
 
 
 def in_use() -> int:
-    """Bytes, as the limit counts them."""
+    """Return the bytes in use, counted as for the limit."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData"))

@@ -1,4 +1,4 @@
-"""Commands in this process, as they end: code, words, and what they have done to the folders they were given."""
+"""Run commands in this process, and check exit code, output, and the folders that they were given."""
 
 import contextlib
 import io
@@ -20,15 +20,15 @@ from longtail.cli import main
 from longtail.reporting.server import Server
 from tests.odd import zoo
 
-NOTED = ("predict", "export")  # commands that have something to say before they may fail
-SECONDS = 20  # that a command may take; it mostly takes some milliseconds
+NOTED = ("predict", "export")  # commands that print something before they may fail
+SECONDS = 20  # seconds that a command may take; most take some milliseconds
 STEADY = settings(
     derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck), print_blob=False
 )
 
 
 class Hang(BaseException):
-    """Raised in a command that takes too long."""
+    """Raised if a command takes too long."""
 
 
 class Outcome(NamedTuple):
@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
 
 
 class Zoo:
-    """The folder of odd things, put back as it was whenever a command has changed it."""
+    """The folder of odd files, which is restored after a command has changed it."""
 
     def __init__(self, place: Path) -> None:
         self.kept, self.root, self.place = zoo.build(place / "kept"), place / "zoo", place
@@ -57,7 +57,7 @@ class Zoo:
 
 
 def seen(root: Path) -> dict[str, tuple[int, int]]:
-    """Every file with size and time."""
+    """Return size and time of every file."""
     found = [os.path.join(top, name) for top, inner, files in os.walk(root) for name in (*inner, *files)]
     return {
         path: (stat.st_size, stat.st_mtime_ns)
@@ -83,7 +83,7 @@ def within(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_folder(parent: Path) -> Iterator[Path]:
-    """A new and empty working folder."""
+    """Use a new and empty working directory."""
     before = Path.cwd()
     with tempfile.TemporaryDirectory(dir=parent) as folder:
         os.chdir(folder)
@@ -95,7 +95,7 @@ def in_folder(parent: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def before_the_work(trains: bool = False) -> Iterator[None]:
-    """Commands go as far as the first step of training, a download, an answer to a browser."""
+    """Stop commands at the first step of training, a download, or the answer to a browser."""
     no_network = OSError(101, "Network is unreachable")
     with (
         contextlib.nullcontext() if trains else mock.patch("longtail.engine.train.Session.train_seeds"),
@@ -109,7 +109,7 @@ def before_the_work(trains: bool = False) -> Iterator[None]:
 
 
 def command(args: list[str], typed: bytes = b"") -> Outcome:
-    """What a command comes to; an exception is the test's failure."""
+    """Run a command, and return its outcome; an exception fails the test."""
     out, err, keyboard = io.StringIO(), io.StringIO(), io.TextIOWrapper(io.BytesIO(typed))
     with (
         within(SECONDS),
@@ -126,7 +126,7 @@ def command(args: list[str], typed: bytes = b"") -> Outcome:
 
 
 def ends_well(there: Zoo, words: list[str], trains: bool = False) -> Outcome:
-    """Done; or refused in one line, with nothing written."""
+    """Check that a command succeeds, or fails with one line and writes nothing."""
     args = there.named_in(words)
     with in_folder(there.place) as here, before_the_work(trains):
         try:

@@ -34,7 +34,7 @@ EXPORT = "model.safetensors"
 
 @dataclass(frozen=True)
 class Place:
-    """Folders of one case."""
+    """The folders of one case."""
 
     root: Path
     run: Path
@@ -42,17 +42,17 @@ class Place:
 
     @property
     def top(self) -> Path:
-        """The folder that commands are given; nothing is written outside of it and `work`."""
+        """The folder that is passed to commands; they write only there and in `work`."""
         return self.root / "runs"
 
     @property
     def outside(self) -> Path:
-        """What links lead to."""
+        """The target of links."""
         return self.root / "outside"
 
     @property
     def work(self) -> Path:
-        """The working folder of commands."""
+        """The working directory of commands."""
         return self.root / "work"
 
     @property
@@ -76,12 +76,12 @@ class Case:
 
     @property
     def on_disk(self) -> bool:
-        """Sparse files stay off memory file systems, where reading them may take memory."""
+        """True for sparse files, because reading them on a memory file system may take memory."""
         return "GiB of holes" in self.what
 
     @property
     def endless(self) -> bool:
-        """A file is larger than any good one, so that a command that runs out of memory has read what it should refuse."""
+        """True if a file is larger than any valid one, so that a command without memory has read what it should refuse."""
         return any(word in self.what for word in ("GiB", "/dev/zero", "a bomb"))
 
 

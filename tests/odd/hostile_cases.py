@@ -1,4 +1,4 @@
-"""The cases: which file, field or array of which base is replaced by what, and which commands read it then."""
+"""The cases: which file, field or array of which base is replaced by what, and which commands read it."""
 
 import functools
 import json
@@ -17,7 +17,7 @@ from tests.odd.hostile_bases import EXPORT, Case, Place, Spec
 from tests.odd.hostile_checkpoints import checkpoint_cases
 from tests.odd.hostile_values import FILE_KINDS, LINKS, NODES, Exploding, shorten
 
-# Who reads which file of a finished run, of one that has begun, and of two that are compared.
+# The commands that read each file of a finished run, of an unfinished run, and of two runs that are compared.
 DESCRIBING = ("report", "table", "predict", "export", "eval", "board", "latency", "gradient", "predict-weights")
 READERS = {
     run_folder.CONFIG: (*DESCRIBING, "from", "from-file", "resume"),
@@ -56,7 +56,7 @@ PAIR_READERS = {
     "predictions.npz": ("report", "board"),
     run_folder.GRADIENTS: ("report", "gradient"),
 }
-# Of runs on cached features: files that only they have, or read in another way.
+# Files that only runs on cached features have, or that they read in another way.
 HEAD_READERS = {
     run_folder.ADAPTER: ("predict", "export", "eval", "predict-table"),
     run_folder.CALIBRATION: ("predict", "export", "report"),
@@ -92,7 +92,7 @@ READERS_OF = {
     "fresh": FRESH_READERS,
 }
 EXPORT_READERS = ("predict", "predict-train", "predict-csv", "predict-table", "export")
-# Names that commands write to, beside those that they read.
+# Names that commands write to, in addition to those that they read.
 WRITTEN = {
     "predictions.tmp.npz": ("eval",),
     "features.tmp.npz": ("eval",),
@@ -362,7 +362,7 @@ def weight_cases(bases: Path) -> Iterator[Spec]:
 
 
 def description_cases(bases: Path) -> Iterator[Spec]:
-    """Replace each field of the description that travels with an exported file, and the description as a whole."""
+    """Replace each field of the description in an exported file, and the whole description."""
 
     def rewrite(place: Place, text: str) -> None:
         file = place.run / EXPORT
@@ -457,7 +457,7 @@ def copy_documents(place: Place, count: int) -> None:
 
 
 def thumbnail_cases() -> Iterator[Spec]:
-    """Replace a thumbnail by bombs, other formats and what is no image."""
+    """Replace a thumbnail by decompression bombs, other formats and files that are not images."""
     for kind in values.image_damages():
 
         def change(place: Place, rng: random.Random, kind: str = kind) -> None:
@@ -475,7 +475,7 @@ def damaged_image(kind: str) -> bytes:
 
 
 def select_fast(cases: Sequence[Case]) -> list[int]:
-    """Return the numbers of some sixty cases: one of each file of each base, the kinds of change taken in turn."""
+    """Return the numbers of about sixty cases: one for each file of each base, with alternating kinds of changes."""
     groups: dict[str, list[int]] = {}
     for case in cases:
         if not case.on_disk:
@@ -484,6 +484,6 @@ def select_fast(cases: Sequence[Case]) -> list[int]:
 
 
 def select_real(cases: Sequence[Case], real: Collection[str], count: int = 60) -> list[int]:
-    """Return the numbers of cases of which the first command can be run as a real one, at equal distances."""
+    """Return evenly spaced numbers of cases whose first command can be run as a real process."""
     usable = [case.number for case in cases if case.commands[0] in real and not case.late]
     return usable[:: len(usable) // count][:count]

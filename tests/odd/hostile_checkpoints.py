@@ -1,4 +1,4 @@
-"""Hostile checkpoints: values of other kinds, tensors of other shapes, and archives that would take memory or run code."""
+"""Hostile checkpoints: values of other types, tensors of other shapes, and archives that would take memory or run code."""
 
 import io
 import pickle
@@ -49,7 +49,7 @@ PLAIN: list[Any] = [
 
 
 def checkpoint_paths(state: dict[str, Any]) -> list[values.JsonPath]:
-    """Return the paths of what a checkpoint holds; of many parameters the first and the last."""
+    """Return the paths of the values in a checkpoint; of many parameters only the first and the last."""
     paths: list[values.JsonPath] = [(key,) for key in state]
     for key in ("method", "optimizer", "meter", "gradients"):
         inner = list(state[key])

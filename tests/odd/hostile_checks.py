@@ -1,4 +1,4 @@
-"""What is wrong with the way in which a command on a hostile run folder ended: exit, outputs, and folders around the run."""
+"""Check how a command on a hostile run folder ended: exit code, outputs, and the folders around the run."""
 
 import base64
 import contextlib
@@ -60,7 +60,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Ended:
-    """A process that has ended, or was ended."""
+    """A process that ended or was killed."""
 
     status: int | None
     """As of `os.waitpid`; None where it ran for too long."""
@@ -76,7 +76,7 @@ class Ended:
 
 
 class Before:
-    """What the folders around a run look like before a command."""
+    """The state of the folders around a run before a command."""
 
     def __init__(self, place: Place) -> None:
         self.outside = snapshot(place.outside)
@@ -90,7 +90,7 @@ def names_below(folder: Path) -> set[str]:
 
 
 def snapshot(folder: Path) -> dict[str, tuple[Any, ...]]:
-    """Return kind, size, time and content of everything in a folder; nothing is followed."""
+    """Return kind, size, time and content of everything in a folder; links are not followed."""
     found = {}
     for path in [str(folder), *sorted(names_below(folder))]:
         about = os.lstat(path)
@@ -101,7 +101,7 @@ def snapshot(folder: Path) -> dict[str, tuple[Any, ...]]:
 
 
 class Check:
-    """Everything that is wrong with the way in which a command ended."""
+    """Collects everything that is wrong with how a command ended."""
 
     def __init__(self, case: Case, command: str, place: Place, before: Before, ended: Ended) -> None:
         self.case, self.command, self.place, self.before, self.ended = case, command, place, before, ended
@@ -231,7 +231,7 @@ class Check:
                 break
 
     def probabilities(self) -> Iterable[list[float]]:
-        """Yield those of each image; they are printed with six digits."""
+        """Yield the probabilities of each image, which are printed with six digits."""
         if self.command == "predict-csv":
             with open(self.place.work / "out.csv", newline="", encoding="utf-8") as file:
                 for record in csv.DictReader(file):

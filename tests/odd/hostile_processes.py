@@ -44,7 +44,7 @@ START_SECONDS = 10.0  # added to the limit of real commands, which import torch 
 
 
 class Workshop:
-    """Prepares cases, runs their commands and checks them."""
+    """Prepares cases, runs their commands and checks the results."""
 
     def __init__(self, folder: Path, seconds: float = 10.0) -> None:
         self.folder, self.seconds = folder, seconds
@@ -260,7 +260,7 @@ def become(case: Case, command: str, place: Place, outputs: list[Path], real: bo
 
 
 def environment(place: Place) -> dict[str, str]:
-    """Return the variables of a command: a home that it may not write to, and a network that it does not reach."""
+    """Return the environment variables of a command: a read-only home, and a network that cannot be reached."""
     nowhere = "http://127.0.0.1:9"
     return {
         "HOME": str(place.outside / "home"),
@@ -314,7 +314,7 @@ def patched(command: str) -> Any:
 
 
 def embed_here(x_NF: np.ndarray) -> np.ndarray | None:
-    """Do in this process what EmbeddingWorker does in another one."""
+    """Compute in this process what EmbeddingWorker computes in another one."""
     from longtail.reporting import embedding
 
     scaled = embedding.standardize(x_NF)
@@ -323,7 +323,7 @@ def embed_here(x_NF: np.ndarray) -> np.ndarray | None:
 
 
 def stub_wandb() -> types.ModuleType:
-    """Return a module that takes what wandb takes, and sends nothing."""
+    """Return a replacement for wandb that accepts the same calls and sends nothing."""
     module = types.ModuleType("wandb")
     module.__spec__ = importlib.machinery.ModuleSpec("wandb", None, origin="stub")
 
@@ -354,7 +354,7 @@ def serve(folder: Path, seconds: float) -> None:
 
 
 class Server:
-    """A process that runs cases, as it was asked to."""
+    """A process that runs cases on request."""
 
     def __init__(self, folder: Path, seconds: float = 10.0) -> None:
         command = [sys.executable, "-m", "tests.odd.hostile_runs", "--serve", str(folder), "--seconds", str(seconds)]
@@ -394,7 +394,7 @@ class Server:
 
 
 def run_parallel(folder: Path, jobs: int, seconds: float, every: int, known: Collection[int]) -> Iterator[Result]:
-    """Yield the results of all cases that are not known yet, or of every so manyth, by several servers."""
+    """Yield the results of all cases that are not known yet, or of every n-th one, computed by several servers."""
     servers = [Server(folder / str(i), seconds) for i in range(jobs)]
     left = [number for number in range(0, servers[0].cases, every) if number not in known]
     busy = {}

@@ -33,7 +33,7 @@ class Raw(NamedTuple):
 
 
 class Exploding:
-    """Leaves a file behind when it is unpickled without restriction."""
+    """Creates a file when it is unpickled without restriction."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -43,7 +43,7 @@ class Exploding:
 
 
 class Absent:
-    """Stands for a key that is deleted."""
+    """Stands for a deleted key."""
 
     def __repr__(self) -> str:
         return "absent"
@@ -179,7 +179,7 @@ def dump(tree: Any) -> str:
 
 
 def damaged_texts(good: str) -> dict[str, bytes]:
-    """Return whole documents that are no JSON, other JSON, or JSON in a strange form."""
+    """Return documents that are not JSON, other JSON, or JSON in an unusual form."""
     encoded = good.encode()
     return {
         "nothing but spaces": b" " * 1000,
@@ -245,7 +245,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def make_sparse(path: Path, *, keep: bool) -> None:
-    """Make a file of several gigabytes that takes no room, behind its old content or without it."""
+    """Make a sparse file of several gigabytes, after its old content or without it."""
     if path.is_dir() and not path.is_symlink():
         remove(path)
     with open(path, "ab" if keep else "wb") as file:
@@ -480,7 +480,7 @@ def join_safetensors(header: Any, data: bytes, size: int | None = None) -> bytes
 
 
 def safetensors_damages(content: bytes) -> dict[str, Callable[[], bytes]]:
-    """Return files whose header promises what the data does not hold, or whose tensors are other ones."""
+    """Return files whose header does not match the data, or that have other tensors."""
     header, data = split_safetensors(content)
     names = [name for name in header if name != "__metadata__"]
     head = next(name for name in names if name.endswith("head.weight") or name.endswith("weight"))
@@ -604,7 +604,7 @@ def image_in(form: str) -> bytes:
 
 
 def image_damages() -> dict[str, Callable[[], bytes]]:
-    """Return files named *.png that are no PNG, or one that takes much memory; each is small and large (over 4 KiB)."""
+    """Return files named *.png that are not PNG, or take much memory; each in a small and a large version (over 4 KiB)."""
     found: dict[str, Callable[[], bytes]] = {
         "a bomb of 30,000 x 30,000": lambda: png_of(30_000, 30_000, deflated_zeros(120 * 2**20), 1, 0),
         "a bomb of 13,000 x 13,000": lambda: png_of(13_000, 13_000, deflated_zeros(512 * 2**20)),

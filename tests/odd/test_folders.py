@@ -1,4 +1,4 @@
-"""Run folders that somebody has spoilt: they are read as far as they go, or refused in one line."""
+"""Damaged run folders: they are read as far as possible, or refused with a one-line error."""
 
 import pytest
 

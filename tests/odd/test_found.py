@@ -1,4 +1,4 @@
-"""What the drawn cases have found, each by its shortest example."""
+"""Regression tests for errors that random cases have found, each with its shortest example."""
 
 import errno
 import json
@@ -56,7 +56,7 @@ def test_a_run_that_does_not_name_its_device_stands_in_the_table(tmp_path):
 
 @pytest.mark.parametrize("call", [longtail.table, longtail.report], ids=["table", "report"])
 def test_a_path_that_cannot_be_is_said(call, odd):
-    with raises("not-writable"):  # the reason is in the words of the Python version
+    with raises("not-writable"):  # the wording of the reason depends on the Python version
         call(odd.root / "runs", Path("a\0b"))
 
 

@@ -1,4 +1,4 @@
-"""Files that a user may have been sent: none is unpickled without restriction, none leads out of its folder, none is obeyed."""
+"""Files from other people: no unrestricted unpickling, no access outside of the folder, no interpretation of names."""
 
 import ast
 import io
@@ -29,13 +29,13 @@ SOURCES = sorted(Path(longtail.__file__).parent.rglob("*.py"))
 
 
 def called(tree: ast.AST) -> list[tuple[str, dict[str, ast.expr]]]:
-    """Every call: its name, and what is said by keyword."""
+    """Return the name and the keyword arguments of every call."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     return [(ast.unparse(call.func), {k.arg: k.value for k in call.keywords if k.arg}) for call in calls]
 
 
 def unsafe(source: str) -> list[str]:
-    """Calls that would let a file or a name run code or write where it likes."""
+    """Return calls by which a file or a name could run code or write anywhere."""
     never = {"eval", "exec", "pickle.load", "pickle.loads", "joblib.load", "os.system", "os.popen"}
     of_anything = {"extract", "extractall", "unpack_archive", "safe_load", "full_load"}
     needs = {"torch.load": ("weights_only", True), "np.load": ("allow_pickle", False)}
@@ -156,7 +156,7 @@ def test_an_archive_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch)
     st.lists(st.sampled_from(["..", ".", "a", "b.jpg", "", "~", "etc", "\\.."]), min_size=1, max_size=6).map("/".join)
 )
 def test_a_list_leads_nowhere_else(tmp_path_factory, path):
-    """With a root, whatever a list names lies below it; or the list is refused."""
+    """With a root, every path in a list is below it, or the list is refused."""
     from longtail.data.lists import ListEntry, _relative_path
 
     base = tmp_path_factory.getbasetemp()
@@ -181,7 +181,7 @@ NAMES = ["[/red]", "[bold]x[/bold]", "\x1b[2J", "a|b", "line\nbreak", "\u202egnp
 
 
 def test_names_are_shown_and_not_obeyed(tmp_path):
-    """Of a folder that was trained on, in the tables of a terminal and of Markdown."""
+    """The name of the data folder is in tables for the terminal and in Markdown."""
     import json
 
     from rich.console import Console

@@ -32,7 +32,7 @@ def longtail(*args: str, **options) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("args", [["recipes"], ["--help"], ["theory", "--counts", "500", "100", "5"]])
 def test_a_reader_that_leaves_is_no_error(args):
-    """As of `| head`: what reads is gone before a word is written."""
+    """As with `| head`: the reader has closed the pipe before anything is written."""
     reader, writer = os.pipe()
     os.close(reader)
     found = longtail(*args, stdout=writer, stderr=subprocess.PIPE)
@@ -50,7 +50,7 @@ def test_a_full_disk_behind_standard_output_is_one_line(args):
 
 
 def test_streams_may_be_closed():
-    """As of `>&- 2>&-`: what cannot be written is an error, and no traceback."""
+    """As with `>&- 2>&-`: output that cannot be written is an error without a traceback."""
     script = 'exec "$@" >&- 2>&- <&-'
     for args, code in ((["recipes"], 1), (["trian"], 2)):
         assert subprocess.run(["sh", "-c", script, "sh", *LONGTAIL, *args], timeout=60).returncode == code
@@ -66,7 +66,7 @@ def test_bytes_that_are_no_text_are_shown():
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory) -> Path:
-    """A run with a network, and images enough to be interrupted at."""
+    """Make a run, and enough images for a command to be interrupted."""
     root = tmp_path_factory.mktemp("work")
     for c in ("cat", "dog"):
         (root / "pets" / c).mkdir(parents=True)
@@ -77,7 +77,7 @@ def work(tmp_path_factory) -> Path:
 
 
 def commands(work: Path, out: Path) -> dict[str, tuple[list[str], Path]]:
-    """By verb, one that takes a while, and what it leaves."""
+    """Return for each verb a command that takes a while, and its output."""
     run, pets = str(work / "run"), str(work / "pets")
     return {
         "report": (["report", run, "-o", str(out / "page.html")], out / "page.html"),
@@ -88,7 +88,7 @@ def commands(work: Path, out: Path) -> dict[str, tuple[list[str], Path]]:
 
 
 def ended(args: list[str], said: Path, signum: int, after: float) -> int:
-    """The exit code of a command that got a signal after so many seconds."""
+    """Return the exit code of a command that gets a signal after some seconds."""
     process = start_command(args, said)
     until = time.monotonic() + 60
     while not said.exists() and time.monotonic() < until:
@@ -102,7 +102,7 @@ def ended(args: list[str], said: Path, signum: int, after: float) -> int:
 
 
 def content(place: Path) -> dict[str, int]:
-    """Files and their sizes; a time of making may be in them, so that bytes are not compared."""
+    """Return files with their sizes; their bytes may contain the time."""
     inside = [place] if place.is_file() else sorted(place.rglob("*")) if place.exists() else []
     return {f.name: f.stat().st_size for f in inside}
 
@@ -146,7 +146,7 @@ def test_training_stops_at_a_signal_and_goes_on(signum, tmp_path):
 
 
 def test_two_trainings_in_one_folder(tmp_path):
-    """One trains; the other says so in a line, and harms nothing."""
+    """One process trains; the other fails with a one-line error and changes nothing."""
     args = ["train", "digits-lt", "--method", "ce", "--train.epochs", "8", *FAST, "--out", str(tmp_path / "out")]
     both = [start_command([*args, "--resume"], tmp_path / f"said{i}") for i in range(2)]
     for process in both:

@@ -1,4 +1,4 @@
-"""The Python twins of the verbs, called with whatever there is: they answer, or raise a UserError (TypeError: a wrong kind)."""
+"""The Python functions of the commands with random arguments: they succeed, or raise a UserError or a TypeError."""
 
 import contextlib
 import io
@@ -40,7 +40,7 @@ THERE = [f"ZOO/{name}" for line in PLACES for name in line.split()] + [f"ZOO/{na
 IMAGES = [(np.zeros((10, 8, 8), np.uint8), [0, 1] * 5), ([], []), (["x.png"], "x"), ({}, {}), ([[]], [None])]
 CONFIGS = [recipes.digits_lt("ce"), recipes.digits_lt("paco")]
 
-# By name: the function, and of each argument some values that mean something.
+# The function by name, and some valid values of each argument.
 TWINS = {
     "train": (longtail.train, {"config": CONFIGS, "out": THERE, "resume": [True]}),
     "choose_config": (
@@ -84,7 +84,7 @@ TWINS = {
 
 
 def calls(name: str) -> st.SearchStrategy[dict]:
-    """Arguments: each meant well, or anything."""
+    """Draw arguments; each is valid or arbitrary."""
     known = TWINS[name][1]
     return st.fixed_dictionaries({key: st.sampled_from([*good, *good, *ODD]) for key, good in known.items()})
 
@@ -135,14 +135,14 @@ TREES = st.recursive(
 
 
 def places(tree: dict, above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Of every section and value."""
+    """Return the path of every section and value."""
     inner = [place for key, value in tree.items() if isinstance(value, dict) for place in places(value, (*above, key))]
     return [*inner, *((*above, key) for key in tree)]
 
 
 @st.composite
 def edited(draw: st.DrawFn) -> dict:
-    """The JSON of a good configuration in which somebody has changed one thing or two."""
+    """Draw the JSON of a valid configuration with one or two changes."""
     tree = to_dict(draw(st.sampled_from(CONFIGS)))
     for _ in range(draw(st.integers(1, 2))):
         *above, last = draw(st.sampled_from(places(to_dict(CONFIGS[0]))))
@@ -155,7 +155,7 @@ def edited(draw: st.DrawFn) -> dict:
 
 
 def understood(tree: dict) -> None:
-    """A configuration that comes back as it went; or a UserError."""
+    """Check that a configuration survives a round trip, or raises a UserError."""
     try:
         config = from_dict(Config, tree)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""Standard streams that are closed or fail, working directories that are gone, paths that cannot be opened: one line each."""
+"""Closed or failing standard streams, deleted working directories and inaccessible paths give one-line errors."""
 
 import csv
 import ctypes
@@ -28,7 +28,7 @@ LONGTAIL = [sys.executable, "-m", "longtail"]
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory) -> Path:
-    """A finished run, and images of two classes."""
+    """Make a finished run, and images of two classes."""
     root = tmp_path_factory.mktemp("work")
     finished_run(root / "run/seed0", tiny("ce"))
     for c in ("cat", "dog"):
@@ -39,7 +39,7 @@ def work(tmp_path_factory) -> Path:
 
 
 def redirected(how: str, *args: str, **options) -> subprocess.CompletedProcess[str]:
-    """A real process, with its streams redirected by the shell."""
+    """Run the command in a process whose streams are redirected by the shell."""
     command = ["sh", "-c", f'exec "$@" {how}', "sh", *LONGTAIL, *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, **options)
 
@@ -91,7 +91,7 @@ def test_training_is_done_where_nobody_listens(tmp_path):
 
 
 def test_messages_that_cannot_be_written_are_dropped(work, tmp_path):
-    """Standard error on a full disk stops nothing."""
+    """A full disk behind standard error does not stop the command."""
     args = ["predict", str(work / "run"), str(work / "pets"), "--csv", "said.csv", "--device", "cpu"]
     done = redirected("2>/dev/full", *args, cwd=tmp_path)
     assert done.returncode == 0 and len((tmp_path / "said.csv").read_text().splitlines()) == 13
@@ -123,12 +123,12 @@ def test_standard_input_that_never_ends_is_no_list(work, monkeypatch):
     assert found.code == 2 and "100 bytes" in found.err and "standard input" in found.err
 
 
-# Names that are no text
+# Names that are not valid text
 
 
 @pytest.fixture
 def strange(work, tmp_path) -> Path:
-    """Images of classes whose names are no UTF-8."""
+    """Write images of classes whose names are not UTF-8."""
     for i, name in enumerate((b"c\xffat", b"d\xfeog")):
         (tmp_path / "pets" / os.fsdecode(name)).mkdir(parents=True)
         for image in (work / "pets/cat").iterdir():
@@ -239,7 +239,7 @@ def test_a_real_process_in_a_deleted_working_directory(tmp_path):
 
 
 def obey_permissions() -> None:
-    """In a process about to be replaced: root's right to pass permissions over is dropped."""
+    """Drop root's privilege to ignore permissions, in a process that is about to be replaced."""
     libc = ctypes.CDLL(None)
     for capability in (1, 2):  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH
         libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
@@ -253,7 +253,7 @@ def without_rights(*args: str, **options) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def locked(work, tmp_path):
-    """A folder whose names can be listed, but nothing in it can be opened."""
+    """Return a folder whose names can be listed, but whose files cannot be opened."""
     folder = tmp_path / "locked"
     shutil.copytree(work, folder)
     folder.chmod(0o644)

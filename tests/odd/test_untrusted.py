@@ -1,4 +1,4 @@
-"""Run folders and exported files from somebody else: regression tests for what was once accepted."""
+"""Run folders and exported files from other people: regression tests for errors of earlier versions."""
 
 import base64
 import io
@@ -44,7 +44,7 @@ def finished(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def unfinished(tmp_path_factory) -> Path:
-    """A run that has ended its first epoch of three."""
+    """Return a run that was stopped after the first of three epochs."""
     out = tmp_path_factory.mktemp("begun")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("longtail.engine.loggers.Log.epoch", stop_after_first_epoch)
@@ -173,7 +173,7 @@ def test_no_command_waits_for_a_fifo_or_reads_a_device(finished, tmp_path, name)
 
 
 def test_a_thumbnail_is_encoded_again(tmp_path, secret):
-    """A link to a private file, a private file of that name, and what a picture has beside its pixels stay out of the page."""
+    """The page contains neither the target of a link, nor a private file of that name, nor metadata of images."""
     run = make_run(tmp_path / "run", tiny("paco"), 0, FEW)
     thumbnail = run / "examples/0.png"
     record = run_folder.read(run)

@@ -1,4 +1,4 @@
-"""Commands drawn from the grammar that the command line itself is read by: its verbs and flags, with good and odd values."""
+"""Random commands from the definition of the command line: its verbs and flags, with valid and odd values."""
 
 import typing
 from collections.abc import Sequence
@@ -54,19 +54,19 @@ FRESH = [
 
 
 def paths() -> st.SearchStrategy[str]:
-    """Of things in the zoo, and of places that are still free."""
+    """Draw paths of files in the zoo, and of files that do not exist."""
     there = [name for line in PLACES for name in line.split()] + STRANGE
     return st.sampled_from([f"ZOO/{name}" for name in there] + FRESH + ["/proc/x", "", "\udcff"])
 
 
 def kinds() -> dict[str, type]:
-    """By verb: the class that it is read by."""
+    """Return the class of the arguments of each verb."""
     parts = {name: reference.SUBCOMMANDS.get(name, {"": kind}) for name, (kind, _) in COMMANDS.items()}
     return {f"{verb} {part}".strip(): kind for verb, several in parts.items() for part, kind in several.items()}
 
 
 def flags_of(kind: type) -> list[reference.Flag]:
-    """Its own, and those of the sections it has."""
+    """Return the flags of a class and of its sections."""
     found = reference.list_flags(kind, "")
     for name, hint in typing.get_type_hints(kind).items():
         if name == "method" and reference.is_section(hint):
@@ -79,7 +79,7 @@ def flags_of(kind: type) -> list[reference.Flag]:
 
 
 def value(flag: reference.Flag) -> st.SearchStrategy[list[str]]:
-    """Words after a flag: mostly as many as it takes."""
+    """Draw values of a flag, usually as many as it takes."""
     words = flag.values
     if words == "switch":
         return st.sampled_from([[], [], ["True"], ["x"]])
@@ -103,7 +103,7 @@ def names() -> st.SearchStrategy[str]:
 
 
 def firsts(verb: str) -> st.SearchStrategy[list[str]]:
-    """What stands after the verb."""
+    """Draw the positional arguments of a verb."""
     if verb in ("demo", "theory"):
         return st.just([])
     good = {verb: ["digits-lt"] for verb in ("train", "compare", "data inspect", "data shard")}
@@ -117,7 +117,7 @@ def firsts(verb: str) -> st.SearchStrategy[list[str]]:
 
 @st.composite
 def commands(draw: st.DrawFn, verbs: Sequence[str]) -> list[str]:
-    """A verb, what it is about, and up to three flags."""
+    """Draw a verb, its positional arguments, and up to three flags."""
     verb = draw(st.sampled_from(verbs))
     args = [*verb.split(), *draw(firsts(verb))]
     flags = [flag for flag in flags_of(kinds()[verb]) if flag.name.startswith("--")]
@@ -138,7 +138,7 @@ SLOW = (
 
 @st.composite
 def trainings(draw: st.DrawFn) -> list[str]:
-    """Of a small set for an epoch, with a setting or two changed; half of them can be trained so."""
+    """Draw trainings of one epoch on a small data set with one or two changed settings; half of them are valid."""
     method = draw(st.sampled_from(sorted(METHODS)))
     known = [f for f in flags_of(kinds()["train"]) if f.name.startswith("--") and "." in f.name and f.name not in SLOW]
     args = ["train", "digits-lt", "--log.progress", "none", "--train.device", "cpu"]

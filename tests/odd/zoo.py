@@ -1,4 +1,4 @@
-"""A folder of good and odd things, to be named in commands: runs, images, lists, shards, and what only looks like such."""
+"""A folder of valid and odd files for commands: runs, images, lists, shards, and files that only look like them."""
 
 import json
 import pickle
@@ -21,7 +21,7 @@ LONG = "n" * 300  # longer than a file system's names
 
 
 class Bomb:
-    """Unpickled, it leaves a file behind."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -31,7 +31,7 @@ class Bomb:
 
 
 def build(root: Path) -> Path:
-    """All of it; `exploded` in it would be the trace of code that a file has run."""
+    """Build the folder; a file `exploded` in it would show that code was executed."""
     good_things(root)
     links(root)
     files(root)
@@ -125,7 +125,7 @@ def odd_weights(root: Path) -> None:
 
 
 def odd_runs(root: Path) -> None:
-    """Each is a good run with one thing wrong."""
+    """Write valid runs with one error each."""
     for name, spoil in SPOILT.items():
         folder = root / "spoilt" / name
         shutil.copytree(root / "runs/ce/seed0", folder)

@@ -217,12 +217,12 @@ def test_number_of_curves_is_limited(tmp_path):
     assert drawn == [False] * 3 + [True] * training_curves.MAX_CURVES
 
 
-# Who is at work
+# Which runs are being trained
 
 
 def test_run_without_process_is_stopped(tmp_path):
     folder, board = begin_run(tmp_path / "a/seed0", 2), LivePage([tmp_path])
-    assert run_artifacts.is_training(folder) is None and "about" in left_of(board)  # written by hand: nobody knows
+    assert run_artifacts.is_training(folder) is None and "about" in left_of(board)  # written by hand: unknown
     with open_locked(folder):
         assert run_artifacts.is_training(folder) is True
         first = left_of(board)

@@ -1,4 +1,4 @@
-"""The table that alpha is chosen from, `alpha="auto"` from the flag to the run folder, and the verb."""
+"""The table of `longtail theory`, and `alpha="auto"` from the flag to the run folder."""
 
 import json
 from dataclasses import replace
@@ -37,7 +37,7 @@ def test_auto_gives_the_mean_anchor_its_optimum(counts, queue):
 
 
 def test_auto_is_where_descent_on_the_real_loss_ends():
-    """Counts 3 1 1 with a queue of 20 and single images: anchors of the classes have 13, 5 and 5 positives."""
+    """With counts 3 1 1, a queue of 20 and batches of one image, anchors have 13, 5 and 5 positives."""
     assert theory.positives([3, 1, 1], 20, 1).tolist() == pytest.approx([13, 5, 5])
     alpha = theory.auto_alpha([3, 1, 1], 20, 1)
     center, contrast, *labels = anchors(13, 13, 13, 5, 5)

@@ -1,4 +1,4 @@
-"""Closed forms against the losses that are trained: minimized by a numeric optimizer, differentiated, counted."""
+"""Closed forms against the implemented losses: minimized numerically, differentiated, and counted."""
 
 import math
 
@@ -21,7 +21,7 @@ CIFAR = exponential_counts(500, 100, 100)
 
 
 def anchors(*positives: int, scale: float = 1.0):
-    """For each number an anchor of class 1 with so many positives in A(i), and some negatives; their logits are free."""
+    """Return an anchor of class 1 for each number of positives in A(i), and some negatives; logits are free."""
     M = max(positives) + NEGATIVES
     g = torch.Generator().manual_seed(M)
     center, contrast = (scale * torch.randn(len(positives), n, generator=g, dtype=torch.float64) for n in (C, M))
@@ -32,7 +32,7 @@ def anchors(*positives: int, scale: float = 1.0):
 
 
 def least(loss, *logits) -> float:
-    """Brings the logits to the minimum."""
+    """Minimize the loss over the logits, and return the minimum."""
     optimizer = torch.optim.LBFGS(logits, max_iter=1000, tolerance_grad=1e-10, line_search_fn="strong_wolfe")
 
     def closure():
@@ -60,7 +60,7 @@ def test_positives_of_cifar_100_lt_are_those_worked_out_by_hand():
 
 
 def mean_positives(name: str, draw, B: int, steps: int) -> np.ndarray:
-    """|P(i)| by class, as the method has them once its queue (of 32) is full; (mean, standard error)."""
+    """Return mean and standard error of |P(i)| by class, once the queue of 32 is full."""
     method, seen = make(name), [[] for _ in range(10)]
     for step in range(steps):
         y_B = draw(step)
@@ -91,7 +91,7 @@ def test_positives_are_the_expectation_of_what_anchors_meet(name):
 
 
 def test_images_drawn_once_an_epoch_meet_a_little_less_of_their_own_class():
-    """The anchor's image does not come again before the next epoch: between q and (n - 1) / (N - 1)."""
+    """An image occurs once per epoch, so the share of its class among the others is between q and (n - 1) / (N - 1)."""
     y_N = torch.repeat_interleave(torch.arange(10), torch.tensor(COUNTS))
     steps = len(y_N) // 12
     met = mean_positives(
@@ -149,7 +149,7 @@ def test_the_range_from_head_to_tail():
 
 @pytest.mark.parametrize(("alpha", "K"), CASES)
 def test_equation_5(alpha, K):
-    """PaCo before its scaling is cross-entropy and alpha times the plain sum of SupCon, and L_extra."""
+    """The unscaled PaCo loss is cross-entropy plus alpha times the SupCon sum plus L_extra."""
     center, contrast, y_B, y_M, drop = (t.detach() for t in anchors(K, scale=2))
     loss, P_sup = (t.item() for t in paco_terms(center, contrast, y_B, y_M, drop, None, alpha, 0.2))
     parts = F.cross_entropy(center, y_B) + alpha * K * supcon_loss(contrast, y_B, y_M, drop, 0.2)
@@ -176,7 +176,7 @@ def test_figure_4():
 
 @pytest.mark.parametrize(("alpha", "K"), CASES)
 def test_equation_7(alpha, K):
-    """The loss of samples whose positives have the optimal probability, and whose negatives the rest of 1 - P_sup."""
+    """Positives have the optimal probability, and negatives the rest of 1 - P_sup."""
     best = theory.center(alpha, K)
     shares = np.linspace(0.05, 1, 7)[:-1] * best
     for P_sup in shares:

@@ -1,4 +1,4 @@
-"""One image after the other through public functions of torchvision and PIL: the references for operations on batches."""
+"""References for operations on batches: public functions of torchvision and PIL, applied image by image."""
 
 import math
 from typing import TypeVar

@@ -119,7 +119,7 @@ def labels_of(sampler: str, epoch: int, done: float, purpose: str = "order") -> 
 
 @pytest.fixture(params=[1, 3], ids=["one step ahead", "three steps ahead"])
 def ahead(request, monkeypatch):
-    """As on a CPU, and as on a GPU."""
+    """Use the numbers of steps of a CPU and of a GPU."""
     monkeypatch.setattr(Batches, "_choose_steps_ahead", lambda self: request.param)
 
 
@@ -187,7 +187,7 @@ def test_a_later_stage_draws_by_its_own_epochs(ahead):
 def test_what_is_mixed_depends_on_the_step_alone(ahead):
     one, other = (batches(stage(mixup=1.0, partner="balanced"), accumulate=2) for _ in range(2))
     in_order = steps(one)
-    for step in (5, 1, 6, 2):  # as resumes would come in
+    for step in (5, 1, 6, 2):  # as after a resume
         other.prepare(step // 4, step)
         for batch in in_order[step]:
             again = other.next()
@@ -196,7 +196,7 @@ def test_what_is_mixed_depends_on_the_step_alone(ahead):
 
 
 def test_further_views_are_drawn_after_the_others(ahead):
-    """They are views of the same images with draws of their own, and do not change query, key, mixup and partner."""
+    """Further views have separate random draws, and do not change query, key, mixup and partner."""
     settings = {"two_views": True, "mixup": 1.0, "partner": "balanced"}
     fewer, more = (steps(batches(stage(**settings, extra_views=extra))) for extra in ((), ("key", "query")))
     for (a,), (b,) in zip(fewer, more, strict=True):

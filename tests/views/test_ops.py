@@ -1,4 +1,4 @@
-"""Every operation against PIL and torchvision, sample by sample, on patches of real photographs."""
+"""Operations against PIL and torchvision, sample by sample, on patches of photographs."""
 
 import functools
 import itertools
@@ -22,7 +22,7 @@ SHAPES = [(32, 32), (64, 64), (8, 8), (24, 40)]
 
 @functools.cache
 def patches(height: int, width: int, n: int = 24) -> Tensor:
-    """n patches of two photographs, shrunk so that a patch shows a part of an object rather than one leaf."""
+    """Return n patches of two photographs, reduced so that a patch shows a part of an object."""
     tiles = []
     for photo in load_sample_images().images:
         small = np.asarray(Image.fromarray(photo).resize((6 * width, 4 * height)))
@@ -40,7 +40,7 @@ def from_pil(image: Image.Image) -> Tensor:
 
 
 def by_pil(x: Tensor, function: Callable[..., Image.Image], *params: Tensor) -> Tensor:
-    """The oracle applied to one sample after the other, with plain numbers."""
+    """Apply a function of PIL to each sample, with parameters as plain numbers."""
     rows = zip(x, *(p.tolist() for p in params), strict=True)
     return torch.stack([from_pil(function(to_pil(image), *values)) for image, *values in rows])
 
@@ -60,12 +60,12 @@ def gap(a: Tensor, b: Tensor) -> Tensor:
 
 
 def differing(a: Tensor, b: Tensor) -> float:
-    """Share of pixels that differ in any channel."""
+    """Return the share of pixels that differ in any channel."""
     return (gap(a, b).amax(1) > 0).double().mean().item()
 
 
 def boxes(n: int, height: int, width: int) -> tuple[Tensor, ...]:
-    """Random boxes of whole pixels from 2 x 2 up to the image, the first being all of it."""
+    """Return random boxes of at least 2 x 2 pixels; the first is the whole image."""
     rng = np.random.default_rng(0)
     h, w = rng.integers(2, height + 1, n), rng.integers(2, width + 1, n)
     h[0], w[0] = height, width
@@ -246,7 +246,7 @@ LUTS: dict[Op, Callable[..., Tensor]] = {
 
 
 def hard_images(height: int, width: int) -> Tensor:
-    """Patches as they are, dull, gray, constant and of two levels: what the integer algorithms stumble on."""
+    """Return patches that are difficult for integer algorithms: unchanged, dark, gray, constant, and of two levels."""
     x = patches(height, width).clone()
     x[:4] = x[:4] // 4 + 90
     x[4:8] = x[4:8, :1]
@@ -318,7 +318,7 @@ def test_magnitude_zero_is_the_identity(shape: tuple[int, int], bilinear: bool) 
 
 @pytest.mark.parametrize("bilinear", [False, True])
 def test_samples_of_a_batch_do_not_meet(bilinear: bool) -> None:
-    """A batch with an operation each gives what batches of one give."""
+    """A batch with a different operation for each sample gives the results of single samples."""
     x, op = patches(32, 32)[: len(Op)], torch.tensor(list(Op))
     values = {op: value for op, (_, value) in PHOTOMETRY.items()} | GEOMETRY
     value = torch.stack([values[o][5] for o in Op])

@@ -1,4 +1,4 @@
-"""The draws against the published tables and torchvision's distributions, and whole views against PIL and torchvision."""
+"""Random draws against published tables and the distributions of torchvision, and views against PIL and torchvision."""
 
 import functools
 import itertools
@@ -47,25 +47,25 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def raw(x: Tensor, view: ViewConfig, size: int, seed: int = 0) -> Tensor:
-    """The view before normalization, in [0, 1]."""
+    """Return the view before normalization, in [0, 1]."""
     return make_view(x, view, size, seeded(seed), *BARE)
 
 
 def after_flip(n: int, seed: int = 0) -> torch.Generator:
-    """The generator as a view leaves it for its policy, where nothing is cropped."""
+    """Return the generator in the state after the flip of a view without a crop."""
     rng = seeded(seed)
     torch.rand(n, generator=rng)
     return rng
 
 
 def assert_share(hits: Tensor, p: float) -> None:
-    """The share of hits is that of a binomial."""
+    """Check that the share of hits fits a binomial distribution."""
     slack = SIGMAS * math.sqrt(p * (1 - p) / hits.numel())
     assert abs(hits.double().mean().item() - p) <= slack + 1e-12, (hits.double().mean().item(), p, slack)
 
 
 def assert_uniform(sample: Tensor, low: float, high: float) -> None:
-    """Kolmogorov-Smirnov against the uniform distribution."""
+    """Compare with the uniform distribution by a Kolmogorov-Smirnov test."""
     assert low <= sample.min() and sample.max() <= high
     at = ((sample.double() - low) / (high - low)).sort().values
     rank = torch.arange(1, len(at) + 1) / len(at)
@@ -73,7 +73,7 @@ def assert_uniform(sample: Tensor, low: float, high: float) -> None:
 
 
 def assert_same_distribution(a: Tensor, b: Tensor) -> None:
-    """Two-sample Kolmogorov-Smirnov."""
+    """Compare two samples by a Kolmogorov-Smirnov test."""
     grid = torch.cat((a, b)).double().unique()
     below = [torch.searchsorted(s.double().sort().values, grid, right=True) / len(s) for s in (a, b)]
     assert (below[0] - below[1]).abs().max() < 2.3 * math.sqrt(1 / len(a) + 1 / len(b))
@@ -115,7 +115,7 @@ def test_cifar_policy_is_torchvisions() -> None:
     ],
 )
 def test_auto_values_are_the_published_ones(side: int, shifts: tuple[int, ...]) -> None:
-    """The ten magnitudes of each operation; a signed one is added to the neutral value or subtracted from it."""
+    """Each operation has ten magnitudes; a signed one is added to the neutral value or subtracted from it."""
     signed = dict.fromkeys((Op.SHEAR_X, Op.SHEAR_Y), np.linspace(0, 0.3, 10))
     signed |= dict.fromkeys((Op.TRANSLATE_X, Op.TRANSLATE_Y), shifts)
     signed |= {Op.ROTATE: np.linspace(0, 30, 10)} | dict.fromkeys(ENHANCE, np.linspace(0, 0.9, 10))
@@ -325,7 +325,7 @@ def test_stacked_rand_is_sim_then_rand() -> None:
 
 
 def jittered(x: Tensor, amount: float, rng: torch.Generator) -> Tensor:
-    """torchvision's ColorJitter without hue, by the draws that a view makes."""
+    """Apply torchvision's ColorJitter without hue, with the random draws of a view."""
     factor = 1 - amount + 2 * amount * torch.rand(len(x), 3, generator=rng)
     order = torch.rand(len(x), 3, generator=rng).argsort(1)
     adjust = (TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation)
@@ -356,7 +356,7 @@ def test_jitter_comes_before_randaugment() -> None:
 
 
 def test_jitter_is_in_place_of_sims_own() -> None:
-    """Grayscale and blur are left to it; stacked, RandAugment follows."""
+    """SimAugment still applies grayscale and blur; in the stacked policy RandAugment follows."""
     x, rng = patches(32), after_flip(16)
     before = jittered(x, 0.4, rng)
     draw = policies.draw_sim(16, rng, has_jitter=False)
@@ -401,7 +401,7 @@ def test_box_is_torchvisions(height: int, width: int, scale: tuple[float, float]
 
 @pytest.mark.parametrize("height, width", [(8, 64), (64, 8), (9, 12), (50, 49)])
 def test_box_falls_back_to_the_center(height: int, width: int) -> None:
-    """Where no candidate can fit (all of the area, in a ratio the image does not have) the box is torchvision's."""
+    """If no candidate fits (the whole area with another aspect ratio), the box is that of torchvision."""
     box = draw_box(sizes(200, height, width), (1.0, 1.0), seeded())
     torch.manual_seed(0)
     blank = torch.empty(3, height, width)
@@ -412,7 +412,7 @@ def test_box_falls_back_to_the_center(height: int, width: int) -> None:
 
 
 def places(side: int, n: int) -> Tensor:
-    """Images whose red and green channels say where each pixel came from (1-based: the padding is 0)."""
+    """Return images whose red and green channels encode the position of each pixel from 1; padding is 0."""
     row, column = torch.meshgrid(torch.arange(1, side + 1), torch.arange(1, side + 1), indexing="ij")
     return torch.stack((row, column, row)).to(torch.uint8).expand(n, 3, side, side)
 
@@ -421,7 +421,7 @@ def places(side: int, n: int) -> Tensor:
 
 
 def canvases(fill: int) -> tuple[Tensor, Tensor]:
-    """Pieces of photographs of many shapes, in the upper left of 96 x 96 pixels of `fill`."""
+    """Return crops of photographs of many shapes, in the upper left corner of canvases with the value `fill`."""
     sizes = torch.tensor([[96, 96], [96, 64], [50, 96], [33, 70], [80, 41], [32, 32], [95, 33], [64, 64]])
     x = torch.full((8, 3, 96, 96), fill, dtype=torch.uint8)
     for canvas, photo, (height, width) in zip(x, patches(96), sizes.tolist(), strict=False):
@@ -555,7 +555,7 @@ def test_small_batches_and_images(shape: tuple[int, ...], view: ViewConfig) -> N
 
 @pytest.mark.parametrize("view", EVERY, ids=lambda v: f"{v.crop}-{v.policy}")
 def test_nothing_waits_for_the_host(view: ViewConfig) -> None:
-    """On fake tensors, which have shapes and no data, an `.item()` or a data-dependent shape raises."""
+    """Fake tensors have no data, so `.item()` and shapes that depend on data raise errors."""
     raw(patches(32), view, 32)  # fills the caches with real tables
     with FakeTensorMode(allow_non_fake_inputs=True):
         x = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
@@ -624,7 +624,7 @@ def test_view_is_captured_in_a_cuda_graph(view: ViewConfig) -> None:
 
 
 def turned_by_pil(x: Tensor, angle: Tensor) -> Tensor:
-    """Counter-clockwise, to the nearest pixel, black where nothing was: torchvision's RandomRotation of a PIL image."""
+    """Rotate as torchvision's RandomRotation does: counter-clockwise, nearest pixel, black where uncovered."""
     rows = zip(x, angle.flatten().tolist(), strict=True)
     return torch.stack([TF.to_tensor(TF.to_pil_image(image).rotate(degrees)) for image, degrees in rows])
 
