@@ -1,4 +1,4 @@
-# Two commands do all the set-up on a bare machine: `make demo` and `make test`.
+# On a new machine, `make demo` and `make test` do all of the set-up.
 PYTHON ?= python3
 PYTHONS ?= python3.11 python3.12 python3.13
 VENV := .venv
@@ -16,7 +16,7 @@ AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo -n)
 demo: $(INSTALLED)
 	$(BIN)/longtail demo
 
-# Several processes of one thread each: a file's tests stay together where they share what they made, long ones go where there is room.
+# Several processes with one thread each. Tests of a file run in one process, because they share fixtures; long tests are distributed.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n logical --maxprocesses 8
 
 test: $(INSTALLED) check
@@ -39,11 +39,11 @@ test-latest:
 	touch $(LATEST)/.installed
 	$(MAKE) test VENV=$(LATEST)
 
-# Store the present text where tests compare what users see with tests/expected_text: review the difference before a commit.
+# Store the present text of tests that compare output with tests/expected_text. Review the difference before a commit.
 expected-text: $(INSTALLED)
 	OMP_NUM_THREADS=1 LONGTAIL_UPDATE_TEXT=1 $(BIN)/pytest -q $$(grep -rl --include='test_*.py' check_text tests)
 
-# Some long tests open pages in a browser: Debian's is fetched where that is allowed, and else they are skipped.
+# Some long tests open pages in a browser. Chromium is installed from Debian if this is allowed; otherwise they are skipped.
 chromium:
 	@test -n "$(CHROMIUM)" || { \
 	  echo "fetching Chromium, for tests that open pages"; \
@@ -56,7 +56,7 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Workflows, Dockerfile, CITATION.cff and other files of the project, which cannot be run here.
+# Check workflows, Dockerfile, CITATION.cff and other files of the project that cannot be run on a laptop.
 lint-ci: $(INSTALLED)
 	$(BIN)/pytest -q -rs tests/test_project_files.py
 
@@ -71,7 +71,7 @@ docs: $(INSTALLED)
 site: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
-# Figures about the code itself: files, lines, docstrings, calls; to compare before and after a change.
+# Print figures about the code: files, lines, docstrings, calls; for comparison before and after a change.
 metrics: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/code_metrics.py
 

@@ -32,7 +32,9 @@ def start_command(args: list[str], said: Path) -> multiprocessing.process.BasePr
 
 
 def _command(args: list[str], said: Path) -> None:
-    from longtail.cli import main  # not above: a machine with a GPU may lack what only the command needs
+    from longtail.cli import (
+        main,
+    )  # imported here, because a machine for GPU tests may lack dependencies of the command line
 
     with open(said, "w", buffering=1) as sys.stderr:
         sys.exit(main(args))

@@ -26,7 +26,7 @@ def fails(capsys, args: Sequence[str], kind: Kind, *values: object, code: int = 
 
     The command runs twice: the second time its exception is caught. Return the line.
     """
-    from longtail.cli import main, run  # not above: a machine with a GPU may lack what only the command needs
+    from longtail.cli import main, run  # imported here, because a machine for GPU tests may lack them
 
     capsys.readouterr()
     assert main(args) == code

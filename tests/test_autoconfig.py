@@ -235,7 +235,7 @@ def folder(root, counts=(24, 12, 1), side=(20, 30), mode="RGB", split="train"):
 def test_facts_come_from_labels_and_headers(tmp_path):
     found = inspect_data(DataConfig(name="folder", root=folder(tmp_path / "a", side=(40, 70))), "cpu")
     assert (found.shorter_side, found.is_grayscale, found.has_gpu) == (40, False, False)  # the shorter side
-    assert found.counts == (20, 10, 1) and found.memory > 2**28  # a fifth is evaluated on, where there is no val/
+    assert found.counts == (20, 10, 1) and found.memory > 2**28  # without val/, a fifth is used for evaluation
     assert inspect_data(
         DataConfig(name="folder", root=folder(tmp_path / "b", mode="L", side=(8, 8))), "cpu"
     ).is_grayscale
@@ -277,7 +277,7 @@ def test_warmup_is_scaled_to_another_number_of_epochs(tmp_path, monkeypatch, cap
         assert main(["train", "--from", "../first", "--train.epochs", "2", *flags, "--out", out]) == 0
         assert run_folder.load_config(Path(out) / "seed0").optim.warmup_epochs == pytest.approx(wanted)
     lines = [line for line in capsys.readouterr().out.splitlines() if "--optim.warmup_epochs" in line]
-    assert len(lines) == 1  # it is said where it was changed without being asked for
+    assert len(lines) == 1  # a change that was not requested is reported
     assert main(["eval", "../first"]) == 0
 
 
@@ -452,7 +452,7 @@ def test_the_theory_of_a_folder_has_the_queue_and_batch_that_train_would_choose(
 def test_a_run_is_not_taken_for_images(tmp_path, capsys):
     out = tmp_path / "a run"
     assert main(["train", "digits-lt", *FAST, "--out", str(out)]) == 0
-    assert f"report '{out}'" in capsys.readouterr().out  # what may come next, to be pasted
+    assert f"report '{out}'" in capsys.readouterr().out  # suggested commands
     for place in (out, out / "seed0"):
         fails(capsys, ["train", str(place)], "conflict", f"--from '{place}'")
 

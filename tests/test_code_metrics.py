@@ -1,4 +1,4 @@
-"""tools/code_metrics.py counts what it says, on small sources that are made for it, and on a real training step."""
+"""tools/code_metrics.py counts correctly on small sources, and on a real training step."""
 
 import importlib.util
 import sys

@@ -55,7 +55,7 @@ def test_three_methods_three_seeds(tmp_path):
     held_out = {name: row.runs[0].config.data.val_fraction for name, row in named.items()}
     assert held_out == {"ce": 0, "tau-norm": 0.1, "ride": 0}
     assert len({tuple(r.metrics["counts"]) for row in rows for r in row.runs}) == 1  # the same classes are rare
-    for row in rows:  # cost stands beside accuracy
+    for row in rows:  # cost is shown next to accuracy
         assert min(row.values("latency_b64")) > 0 and min(row.values("parameters")) > 70_000
     table = (tmp_path / "table.md").read_text()
     cells = {cell.strip() for cell in table.replace("\n", "|").split("|")}
@@ -257,7 +257,12 @@ def test_ties_by_pairs_of_seeds():
     assert compare_seeds(a, b).outcome == "tied" and compare_seeds(a, c).outcome == "ahead"
     assert compare_seeds(c, a).outcome == "behind" and compare_seeds(a, {0: 1.0, 1: 2.0}).outcome is None
     assert rank_labels([c, a, b]) == ["", "best", "tied"]
-    assert rank_labels([c, a, b, {0: 99.0}]) == ["", "best", "tied", "no verdict"]  # one seed decides nothing
+    assert rank_labels([c, a, b, {0: 99.0}]) == [
+        "",
+        "best",
+        "tied",
+        "no verdict",
+    ]  # one seed is not enough for a verdict
     assert rank_labels([a, {0: 1.0}]) == ["", ""] and rank_labels([]) == [] and rank_labels([a]) == [""]
     assert compare_seeds(a, b).seeds == [0, 1, 2] and run_folder.format_seeds([0]).split() == ["seed", "0"]
 

@@ -77,7 +77,7 @@ def test_bad_json_names_the_place(change, kind, values):
         ),
     ],
 )
-def test_bad_values_say_what_to_do(make, kind, values):
+def test_errors_of_invalid_values_suggest_a_fix(make, kind, values):
     with raises(kind, *values):
         make()
 

@@ -215,7 +215,7 @@ def test_readme_shows_demo_test_and_installation():
 
 @pytest.mark.parametrize("folder", ["src", "docs", "examples", "benchmarks", "notebooks", "."])
 def test_hints_install_the_package_from_a_checkout(folder):
-    """The package is on no index, so that `pip install longtail` installs nothing, or something else."""
+    """The package is not on an index, so `pip install longtail` would fail or install another package."""
     files = [path for kind in ("py", "md", "ipynb", "toml", "cff") for path in (ROOT / folder).glob(f"*.{kind}")]
     files += [] if folder == "." else (ROOT / folder).rglob("*.py")
     assert files
@@ -223,7 +223,7 @@ def test_hints_install_the_package_from_a_checkout(folder):
     assert [named(path) for path in files if wrong.search(path.read_text())] == []
 
 
-def test_every_method_stands_in_the_docs():
+def test_every_method_is_in_the_docs():
     text = (ROOT / "docs/methods.md").read_text()
     assert [
         name for name in recipes.METHODS if f"`{name}`" not in text and f"`{name.split('-')[0]}-*`" not in text

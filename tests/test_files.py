@@ -1,4 +1,4 @@
-"""Safe file access: what is refused, what is bounded, and how files are replaced."""
+"""Safe file access: refused files, size limits, and replacement of files."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def test_a_regular_file_and_a_link_inside_its_folder_are_read(folder):
     assert files.read_text(folder.parent / "other" / "b", folder=folder.parent / "other") == "content"
 
 
-def test_what_is_not_a_regular_file_is_refused_at_once(folder):
+def test_paths_that_are_not_regular_files_are_refused_at_once(folder):
     os.mkfifo(folder / "fifo")
     (folder / "directory").mkdir()
     (folder / "zero").symlink_to("/dev/zero")
@@ -136,7 +136,7 @@ def header(shape: str, dtype: str = "'<f8'", data: bytes = bytes(80)) -> bytes:
         b"nothing",
     ],
 )
-def test_arrays_that_are_not_what_they_say_are_refused(folder, content):
+def test_arrays_that_contradict_their_headers_are_refused(folder, content):
     with pytest.raises((ValueError, OSError)):
         files.read_arrays(archive(folder / "x.npz", content))
 
@@ -155,7 +155,7 @@ def test_a_compressed_bomb_is_refused_before_it_is_expanded(folder):
 # Writing
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(folder):
+def test_file_is_replaced_completely_or_not_at_all(folder):
     path = folder / "x.json"
     files.write_json(path, {"a": 1})
     with pytest.raises(KeyError), files.replace_file(path) as fresh:
@@ -183,7 +183,7 @@ def test_links_are_replaced_and_never_followed(folder):
     assert secret.read_text() == "secret" and not any((folder / name).is_symlink() for name in os.listdir(folder))
 
 
-def test_a_predictable_name_is_of_no_use(folder):
+def test_predictable_names_are_not_followed(folder):
     """Temporary names of earlier versions, and names with the process id, are links to a file of the user."""
     secret = folder.parent / "secret"
     planted = ["x.tmp", "x.tmp.npz", f".{os.getpid()}.x.json", "x.json.tmp"]
@@ -193,7 +193,7 @@ def test_a_predictable_name_is_of_no_use(folder):
     assert secret.read_text() == "secret" and {*os.listdir(folder)} == {"x.json", *planted}
 
 
-def test_logs_and_locks_are_no_links(folder):
+def test_links_are_refused_as_logs_and_locks(folder):
     secret = folder.parent / "secret"
     (folder / "log").symlink_to(secret)
     os.mkfifo(folder / "fifo")
@@ -218,7 +218,7 @@ def test_a_subfolder_that_leads_elsewhere_is_not_written_to(folder):
     assert sorted(os.listdir(folder.parent)) == before
 
 
-def test_a_folder_is_replaced_whole(folder):
+def test_folder_is_replaced_completely(folder):
     (folder / "examples").symlink_to(folder.parent)
     for content in ("old", "new"):
         with files.replace_folder(folder / "examples", folder) as fresh:

@@ -41,7 +41,7 @@ def raised(error: Exception, after: Exception | None = None, because: Exception 
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_it_is_known_in_whatever_it_is_wrapped(code):
+def test_full_disk_is_recognized_in_wrapped_exceptions(code):
     plain = OSError(code, "x", "/x")
     theirs = SafetensorError(f"Error while serializing: I/O error: x (os error {code})")
     for error in (
@@ -121,7 +121,7 @@ def test_a_folder_that_has_no_room_for_another(run, tmp_path, monkeypatch, capsy
 
 
 @pytest.mark.parametrize("numbers", [10, 100_000])
-def test_a_checkpoint_says_what_torch_does_not(tmp_path, monkeypatch, numbers):
+def test_error_of_a_checkpoint_names_the_full_disk(tmp_path, monkeypatch, numbers):
     """Small checkpoints fail when the file is closed, large ones while torch writes."""
     create = files._create_temporary
 

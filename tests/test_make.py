@@ -84,7 +84,7 @@ def test_every_declared_dependency_is_pinned_within_its_range(python):
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_what_installs_and_builds_is_pinned(python, monkeypatch):
+def test_installers_and_build_tools_are_pinned(python, monkeypatch):
     monkeypatch.chdir(ROOT)
     backend = pytest.importorskip("hatchling.build")
     names = {Requirement(word).name for word in backend.get_requires_for_build_editable()}
@@ -200,7 +200,7 @@ def made(place: Path, **commands: str) -> list[str]:
 
 
 @needs_make
-def test_a_browser_is_fetched_quietly_where_it_can_be(tmp_path):
+def test_browser_is_installed_without_output_if_possible(tmp_path):
     calls = tmp_path / "calls"
     apt = f'echo "noise"; echo "noise" >&2; echo "$0 $@" >> {calls}'
     assert made(tmp_path / "there", chromium="", **{"apt-get": apt}) == [] and not calls.exists()

@@ -262,7 +262,7 @@ def test_shapes_that_cannot_be():
             criterion(*wrong)
 
 
-def test_a_momentum_that_cannot_be():
+def test_invalid_momentum_is_an_error():
     with raises("invalid-value", "momentum 1.5"):
         MomentumNetwork(nn.Linear(2, 2), 1.5)
 

@@ -90,7 +90,7 @@ def rates(optim, epochs):
     return [learning_rate(optim, 10 * epoch, 10, epochs) for epoch in range(epochs)]
 
 
-def test_schedules_of_bbn_and_those_who_took_it_over():
+def test_schedules_of_bbn_and_of_methods_that_adopted_it():
     """The warm-up starts at a third of the rate. Milestones are one epoch early, because these codes count from 1."""
     for method, lr, drops in (("bbn", 0.1, (119, 159)), ("causal-norm", 0.2, (119, 159)), ("crt", 0.1, (159, 179))):
         found = rates(recipes.cifar100_lt(method, 100, "released").optim, 200)

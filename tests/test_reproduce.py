@@ -181,7 +181,7 @@ def test_the_page_follows_from_the_file_alone(trained):
     assert [line.split()[-1] for line in page.splitlines() if line.startswith("### Imbalance")] == ["40"]
 
 
-def test_the_page_shows_the_picture_where_there_is_one(place):
+def test_page_shows_the_plot_if_there_is_one(place):
     shown = "](dig_its_1_epochs.png)"
     assert shown in (place / "results/dig_its.md").read_text()
     assert (place / "results/dig_its_1_epochs.png").read_bytes().startswith(b"\x89PNG")
@@ -238,7 +238,7 @@ def test_the_page_names_every_commit_machine_and_note(place):
     assert "(3 at" in parallel_note(tree | {"runs": [first, second]}, 1)
 
 
-def test_what_another_process_wrote_meanwhile_is_kept(place):
+def test_records_of_another_process_are_kept(place):
     tree, path = stored(place), place / "results/dig_its.json"
     store(place, tree | {"runs": tree["runs"][:1]})
     book = ResultsFile(path, "dig-its", STAND_IN, "longtail reproduce dig-its")
@@ -262,7 +262,7 @@ def test_a_finished_folder_is_recorded_without_training(place, no_training, caps
 
 
 @pytest.mark.usefixtures("printed_messages")
-def test_what_the_file_has_is_skipped_where_the_folders_are_gone(place, calls, capsys):
+def test_recorded_runs_are_skipped_without_their_folders(place, calls, capsys):
     before = (place / "results/dig_its.json").read_bytes()
     shutil.rmtree(place / "runs")
     again(place, methods=["paco", "balanced-softmax"], imbalance=[40], epochs=1)
@@ -279,7 +279,7 @@ def test_only_the_missing_seed_is_trained(place, calls, capsys):
     assert tree == stored(place) and tree["rows"][0]["seeds"] == [0, 1, 2] and len(tree["runs"]) == 5
 
 
-def test_again_trains_what_is_recorded_and_keeps_the_older_folder(place, calls):
+def test_rerun_trains_recorded_runs_again_and_keeps_the_older_folder(place, calls):
     before, folder = stored(place), place / "runs/paco-40-1-epochs"
     first = json.loads((folder / "seed0/metrics.json").read_text())
     again(place, **ONE_CELL, seeds=[0], rerun=True)
@@ -384,7 +384,7 @@ def test_a_method_that_holds_images_out_has_its_own(tmp_path, monkeypatch):
     assert len({json.dumps(r["counts"]) for r in tree["runs"]}) == 1  # frequent and rare are the same for all
 
 
-def test_lengths_of_their_own_share_a_table(place, monkeypatch):
+def test_methods_with_different_lengths_share_a_table(place, monkeypatch):
     """This is the case for methods with their authors' settings."""
     tree = stored(place)
     for record in tree["runs"]:
@@ -488,7 +488,7 @@ def test_minutes_end_before_a_cell_that_does_not_fit(place, calls, capsys):
     assert calls == [("paco-10-1-epochs", (0,))]
 
 
-def test_minutes_that_are_over_begin_nothing(tmp_path, calls):
+def test_no_cell_is_started_after_the_time_limit(tmp_path, calls):
     with raises("unfinished-run", "--minutes"):
         again(tmp_path, **ONE_CELL, minutes=1e-9)
     assert not calls and not list((tmp_path / "results").iterdir())
@@ -540,7 +540,7 @@ def test_the_estimate_counts_what_is_left(place):
     assert seconds(0, 1, rerun=True) == pytest.approx(320)
 
 
-def test_a_stop_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+def test_stopped_run_reports_how_to_continue(tmp_path, monkeypatch, capsys):
     def stop(*_, **__):
         raise Interrupted("saved: --resume continues", 15)
 
@@ -552,7 +552,7 @@ def test_a_stop_says_how_to_go_on(tmp_path, monkeypatch, capsys):
 # Damage
 
 
-def test_a_run_without_what_a_folder_may_lack_is_recorded(place, no_training):
+def test_run_without_optional_entries_is_recorded(place, no_training):
     """These entries of environment.json and metrics.json are optional."""
     (place / "results/dig_its.json").unlink()
     for path in place.glob("runs/*/seed*/environment.json"):

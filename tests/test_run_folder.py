@@ -5,7 +5,7 @@ import json
 from longtail.files import write_json
 
 
-def test_lists_of_numbers_stay_on_one_line_and_all_else_as_it_was(tmp_path):
+def test_lists_of_numbers_are_on_one_line(tmp_path):
     tree = {
         "per_class": [1.5, -2e-9, None, True],
         "name": "[\n1,\n 2]",

@@ -45,7 +45,7 @@ def test_values():
 
 @pytest.mark.parametrize("name", VARIABLES)
 @pytest.mark.parametrize("value", WRONG, ids=range(len(WRONG)))
-def test_what_is_no_number_is_named(name, value):
+def test_values_that_are_not_numbers_are_named(name, value):
     with pytest.raises(UserError) as caught:
         read_world(FULL | {name: value})
     assert str(caught.value).startswith(f"{name} is ") and "torchrun" in str(caught.value)

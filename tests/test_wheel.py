@@ -32,7 +32,7 @@ def built(tmp_path_factory) -> tuple[Path, Path]:
     return wheel, sdist
 
 
-def test_the_wheel_has_the_package_whole_and_nothing_else(built):
+def test_wheel_has_the_whole_package_and_nothing_else(built):
     names = zipfile.ZipFile(built[0]).namelist()
     there = {str(f.relative_to(ROOT / "src")) for f in (ROOT / "src/longtail").rglob("*") if f.is_file()}
     there = {name for name in there if "__pycache__" not in name}

@@ -1,7 +1,7 @@
 """Access to the present code for the compatibility tests.
 
-All that these tests use of the package beside its public functions and its command line is imported here: where a module
-moves, this file changes, and the tests and the snapshot do not.
+Everything that these tests use of the package in addition to its public functions and its command line is imported here. If
+a module moves, only this file changes, and not the tests and the snapshot.
 """
 
 import dataclasses

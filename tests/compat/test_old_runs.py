@@ -333,14 +333,14 @@ def test_networks_are_exported_again(kind, source, old, tmp_path):
 @pytest.mark.parametrize(
     "folder", [*(f"runs/{name}" for name in RUNS), *(f"interrupted/{name}" for name in STOP_AFTER)]
 )
-def test_stored_configurations_can_be_trained_anew(folder, old):
+def test_stored_configurations_can_be_trained_again(folder, old):
     config = present.stored_config(old / folder)
     assert config == present.read_config(read(old / folder / "seed0/config.json"))
     assert config == present.stored_config(old / folder / "seed0/config.json")
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_runs_trained_anew_have_the_stored_weights(name, old, tmp_path):
+def test_runs_trained_again_have_the_stored_weights(name, old, tmp_path):
     out = tmp_path / "anew"
     assert main(["train", "--from", str(old / f"runs/{name}"), "--out", str(out)]) == 0
     metrics, stored = read(out / "seed0/metrics.json"), read(FIXTURES / f"runs/{name}/seed0/metrics.json")

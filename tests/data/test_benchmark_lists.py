@@ -75,7 +75,7 @@ def test_lists_may_lie_elsewhere(root, tmp_path_factory):
     assert len(open_data(config(root, train_list=train, test_list=as_text(other / "v.txt", FILES))).test.labels) == 3
 
 
-def test_what_is_absent_is_said_with_its_place_and_source(root):
+def test_missing_lists_are_reported_with_path_and_source(root):
     with raises("invalid-value", "inat2018", "--data.root", "train_val2018/"):
         open_data(DataConfig(name="inat2018"))
     with raises("missing-file", "iNaturalist18_train.txt", "github.com/", "--data.train_list"):

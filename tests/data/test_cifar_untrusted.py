@@ -182,7 +182,9 @@ def test_class_names_that_cannot_be_stored(tmp_path, bad):
     entries = cifar100_entries()
     entries["meta"]["fine_label_names"][3] = bad
     root = write(tmp_path, "cifar-100-python", {k: v for k, v in entries.items() if k != "meta"})
-    (root / "cifar-100-python/meta").write_bytes(pickle.dumps(entries["meta"], 0))  # escapes what UTF-8 has not
+    (root / "cifar-100-python/meta").write_bytes(
+        pickle.dumps(entries["meta"], 0)
+    )  # escapes characters that UTF-8 does not have
     with raises("bad-list", "cifar-100-python/meta"):
         inspect(DataConfig(root=root), quick=True)
 
@@ -333,7 +335,7 @@ def test_files_of_a_folder_are_regular_and_not_too_large(tmp_path, monkeypatch):
     monkeypatch.undo()
     (folder / "train").unlink()
     os.mkfifo(folder / "train")
-    monkeypatch.setattr(os.path, "isfile", lambda path: True)  # as where it was a file a moment ago
+    monkeypatch.setattr(os.path, "isfile", lambda path: True)  # as if it had been a file a moment ago
     outcome = run_guarded(lambda: cifar.open_cifar("cifar100", root, False, 32))
     assert outcome.kind == "UserError" and "regular file" in outcome.text
 

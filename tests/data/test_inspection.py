@@ -117,7 +117,7 @@ def test_histogram_fits_into_the_terminal(width):
     assert all(10 <= line.count("█") <= 50 and not line.rstrip().endswith("…") for line in lines)
 
 
-def test_nothing_is_overlooked_in_silence(folder):
+def test_ignored_files_are_reported(folder):
     (folder / "train/cat/x.xcf").write_bytes(b"x")
     (folder / "train/cat/notes").write_bytes(b"x")
     found = inspect(of(folder))
@@ -125,7 +125,7 @@ def test_nothing_is_overlooked_in_silence(folder):
     check_text("test_inspection/other_files", found.notes[0])
 
 
-def test_what_is_skipped_is_part_of_the_checksum(folder):
+def test_checksum_depends_on_skipped_images(folder):
     before = load(of(folder, on_error="skip"))
     file = folder / "train/cat/1.png"
     file.write_bytes(b"x" * file.stat().st_size)
@@ -151,7 +151,7 @@ def test_a_split_that_cannot_be_read_at_all(tmp_path):
         load(of(tmp_path, on_error="skip"))
 
 
-def test_places_that_cannot_be_written_are_told_before_anything_is_read(folder, capsys):
+def test_unwritable_outputs_are_reported_before_anything_is_read(folder, capsys):
     for place in ("nowhere/x.json", "."):
         assert main(["data", "inspect", str(folder), "--json", place]) == 2
         out, err = capsys.readouterr()
@@ -176,7 +176,7 @@ def test_the_verb_shard_and_mistakes(folder, capsys, tmp_path_factory):
     assert main(["data"]) == 0 and "data inspect" in capsys.readouterr().out
 
 
-def test_a_training_lists_what_it_left_out(folder, tmp_path_factory):
+def test_training_lists_skipped_images(folder, tmp_path_factory):
     bad_files(folder / "train/cat")
     out = tmp_path_factory.mktemp("out")
     flags = "--method ce --train.epochs 1 --train.batch_size 2 --data.image_size 8 --model.name resnet8_cifar"

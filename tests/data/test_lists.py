@@ -121,7 +121,7 @@ def test_columns_of_another_name_paths_with_spaces_and_a_byte_order_mark(images)
     assert load(config(text, write_text(images / "v.txt", lines("val")))).train.counts.tolist() == [6, 3]
 
 
-def test_names_come_from_folders_only_where_each_class_has_one(images):
+def test_names_come_from_folders_if_each_class_has_one(images):
     val = write_text(images / "val.txt", lines("val"))
     assert load(config(write_text(images / "a.txt", lines("train")), val)).train.class_names == ("cat", "dog")
     mixed = [*lines("train")[:-1], (lines("train")[-1][0], "0")]  # a dog among the cats
@@ -142,13 +142,13 @@ def test_names_come_from_folders_only_where_each_class_has_one(images):
         ("train/cat/0.png 1000000000", "bad-labels", ["bad.txt", "1000000000"]),
     ],
 )
-def test_what_a_line_can_get_wrong(images, row, kind, values):
+def test_invalid_lines(images, row, kind, values):
     path = images / "bad.txt"
     path.write_text(f"train/cat/1.png 0\n{row}\n")
     refuses(kind, *values, lists=[path], root=images)
 
 
-def test_what_else_can_be_wrong(images):
+def test_other_errors_of_lists(images):
     train, val = (write_text(images / f"{s}.txt", lines(s)) for s in ("train", "val"))
     refuses("invalid-value", "--data.train_list", lists=[None])
     refuses("missing-file", str(images / "none.txt"), lists=[images / "none.txt"])
@@ -180,7 +180,7 @@ def test_files_named_twice_and_in_both_lists_are_warned_of(images):
     notes = load(config(train, test)).notes
     check_text("test_lists/duplicates", "\n".join(notes))
     assert rows[1][0] in notes[0] and rows[2][0] in notes[1]
-    assert load(config(train)).notes[0] == notes[0]  # also where a part of it is evaluated on
+    assert load(config(train)).notes[0] == notes[0]  # also if a part of it is used for evaluation
 
 
 def test_a_file_is_one_however_a_list_spells_it(images):
@@ -232,7 +232,7 @@ def test_a_file_of_two_classes_is_only_trained_on(images):
     refuses("too-few-data", "all", lists=[write_text(images / "all.txt", [*torn, *rows[:20]])])
 
 
-def test_a_split_by_files_is_that_by_labels_where_none_is_named_twice():
+def test_split_by_file_equals_the_split_by_label_without_duplicates():
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(5), (100, 40, 9, 5, 2)))
     ids = [f"{i}.png" for i in range(len(labels))]
     pool = lazy_image_files(Path("none"), ids, labels, tuple("abcde"), 6, False)

@@ -93,7 +93,7 @@ def test_an_order_is_a_function_of_seed_epoch_and_purpose(sampler):
     assert torch.equal(torch.get_rng_state(), before)
     several = [order(), order(seed=1), order(epoch=4), order(purpose="partner"), order(seed=3, epoch=0)]
     for one, other in combinations(several, 2):
-        assert (one == other).double().mean() < 0.6  # `reversed` meets at its one image of a class 4 times of 9
+        assert (one == other).double().mean() < 0.6  # `reversed` draws the only image of a class in 4 of 9 draws
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -136,7 +136,7 @@ def test_the_loader_takes_the_stages_draw_in_its_order(sampler):
     assert torch.equal(numbers(ours.take(1)[0].images), torch.cat([order[320:], order[: 352 - N]]))
 
 
-def test_a_stage_that_begins_draws_anew():
+def test_new_stage_draws_a_new_order():
     """This also holds if the first epoch of the stage is the present epoch of the loader."""
     ours = loader()
     ours.seek(0, 0)
@@ -148,7 +148,7 @@ def test_a_stage_that_begins_draws_anew():
     assert (before == 0).double().mean() > 0.6 and (after == 0).double().mean() < 0.3
 
 
-def test_progressive_goes_by_the_epochs_of_its_stage():
+def test_progressive_depends_on_the_epochs_of_its_stage():
     ours = loader()
     for first, epochs in ((0, 5), (7, 5), (7, 2)):
         ours.set_stage("progressive", first, epochs)
@@ -159,7 +159,7 @@ def test_progressive_goes_by_the_epochs_of_its_stage():
     assert torch.equal(ours.order(7), epoch_order("progressive", LABELS, 0, 7, 0.0))
 
 
-def test_a_loader_beside_shares_the_images_and_draws_on_its_own():
+def test_second_loader_shares_the_images_and_draws_another_order():
     ours = loader()
     other = ours.clone("partner")
     assert other.images_N.data_ptr() == ours.images_N.data_ptr() and other.batch_size == ours.batch_size

@@ -94,7 +94,7 @@ def test_arrays_and_draws_are_packed_too(tmp_path):
     assert found.train.counts.tolist() == wanted.train.counts.tolist()
 
 
-def test_what_datasets_writes_is_read(tmp_path):
+def test_files_of_datasets_are_read(tmp_path):
     """The file has other column names, plain bytes instead of a struct, names as labels, and an evaluation set "validation"."""
     png = tmp_path / "x.png"
     Image.new("RGB", (8, 8), (9, 8, 7)).save(png)
@@ -157,7 +157,7 @@ def test_damaged_shards(folder, tmp_path):
         RowReader([Shard(bad / "train-0.parquet", "image", "label")])(3)
 
 
-def test_bytes_that_have_changed_are_noticed(folder, tmp_path):
+def test_changed_bytes_are_detected(folder, tmp_path):
     """A damaged image can often be decoded, so the bytes are compared."""
     shard(of(folder), tmp_path / "packed")
     path = next((tmp_path / "packed").glob("train-*.parquet"))
@@ -204,7 +204,7 @@ def test_a_bad_image_is_not_packed_unseen(folder, tmp_path):
     (folder / "train/cat/03.png").write_bytes(b"")
     with raises("bad-image", "train/cat/03.png ("):
         shard(of(folder), tmp_path / "out")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["images"]  # nothing half-written stays
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["images"]  # no incomplete file remains
     written, skipped, _ = shard(of(folder, on_error="skip"), tmp_path / "out")
     assert written == 56 and [s.id for s in skipped] == ["train/cat/03.png"]
     with raises("exists", tmp_path / "out", "--out"):
@@ -256,7 +256,7 @@ def test_labels_of_two_kinds_are_refused(tmp_path):
     refuses(tmp_path, "bad-labels", tmp_path / "train-1.parquet", tmp_path / "train-0.parquet")
 
 
-def test_names_of_files_say_what_they_are_for(tmp_path):
+def test_file_names_determine_the_split(tmp_path):
     for name in ("Data-0", "Test-0"):
         with_names(tmp_path / f"{name}.parquet", [0, 1, 2, 0], ["cat", "dog", "eel"])
     data = load(config(tmp_path))
@@ -306,7 +306,7 @@ def test_a_shard_that_is_missing_is_noticed(folder, tmp_path, number):
         inspect(config(out), quick=True)
 
 
-def test_a_missing_file_of_the_evaluation_set_is_noticed_but_not_one_of_a_set_that_is_left_alone(tmp_path):
+def test_missing_shard_of_the_evaluation_set_is_reported_and_of_an_ignored_set_is_not(tmp_path):
     for name in ("train-00000-of-00001", "validation-00001-of-00002", "test-00000-of-00009-0f3a"):
         with_names(tmp_path / f"{name}.parquet", [0, 1, 2], ["cat", "dog", "eel"])
     refuses(tmp_path, "missing-file", "(validation-00000-of-00002.parquet)")

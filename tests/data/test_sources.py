@@ -332,7 +332,7 @@ def test_folder_checksum_is_of_paths_and_labels(folder):
     assert load(DataConfig(name="folder", root=folder)).checksum != before
 
 
-def test_what_counts_as_an_image(folder):
+def test_accepted_image_files(folder):
     for name in ("a.JPG", "b.jpeg", "c.BMP", "d.webp", "e.gif", "f.TIFF", "deep/er/g.tif"):
         paint(folder / "train/dog" / name)
     for name in (".hidden.png", "notes.txt", "._a.JPG", ".cache/x.png"):
@@ -467,7 +467,7 @@ def test_the_folder_above_or_those_below_may_be_meant(tmp_path):
     )
 
 
-def test_what_a_mac_packs_is_no_class(tmp_path):
+def test_metadata_folders_of_macos_are_not_classes(tmp_path):
     fill(tmp_path, cat=6, dog=6)
     (tmp_path / "__MACOSX/cat").mkdir(parents=True)
     assert load(DataConfig(name="folder", root=tmp_path, image_size=8)).train.class_names == ("cat", "dog")

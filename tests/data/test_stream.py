@@ -83,7 +83,7 @@ def test_headers_of_other_kinds():
     assert read_jpeg_header(whole[:20]) is None
 
 
-def test_a_plain_jpeg_is_what_pil_makes_of_it(monkeypatch):
+def test_plain_jpeg_is_decoded_as_by_pil(monkeypatch):
     monkeypatch.setattr(decode, "open_image", None)  # by torchvision alone
     for options in ({}, {"progressive": True}, {"subsampling": 0}, {"quality": 30}):
         encoded = as_file(PHOTO, **options)
@@ -120,7 +120,7 @@ LONG = b"Exif\0\0MM\0*\0\0\0\x08\0\x01" + bytes.fromhex("0112 0004 00000001 0000
 @pytest.mark.parametrize(
     "said", [{"xmp": XMP}, {"exif": LONG}, {"exif": b"Exif\0\0MM\0*\0\0\0\x08" + bytes(6), "xmp": XMP}]
 )
-def test_images_are_upright_however_it_is_said(said):
+def test_images_are_rotated_for_all_exif_encodings(said):
     encoded = as_file(PHOTO, **said)
     assert decode.probe_image(encoded).exif_rotated and decode_to_fit(encoded, 640).shape == (3, 640, 427)
 
@@ -224,7 +224,7 @@ def test_the_first_bad_image_is_named_and_ends_it():
     for _ in range(2):
         next(reading)
     with raises("bad-image", "number 37", error=RankError):
-        list(reading)  # whichever process meets it says so
+        list(reading)  # the process that reads it reports it
 
 
 def test_what_was_under_way_is_given_up_at_the_first_bad_image():
@@ -278,7 +278,7 @@ def same(ours, theirs):
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=cuda)])
 @pytest.mark.parametrize("refused", [(), (1,), (0, 1, 2)])
-def test_a_decoder_of_the_device_has_the_plain_ones_and_the_cpu_the_rest(refused, device):
+def test_device_decodes_plain_files_and_the_cpu_the_others(refused, device):
     plan, decoder = np.arange(24).reshape(3, 8), Decoded(*refused)
     same(
         BatchReader(photos(), torch.device(device), decoder).read_batches(plan),
@@ -289,7 +289,7 @@ def test_a_decoder_of_the_device_has_the_plain_ones_and_the_cpu_the_rest(refused
 
 def test_an_image_that_the_device_refuses_is_named_by_the_cpu():
     good = photos()
-    spoilt = good.read_encoded(9)[:-200] + b"\xff\xd9"  # its end is there, what comes before is not
+    spoilt = good.read_encoded(9)[:-200] + b"\xff\xd9"  # it has its end, but not the data before it
     bad = replace(good, read_encoded=lambda i: spoilt if i == 9 else good.read_encoded(i))
     reading = BatchReader(bad, CPU, Decoded(1)).read_batches(np.arange(24).reshape(3, 8))
     next(reading)
@@ -297,7 +297,7 @@ def test_an_image_that_the_device_refuses_is_named_by_the_cpu():
         next(reading)
 
 
-def test_too_little_memory_is_no_reason_to_ask_the_cpu():
+def test_out_of_memory_is_not_retried_on_the_cpu():
     def decoder(files):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -306,7 +306,7 @@ def test_too_little_memory_is_no_reason_to_ask_the_cpu():
 
 
 @pytest.mark.parametrize("workers, most", [(0, loaders.CONCURRENT_READS), (6, 6)])
-def test_few_threads_read_at_a_time_where_the_device_decodes(workers, most, monkeypatch):
+def test_few_threads_read_if_the_device_decodes(workers, most, monkeypatch):
     monkeypatch.setattr(loaders, "available_cores", lambda: 16)
     files, busy, seen, lock = photos(), 0, [], threading.Lock()
 
@@ -325,7 +325,7 @@ def test_few_threads_read_at_a_time_where_the_device_decodes(workers, most, monk
     assert max(seen) == most
 
 
-def test_what_is_no_file_is_not_waited_for(tmp_path):
+def test_paths_that_are_not_files_are_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for place in ("pipe", "", "gone"):
         with pytest.raises(BadImage):
@@ -449,7 +449,7 @@ def test_a_stream_has_the_order_of_the_resident_loader(sampler, part, used):
     ours.close()
 
 
-def test_a_stream_reads_on_instead_of_beginning_anew(monkeypatch):
+def test_stream_continues_to_read_at_the_next_position(monkeypatch):
     loader, begun = StreamLoader(source(), 5, 0, CPU), []
     plain = loader.plan
     monkeypatch.setattr(loader, "plan", lambda *place: begun.append(place) or plain(*place))
@@ -463,7 +463,7 @@ def test_a_stream_reads_on_instead_of_beginning_anew(monkeypatch):
     loader.close()
 
 
-def test_before_anything_is_read_there_are_images_that_views_can_be_made_of():
+def test_images_are_valid_before_anything_is_read():
     """Captured views are warmed up with these images; sizes beyond the canvas would make kernels read other memory."""
     loader = StreamLoader(source(), 5, 0, CPU)
     loader.set_chunks(2, 8)
@@ -471,7 +471,7 @@ def test_before_anything_is_read_there_are_images_that_views_can_be_made_of():
     assert not images.any() and size_N2.dtype == y.dtype == torch.int64 and (size_N2 == 12).all() and not y.any()
 
 
-def test_so_many_batches_are_in_memory_at_a_time(monkeypatch):
+def test_number_of_batches_in_memory(monkeypatch):
     """The number of buffers is the one that is checked against the available memory."""
     made, room, alive = [], BatchReader._get_buffer, []
 
@@ -487,7 +487,7 @@ def test_so_many_batches_are_in_memory_at_a_time(monkeypatch):
     for batch in range(8):
         loader.seek(0, batch)
     loader.close()
-    assert PREFETCHED_BATCHES + 1 < max(alive) + 1 <= loaders.BUFFERED_BATCHES  # one more lies where steps look for it
+    assert PREFETCHED_BATCHES + 1 < max(alive) + 1 <= loaders.BUFFERED_BATCHES  # one more is in the buffer of the steps
 
 
 def test_canvases_that_memory_would_not_hold_are_refused_beforehand(monkeypatch):
@@ -501,7 +501,7 @@ def test_canvases_that_memory_would_not_hold_are_refused_beforehand(monkeypatch)
         loader.set_chunks(2, 8)
 
 
-def test_a_loader_beside_another_draws_on_its_own():
+def test_second_loader_draws_another_order():
     loader = make_loader(source(), 5, 0, CPU)
     other = loader.clone("partner")
     assert isinstance(other, StreamLoader)
@@ -590,7 +590,7 @@ def test_a_streamed_training_learns_resumes_exactly_and_is_measured_again(folder
     assert metrics(whole)["per_class"] == before["per_class"] and metrics(whole)["ece"] == before["ece"]
 
 
-def test_what_auto_loads(folder, monkeypatch):
+def test_auto_selects_resident_or_streamed_images(folder, monkeypatch):
     def streamed(**data) -> bool:
         return isinstance(load(replace(config(folder).data, load="auto", **data)).train.images, StreamedImages)
 
@@ -611,7 +611,7 @@ def test_streamed_digits_are_the_resident_ones():
         assert torch.equal(streamed.images[:, :, :8, :8], kept.images) and (streamed.size_N2 == 8).all()
 
 
-def test_what_is_said_of_a_stream(folder):
+def test_description_of_streamed_images(folder):
     lines = load(config(folder, image_size=224).data).describe()
     assert "512 px" in lines[0]
     assert "300 px" in load(config(folder, resolution=300).data).describe()[0]
@@ -629,14 +629,14 @@ def test_bad_images_stop_a_streamed_training_or_are_left_out(folder, tmp_path):
     assert metrics(run)["counts"] == [30, 8]
 
 
-def test_canvases_are_no_larger_than_asked_for(folder):
+def test_canvases_have_at_most_the_requested_size(folder):
     data = load(config(folder, resolution=64).data)
     frames = next(iterate_frames(data.train, np.arange(38), 38, CPU))
     assert frames.images.shape == (38, 3, 64, 64) and frames.size_N2.max() <= 64 and loaders.PREFETCHED_BATCHES < 10
 
 
 @pytest.mark.parametrize("owner, work", [(StreamLoader, "set_chunks"), (StreamLoader, "seek"), (Views, "query")])
-def test_a_lack_of_memory_names_the_resolution(owner, work, folder, tmp_path, monkeypatch):
+def test_error_of_too_little_memory_names_the_resolution(owner, work, folder, tmp_path, monkeypatch):
     """The error can occur at any time. A smaller batch does not help, because canvases that exist do not shrink."""
 
     def no_memory(*_):

@@ -63,7 +63,7 @@ def numbers_said(line: str) -> list[int]:
 
 
 @pytest.mark.usefixtures("printed_messages")
-def test_another_number_of_threads_is_said_and_recorded(tmp_path, capsys, own_threads):
+def test_another_number_of_threads_is_reported_and_recorded(tmp_path, capsys, own_threads):
     torch.set_num_threads(1)
     folder = unfinished(tmp_path)
     assert environment(folder)["threads"] == 1
@@ -179,7 +179,7 @@ def own_terminal() -> None:
 
 
 @pytest.mark.long  # the signal itself has faster tests
-def test_a_closed_terminal_saves_and_resume_goes_on(tmp_path):
+def test_closed_terminal_saves_and_resume_continues(tmp_path):
     """The terminal of a process with a progress bar is closed; the resumed run equals an uninterrupted one."""
     config = tiny("paco", epochs=8, checkpoint_every=100)
     (whole,) = train(config, tmp_path / "whole", data=DATA)

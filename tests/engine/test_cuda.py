@@ -101,7 +101,7 @@ def test_captured_and_compiled_steps_give_the_losses_of_eager_ones(method, tmp_p
 
 
 @pytest.mark.parametrize("method", recipes.METHODS)
-def test_every_method_captured_leaves_the_very_state_of_the_eager_one(method, tmp_path):
+def test_captured_state_of_every_method_equals_the_eager_one(method, tmp_path):
     """This includes second stages, and what changes with the epoch (class weights, BBN's weight, temperatures)."""
     states = {}
     for step in ("eager", "captured"):
@@ -155,7 +155,7 @@ def test_two_gpus_train_one_run(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["ce", "supcon", "paco", "mislas", "bbn", "ride-2", "gpaco"])
-def test_seeds_side_by_side_are_the_runs_alone(method, tmp_path):
+def test_parallel_seeds_equal_separate_runs(method, tmp_path):
     """In fp32 the losses of fifty steps agree to 1e-3, and each branch of the graph ends with the state of a separate run."""
     config = tiny(method, device="cuda", precision="fp32", epochs=9, seeds=(0, 1, 2))
     together = train(config, tmp_path / "together")

@@ -81,7 +81,7 @@ def hold(switch: str) -> None:
 
 
 @pytest.mark.parametrize("switch", ["backends.cuda.matmul", "backends"])
-def test_torchs_newer_switches_hold(switch):
+def test_newer_settings_of_torch_are_restored(switch):
     """The test runs in a separate process, because torch does not allow both kinds of settings in one."""
     process = start(hold, switch)
     process.join(60)
@@ -103,7 +103,7 @@ def test_torchs_newer_switches_hold(switch):
         ("compiled", "fp32", "cpu", 1, False, True),
     ],
 )
-def test_a_run_compiles_where_it_is_asked_to_or_repaid(step, precision, device, steps, fused, pays, monkeypatch):
+def test_runs_are_compiled_on_request_or_if_it_saves_time(step, precision, device, steps, fused, pays, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: name)
     assert should_compile(TrainConfig(execution=step, precision=precision), torch.device(device), steps, fused) is pays
 
@@ -125,7 +125,7 @@ def test_a_compiler_may_be_named_by_the_environment(monkeypatch):
 
 
 @pytest.mark.parametrize("norm", ["batch", "ghost", "sync"])
-def test_our_kernels_know_no_other_norm(norm):
+def test_kernels_support_plain_batch_norm_only(norm):
     """The kernels use the statistics of the whole batch."""
     config = recipes.cifar100_lt("paco")
     config = replace(config, model=replace(config.model, norm=norm))

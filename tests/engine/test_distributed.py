@@ -121,8 +121,10 @@ def watched() -> Iterator[list[Trainer]]:
 
 
 def check_three(names: list[str], folder: Path) -> None:
-    """Neither training nor test images divide into three. Whatever its stages begin with, all have the same network; and
-    measured anew by one process it has the same predictions."""
+    """Train in three processes, which divides neither training nor test images evenly, and check the results.
+
+    All processes have the same network, and one process reproduces the predictions.
+    """
     ranks = together(3, folder / "ranks", trained, names, folder)
     for which, name in enumerate(names):
         states = [rank[which] for rank in ranks]
@@ -223,7 +225,7 @@ def refused(out: Path) -> None:
         train(replace(config, train=replace(config.train, execution="captured")), out / "captured", data=data)
 
 
-def test_what_the_first_process_cannot_do_all_are_told(tmp_path):
+def test_errors_of_the_first_process_are_raised_in_all(tmp_path):
     """In addition, one process cannot continue a run of two."""
     together(WORLD, tmp_path / "ranks", refused, tmp_path)
     files = {str(path.relative_to(tmp_path / "seed0")) for path in (tmp_path / "seed0").rglob("*.*")}
@@ -335,7 +337,7 @@ def differ_in_display(out: Path) -> None:
     train(config, out, data=load_once(config.data))
 
 
-def test_what_is_of_one_machine_may_differ(tmp_path):
+def test_settings_of_a_machine_may_differ(tmp_path):
     together(WORLD, tmp_path / "ranks", differ_in_display, tmp_path / "run")
     assert (tmp_path / "run/seed0" / run_folder.METRICS).exists()
 

@@ -40,7 +40,7 @@ def test_knn_with_fewer_images_than_neighbors():
     assert knn_top1(x, torch.arange(3), x, torch.arange(3)) == 100
 
 
-def test_balanced_accuracy_weighs_classes_alike():
+def test_balanced_accuracy_weights_classes_equally():
     method = methods.make(tiny("ce"), DATA.train.counts)
     views = Views(tiny().views, 8)
     predicted = method.eval()(views.plain(torch.from_numpy(DATA.train.images).permute(0, 3, 1, 2))).argmax(1).numpy()
@@ -96,7 +96,7 @@ def test_latency_and_memory():
     )
 
 
-def test_what_is_measured_is_not_compiled_anew():
+def test_evaluation_is_not_compiled():
     method, seen = methods.make(tiny("ce"), DATA.train.counts), []
     method.net.trunk.body.compile(backend=lambda graph, _: seen.append(graph) or graph)
     Evaluator(method, DATA, Views(tiny().views, 8), CPU, 50).balanced_accuracy(DATA.train)

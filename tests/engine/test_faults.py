@@ -89,12 +89,12 @@ def kill_many(times: int, unbroken, tmp_path: Path, seed: int) -> None:
     assert "half saved" in where  # a part of one was on the disk
 
 
-def test_killed_at_three_moments_and_resumed(unbroken, tmp_path):
+def test_runs_killed_at_three_times_are_resumed(unbroken, tmp_path):
     kill_many(3, unbroken, tmp_path, seed=0)
 
 
 @pytest.mark.long
-def test_killed_at_fifty_moments_and_resumed(unbroken, tmp_path):
+def test_runs_killed_at_fifty_times_are_resumed(unbroken, tmp_path):
     kill_many(50, unbroken, tmp_path, seed=1)
 
 

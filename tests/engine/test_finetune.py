@@ -67,7 +67,7 @@ def test_a_long_gradient_is_shortened(tmp_path):
 
 
 @pytest.mark.parametrize("optim", [{"layer_decay": 0.75, "clip": 1.0}, {"name": "sgd", "lr": 0.05, "head_lr": 10}])
-def test_it_stops_and_resumes_bit_for_bit(optim, tmp_path):
+def test_resumed_run_equals_the_uninterrupted_one(optim, tmp_path):
     """The state has the averages and step counts of AdamW; each group has its own rate."""
     config = tuned("paco", epochs=2, **optim)
     whole = run_until(config, tmp_path / "whole")
@@ -80,7 +80,7 @@ def test_it_stops_and_resumes_bit_for_bit(optim, tmp_path):
     assert log_of(tmp_path / "whole") == log_of(tmp_path / "parts")
 
 
-def test_a_rehearsal_leaves_adamw_as_it_was(tmp_path):
+def test_warm_up_restores_adamw(tmp_path):
     """Averages and step counts are restored after the warm-up of a captured step, before the first step and later."""
     config = tuned("paco")
     run = Trainer(config, 0, load_once(config.data), tmp_path, CPU)
@@ -97,7 +97,7 @@ def test_a_rehearsal_leaves_adamw_as_it_was(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["ce", "paco", "balanced-softmax"])
-def test_a_frozen_trunk_stays_and_what_stands_on_it_learns(method, tmp_path):
+def test_frozen_backbone_does_not_change_and_the_head_is_trained(method, tmp_path):
     config = tuned(method, "test_resnet", learns="head", lr=1e-2)
     start = Trainer(config, 0, load_once(config.data), tmp_path / "start", CPU).method
     run = run_until(config, tmp_path / "run")

@@ -60,7 +60,7 @@ def test_norms_are_those_of_the_equation(accumulate, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["paco", "gpaco", "supcon", "lws", "reslt", "oltr", "ride-2", "ldam-drw"])
-def test_norms_are_those_of_what_the_optimizer_takes(name, tmp_path, monkeypatch):
+def test_norms_are_those_of_the_gradients_that_the_optimizer_gets(name, tmp_path, monkeypatch):
     """This holds in every stage that trains the classifier; other stages have NaN."""
     taken = []
 
@@ -107,7 +107,7 @@ def test_every_method_has_a_row_for_each_class(name):
 
 
 @pytest.mark.parametrize("name", ["paco", "supcon"])
-def test_watching_changes_nothing_of_the_run(name, tmp_path):
+def test_recording_gradients_does_not_change_the_run(name, tmp_path):
     plain, seen = run_until(tiny(name), tmp_path / "plain"), run_until(watched(name), tmp_path / "seen")
     one, two = state_of(plain), state_of(seen)
     assert one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
@@ -129,7 +129,7 @@ def test_resumed_in_parts_the_file_is_that_of_the_unbroken_run(name, tmp_path):
     assert stages_of(tmp_path / "whole") == stages_of(tmp_path / "parts")
 
 
-def test_what_a_killed_run_wrote_after_its_checkpoint_is_written_again(tmp_path):
+def test_gradients_after_the_last_checkpoint_are_written_again(tmp_path):
     """The file may be older or newer than the checkpoint; in both cases the result is correct."""
     config = watched("ce")
     run_until(config, tmp_path / "parts", 8)
@@ -142,7 +142,7 @@ def test_what_a_killed_run_wrote_after_its_checkpoint_is_written_again(tmp_path)
     assert len(whole) == 3 and np.array_equal(norms_of(tmp_path / "parts"), whole)
 
 
-def test_asked_for_at_a_resume_it_begins_there(tmp_path):
+def test_gradients_that_are_requested_at_a_resume_start_there(tmp_path):
     """Means are over the recorded steps, earlier epochs have NaN, and a resume without the flag does not change the file."""
     run_until(tiny("ce"), tmp_path, 8)
     run_until(watched("ce"), tmp_path, 12)
@@ -161,7 +161,7 @@ def test_a_damaged_file_says_so(tmp_path):
         run_until(watched("ce"), tmp_path)
 
 
-def test_rehearsed_steps_are_not_counted(tmp_path):
+def test_steps_of_the_warm_up_are_not_counted(tmp_path):
     run = Trainer(watched("ce"), 0, DATA, tmp_path, CPU)
     place = run.gradients.sums_C.data_ptr()
     warm_up_and_restore([run], train_step)

@@ -47,7 +47,7 @@ def step(run: Trainer) -> None:
     run.average.update()
 
 
-def test_the_watch_sees_what_it_should():
+def test_dispatch_mode_detects_operations_of_the_host():
     x = torch.ones(3)
     for asks in (lambda: x.sum().item(), lambda: x[x > 0], lambda: x.new_tensor(2.0), lambda: bool(x[0] > 0)):
         with pytest.raises(AssertionError), OnTheDeviceAlone():

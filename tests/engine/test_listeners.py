@@ -79,7 +79,7 @@ def test_event_files_hold_every_row_and_the_final_metrics(tmp_path):
     }
 
 
-def test_what_is_trained_again_is_not_doubled(tmp_path):
+def test_rerun_does_not_duplicate_records(tmp_path):
     config, folder = told("ce", "tensorboard"), tmp_path / "run"
     write(folder, config, row(0), row(1), row(2, loss=9.0)).call_each(lambda logger: logger.close())  # then killed
     truncate_log(folder / run_folder.LOG, 2)
@@ -88,7 +88,7 @@ def test_what_is_trained_again_is_not_doubled(tmp_path):
     assert events(folder)["train/loss"] == {0: 5.0, 1: 4.0, 2: 3.0, 3: 2.0}
 
 
-def test_asked_for_at_a_resume_it_hears_of_all_epochs(tmp_path):
+def test_logger_that_is_added_at_a_resume_gets_all_epochs(tmp_path):
     folder = tmp_path / "run"
     write(folder, told("ce"), row(0), row(1))
     with write(folder, told("ce", "tensorboard"), row(2)):
@@ -190,7 +190,7 @@ def test_installed_wandb_accepts_our_calls(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("where", ["init", "log", "finish"])
-def test_a_failure_is_said_once_and_the_training_goes_on(
+def test_failure_is_reported_once_and_training_continues(
     where, tmp_path, recorded, monkeypatch, capsys, printed_messages
 ):
     def fail(*_, **__):
@@ -218,7 +218,7 @@ def test_a_missing_package_is_named_before_anything_is_done(name, tmp_path, monk
     assert not (tmp_path / "out").exists()
 
 
-def test_nobody_listens_unless_asked(tmp_path):
+def test_no_loggers_by_default(tmp_path):
     folder = tmp_path / "run"
     with write(folder, told("ce"), row(0)) as heard:
         assert heard.loggers == {}

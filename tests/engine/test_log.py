@@ -67,7 +67,7 @@ def test_a_line_with_a_bar_fits(columns, tmp_path, monkeypatch):
         assert len(" ".join(parts)) <= columns
 
 
-def test_truncate_drops_what_will_be_written_again_and_torn_lines(tmp_path):
+def test_truncate_drops_later_and_incomplete_lines(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text('{"epoch": 0}\n{"epoch": 1}\n{"epoch": 2}\n{"ep')
     truncate_log(path, 2)

@@ -1,5 +1,5 @@
-"""Every method by its name, end to end on the digits: it learns; stopped and resumed it is the same run bit for bit, in
-either stage and between them; and what it stores is the whole network that deploys."""
+"""Every method from training to prediction on the digits: it learns, a resumed run equals the uninterrupted one bit for bit,
+and the stored network is the deployed one."""
 
 import json
 from dataclasses import replace
@@ -33,7 +33,7 @@ def finished(request, tmp_path_factory) -> tuple[Config, Path]:
     return config, folder
 
 
-def test_it_stops_and_resumes_bit_for_bit(finished, tmp_path):
+def test_resumed_run_equals_the_uninterrupted_one(finished, tmp_path):
     """The run is stopped in the middle of an epoch of either stage, and between the stages."""
     config, folder = finished
     epoch = len(load_once(config.data).train.labels) // BATCH
@@ -56,7 +56,7 @@ def test_it_learns(finished):
     assert metrics["top1"] > 30 and metrics["knn_top1"] > 45
 
 
-def test_what_is_stored_is_the_network_that_deploys(finished):
+def test_stored_network_is_the_deployed_one(finished):
     """The evaluation is repeated from the run folder only."""
     _, folder = finished
     metrics, logits = (
@@ -80,7 +80,7 @@ def test_it_is_loaded_without_its_data(finished, monkeypatch):
     assert (model.temperature is not None) == (config.data.val_fraction > 0)
 
 
-def test_what_is_measured_is_the_network_in_test_mode(finished):
+def test_evaluated_network_is_in_test_mode(finished):
     """Logits are computed from images without stored features, because the head of Causal Norm depends on the mode."""
     config, folder = finished
     data, views = load_once(config.data), Views(config.views, config.data.image_size)

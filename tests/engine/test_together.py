@@ -46,7 +46,7 @@ def test_each_of_several_seeds_is_the_run_alone(method, tmp_path):
     assert not torch.equal(state_of(made[1])["net.head.weight"], one["net.head.weight"])
 
 
-def test_they_share_their_images_and_nothing_else(tmp_path):
+def test_parallel_seeds_share_only_their_images(tmp_path):
     a, b = make(tiny("paco"), tmp_path, (0, 1))
     assert a.loader.images_N.data_ptr() == b.loader.images_N.data_ptr()
     mine, other = ({t.data_ptr() for t in run.method.state_dict().values()} for run in (a, b))
@@ -67,7 +67,7 @@ def test_a_stop_saves_all_of_them_and_they_go_on_together(tmp_path):
         assert all(torch.equal(state_of(one)[k], state_of(two)[k]) for k in state_of(one))
 
 
-def test_seeds_that_stand_at_different_steps_train_in_groups(tmp_path):
+def test_seeds_at_different_steps_train_in_groups(tmp_path):
     """This is the case after a crash between two checkpoints."""
     config = tiny("ce")
     for seed, stop in ((0, 3), (1, 6), (2, 3)):

@@ -102,7 +102,7 @@ def log_of(folder: Path) -> list[dict]:
     return [{k: v for k, v in row.items() if k not in ("seconds", "images_per_second")} for row in rows]
 
 
-def test_n_and_n_steps_equal_2n_steps_bit_for_bit_where_batches_accumulate(tmp_path):
+def test_resumed_run_with_accumulation_equals_the_uninterrupted_one(tmp_path):
     """The run is stopped in the middle of an epoch. test_methods_resume.py tests every method without accumulation."""
     config = tiny("paco", accumulate=2)
     whole = run_until(config, tmp_path / "whole")
@@ -229,7 +229,7 @@ def test_within_an_epoch_a_pipe_is_told_what_is_left(tmp_path, monkeypatch, caps
     assert len(lines) == len(DATA.train.labels) // 64 > 3 and lines[-1].endswith("  0:00 left")
 
 
-def test_what_is_left_goes_by_the_pace_so_far(tmp_path):
+def test_time_left_follows_from_the_completed_epochs(tmp_path):
     run = run_until(tiny("ce", epochs=2), tmp_path, step=3)
     run.seconds = 4.0
     assert run.total_steps() == 12 and run.seconds_left(2.0) == 6.0 / 3 * 9
@@ -424,7 +424,7 @@ def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
 
 
 @pytest.mark.usefixtures("printed_messages")
-def test_a_resume_without_a_checkpoint_says_that_it_begins_anew(tmp_path, capsys):
+def test_resume_without_a_checkpoint_reports_that_it_starts_again(tmp_path, capsys):
     config = tiny("ce", epochs=1)
     config = replace(config, log=replace(config.log, progress="auto"))
     (folder,) = train(config, tmp_path)
@@ -449,7 +449,7 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path):
         train(config, tmp_path, resume=True)
 
 
-def test_a_checkpoint_from_before_a_change_of_the_meters_mark_goes_on(tmp_path):
+def test_checkpoint_with_the_older_mark_of_the_meter_is_resumed(tmp_path):
     """Such checkpoints have -1 for a term that was always finite."""
     run_until(tiny("ce", epochs=2), tmp_path, 3)
     state = checkpoint.load(tmp_path / run_folder.CHECKPOINT, CPU)
@@ -458,7 +458,7 @@ def test_a_checkpoint_from_before_a_change_of_the_meters_mark_goes_on(tmp_path):
     assert run_until(tiny("ce", epochs=2), tmp_path).steps_done() == 12
 
 
-def test_fused_is_refused_where_it_cannot_be(tmp_path):
+def test_fused_is_refused_if_it_is_not_supported(tmp_path):
     with raises("conflict", "--train.execution fused", "bf16"):
         Trainer(tiny("ce", execution="fused"), 0, DATA, tmp_path, CPU)
 
@@ -474,7 +474,7 @@ def test_fused_is_refused_where_it_cannot_be(tmp_path):
         (32, "resnet8_cifar", {"execution": "captured"}, False),
     ],
 )
-def test_only_what_the_kernels_know_is_fused(size, model, changes, fused, monkeypatch):
+def test_only_supported_networks_are_fused(size, model, changes, fused, monkeypatch):
     monkeypatch.setattr(nvrtc, "is_available", lambda device: True)
     config = tiny("paco", **({"precision": "bf16"} | changes))
     config = replace(config, data=replace(config.data, image_size=size), model=replace(config.model, name=model))
@@ -483,7 +483,7 @@ def test_only_what_the_kernels_know_is_fused(size, model, changes, fused, monkey
 
 
 @pytest.mark.parametrize(("step", "how"), [("auto", "eager"), ("captured", "eager"), ("compiled", "compiled")])
-def test_the_environment_says_how_steps_were_made(step, how, tmp_path, monkeypatch):
+def test_environment_has_the_execution_mode(step, how, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: name)  # as if there were a compiler
     run = Trainer(tiny("ce", execution=step), 0, DATA, tmp_path, CPU)
     assert describe_environment(run)["step"] == how
@@ -560,7 +560,7 @@ def test_a_full_disk_at_the_end_is_one_line(tmp_path, monkeypatch):
     train(tiny("ce", epochs=1), tmp_path, resume=True)
 
 
-def test_saving_fails_whole(tmp_path, monkeypatch):
+def test_failed_save_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
     """If the disk becomes full while saving, the previous checkpoint remains."""
     path = tmp_path / "checkpoint" / "state.pt"
     checkpoint.save(path, {"step": 1})
@@ -574,7 +574,7 @@ def test_saving_fails_whole(tmp_path, monkeypatch):
     assert checkpoint.load(path, CPU) == {"step": 1} and [p.name for p in path.parent.iterdir()] == ["state.pt"]
 
 
-def test_no_cuda_is_said_before_anything_is_written(tmp_path):
+def test_missing_cuda_is_reported_before_anything_is_written(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device here")
     with raises("conflict", "--train.device cuda"):
@@ -590,7 +590,7 @@ def unbroken(tmp_path_factory):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_saves_and_resume_goes_on(signum, unbroken, tmp_path):
+def test_signal_saves_and_resume_continues(signum, unbroken, tmp_path):
     """A process that gets a signal exits with the usual code, and the resumed run equals the uninterrupted one."""
     flags = [
         "--train.epochs",
@@ -620,14 +620,14 @@ def test_a_signal_saves_and_resume_goes_on(signum, unbroken, tmp_path):
     assert log_of(folder) == log_of(unbroken) and all(torch.equal(one[k], two[k]) for k in one)
 
 
-def test_learning_goes_on_in_bf16(tmp_path):
+def test_training_in_bf16_decreases_the_loss(tmp_path):
     run = run_until(tiny("paco", precision="bf16", epochs=2), tmp_path)
     rows = log_of(tmp_path)
     assert rows[1]["loss"] < rows[0]["loss"] and run.method.net.head.weight.dtype == torch.float32
 
 
 @pytest.mark.parametrize("method", ["paco", "supcon"])
-def test_rehearsed_steps_leave_no_trace(method, tmp_path):
+def test_warm_up_restores_the_state(method, tmp_path):
     """The warm-up makes a step that compiles, and restores the state."""
     plain, rehearsed = (Trainer(tiny(method), 0, DATA, tmp_path, CPU) for _ in range(2))
     drawn = torch.get_rng_state()
@@ -654,7 +654,7 @@ def test_one_image_a_step_is_too_few_for_batch_norm(tmp_path):
         train(replace(config, model=network, train=replace(config.train, batch_size=1)), tmp_path)
 
 
-def test_a_run_goes_on_with_the_very_file_that_went_bad(tmp_path, monkeypatch):
+def test_run_continues_after_the_damaged_file_is_restored(tmp_path, monkeypatch):
     """Without the file, or with another in its place, the run would be a different one."""
     rng = np.random.default_rng(0)
     for c, split in itertools.product("ab", ("train", "val")):

@@ -86,7 +86,7 @@ def run(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_the_code_says_what_predict_says(run, files, tmp_path, to, monkeypatch, capsys):
+def test_code_of_the_card_gives_the_predictions_of_predict(run, files, tmp_path, to, monkeypatch, capsys):
     pytest.importorskip("onnxruntime")
     assert longtail.load(run).preprocessing.side > 0
     done = longtail.export(run, to, tmp_path / f"x{FORMATS[to].suffix}", "uniform")

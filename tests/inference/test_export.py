@@ -109,7 +109,7 @@ def test_a_network_without_a_temperature_is_exported_and_its_card_says_so(tmp_pa
     assert UNCALIBRATED in card and longtail.load(tmp_path / "x.safetensors").temperature is None
 
 
-def test_what_an_onnx_file_says_of_itself(run, exported):
+def test_metadata_of_an_onnx_file(run, exported):
     session = onnxruntime.InferenceSession(str(exported["onnx"].path))
     (given,), out = session.get_inputs(), session.get_outputs()
     assert (given.name, given.type, given.shape) == ("images", "tensor(uint8)", ["batch", 3, 16, 16])

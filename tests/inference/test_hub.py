@@ -134,7 +134,7 @@ def test_a_folder_with_other_files_is_not_replaced(run, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", ["no name", "network of others", "folder with the name of a file"])
-def test_folders_that_are_no_earlier_export_are_not_replaced(run, tmp_path, monkeypatch, kind):
+def test_folders_other_than_earlier_exports_are_not_replaced(run, tmp_path, monkeypatch, kind):
     out = tmp_path / "out"
     (out / "README.md").mkdir(parents=True)
     mine = out / "README.md/mine.txt"

@@ -39,7 +39,7 @@ def stored(folder):
         ({"load": "stream", "resolution": 24}, {"test_crop": 0.875, "normalize": "imagenet"}),
     ],
 )
-def test_it_says_of_files_what_evaluation_said_once_the_data_are_gone(data, views, tmp_path):
+def test_predictions_for_files_equal_the_evaluation_without_the_data_set(data, views, tmp_path):
     root = photographs(tmp_path / "data")
     config = folder_config(root, **data)
     config = replace(config, views=replace(config.views, **views))
@@ -85,7 +85,7 @@ def test_every_form_of_an_image_is_the_same_image(digits):
         ("", "directory"),
     ],
 )
-def test_what_is_no_image_is_said(digits, form, value):
+def test_errors_of_inputs_that_are_not_images(digits, form, value):
     with raises("bad-image", value):
         longtail.load(digits)(form)
 
@@ -104,7 +104,7 @@ def test_a_prediction_and_a_model_tell_about_themselves(digits):
     assert "Cross-entropy" in repr(model) and not model.method.training
 
 
-def test_probabilities_have_the_temperature_and_the_frequencies_asked_for(digits):
+def test_probabilities_have_the_temperature_and_the_requested_frequencies(digits):
     """Compare with log p = z / T + log new - log assumed + const."""
     model = longtail.load(digits)
     temperature = json.loads((digits / run_folder.CALIBRATION).read_text())["temperature"]
@@ -137,7 +137,7 @@ def test_which_run_is_meant(digits, tmp_path, caplog):
         longtail.load(tmp_path / "x")
 
 
-def test_what_cannot_be_loaded_is_said(digits, tmp_path, monkeypatch):
+def test_errors_of_files_that_cannot_be_loaded(digits, tmp_path, monkeypatch):
     with raises("missing-file", tmp_path / "nowhere"):
         longtail.load(tmp_path / "nowhere")
     (tmp_path / "x.txt").write_text("x")
@@ -163,7 +163,7 @@ def test_what_cannot_be_loaded_is_said(digits, tmp_path, monkeypatch):
         longtail.load(digits, device="cuda")
 
 
-def test_runs_of_before_know_how_they_read_images(digits, tmp_path):
+def test_resolution_of_older_runs_follows_from_the_configuration(digits, tmp_path):
     """Runs of older versions have no `resolution`; it follows from the configuration."""
     assert guess_resolution(folder_config(tmp_path, image_size=96), 100) == 0
     assert guess_resolution(folder_config(tmp_path, image_size=224), 100) == 512

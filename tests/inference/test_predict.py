@@ -78,7 +78,7 @@ def test_which_images_are_meant(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("depth", [1, 40])
-def test_a_pattern_enters_each_folder_once(tmp_path, monkeypatch, depth):
+def test_pattern_enters_each_folder_once(tmp_path, monkeypatch, depth):
     """Folders with two links each to the next folder, or to themselves, have an exponential number of paths."""
     for number in range(depth):
         folder = tmp_path / f"{number}"
@@ -176,7 +176,7 @@ def test_bad_images_are_named_and_never_predicted(made, tmp_path, monkeypatch, c
     assert "to x" in out.err and "2 more" in out.err and len(out.out.splitlines()) == 24
 
 
-def test_nothing_is_left_half_written(made, tmp_path, monkeypatch):
+def test_no_incomplete_files_remain(made, tmp_path, monkeypatch):
     folder, root = made
     monkeypatch.chdir(tmp_path)
     Path("out.csv").write_text("old")

@@ -57,7 +57,7 @@ GOOD = {"cat": 1, "dog, wild": 1, "Ähre": 1}
         (dict.fromkeys(GOOD, 1e308), "invalid-value", []),
     ],
 )
-def test_what_is_wrong_in_json_is_said(tree, kind, values, tmp_path):
+def test_errors_in_json_files(tree, kind, values, tmp_path):
     (tmp_path / "a.json").write_text(json.dumps(tree))
     with raises(kind, "a.json", *values):
         make_prior(tmp_path / "a.json", NAMES, COUNTS)
@@ -72,13 +72,13 @@ def test_what_is_wrong_in_json_is_said(tree, kind, values, tmp_path):
         ("\0", "damaged-file", []),
     ],
 )
-def test_what_is_wrong_in_csv_is_said(text, kind, values, tmp_path):
+def test_errors_in_csv_files(text, kind, values, tmp_path):
     (tmp_path / "a.csv").write_text(text)
     with raises(kind, "a.csv", *values):
         make_prior(tmp_path / "a.csv", NAMES, COUNTS)
 
 
-def test_files_that_are_none(tmp_path):
+def test_invalid_files_of_priors(tmp_path):
     (tmp_path / "deep.json").write_text("[" * 100_000)
     (tmp_path / "many.json").write_text("[" + "[]," * files.MAX_JSON_VALUES + "[]]")
     for name in ("deep.json", "many.json"):

@@ -128,7 +128,7 @@ class Hostile:
         return os.system, ("touch broken",)
 
 
-def test_nothing_is_executed_and_what_is_no_checkpoint_is_said(tmp_path, monkeypatch):
+def test_no_code_is_executed_and_other_files_are_reported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("hostile.pth.tar").write_bytes(pickle.dumps({"state_dict": Hostile()}, protocol=2))
     torch.save({"state_dict": {}, "extra": Hostile()}, "hostile.pth")
@@ -163,7 +163,7 @@ ODD_STATES = {
 
 
 @pytest.mark.parametrize("name", ODD_STATES)
-def test_odd_state_dicts_are_refused(tmp_path, name, monkeypatch):
+def test_unusual_state_dicts_are_refused(tmp_path, name, monkeypatch):
     """The network is not created before the width of the stored classifier was checked."""
     made, make = [], methods.make
     monkeypatch.setattr(

@@ -200,7 +200,7 @@ def test_a_frozen_trunk_has_no_gradient_and_the_rest_has_its_own():
     torch.testing.assert_close((given.c.grad, given.bias.grad), whole)
 
 
-def test_what_calls_it_can_be_compiled():
+def test_code_that_calls_it_can_be_compiled():
     def work(given: Case) -> Tensor:
         return 2 * chunked_terms(2 * given.x, given.c, None, given.y_B, given.samples, chunk=3).loss_B
 

@@ -124,7 +124,7 @@ def test_in_chunks_the_loss_takes_a_few_chunks_and_vectors(anchors, classes):
     assert memory.peak - grads < 3.2 * chunk + vectors
 
 
-def test_in_chunks_the_loss_keeps_nothing_but_its_inputs():
+def test_loss_in_chunks_keeps_only_its_inputs():
     given = factors("cpu", 16, 500, 300)
     kept = kept_by(lambda: chunked_terms(*given, chunk=100))
     places = {t.data_ptr() for t in (*given[:4], *given[4], given[5])}

@@ -162,8 +162,8 @@ def test_features_of_equal_directions_give_the_largest_concentration():
     assert (kappa[2:] == MAX_KAPPA).all()
 
 
-def test_there_is_no_singularity():
-    """Where kappa · mu + z/tau is zero, and where float32 has rounded its square below zero."""
+def test_gradient_is_finite_at_the_singularity():
+    """kappa · mu + z/tau is zero, or float32 has rounded its square below zero."""
     z_BD = F.normalize(torch.randn(4, 128, generator=torch.Generator().manual_seed(0)))
     R = (-128 + (128**2 + 4 * 100) ** 0.5) / 20  # kappa = 10 = 1/tau
     for z in (z_BD, z_BD.double()):

@@ -167,7 +167,7 @@ def test_focal_with_gamma_0_is_cross_entropy():
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("sure", [1e3, -1e3], ids=["right", "wrong"])
-def test_a_certain_image_has_a_finite_loss_and_gradient(gamma, sure):
+def test_extreme_probabilities_have_finite_loss_and_gradient(gamma, sure):
     """If p = 1 exactly, a power below 1 has an infinite slope; if p = 0, only the logarithm remains."""
     y_B, weight = torch.tensor([0, 1]), torch.ones(C)
     logits = sure * (2 * F.one_hot(y_B, C).float() - 1)
@@ -198,7 +198,7 @@ def test_margins(largest):
     assert margin.argmax() == 2 and margin.max() == torch.tensor(largest)  # the class of one image
 
 
-def test_a_margin_is_a_handicap_of_the_truth_alone():
+def test_margin_lowers_only_the_logit_of_the_true_class():
     """Without margins LDAM is cross-entropy; a common margin lowers the logit of the true class."""
     cosine, y_B = logits_and_labels(3)
     torch.testing.assert_close(ldam_loss(cosine, y_B, torch.zeros(C), 30.0), cross_entropy_loss(30 * cosine, y_B))
@@ -220,7 +220,7 @@ def test_smoothing_rises_along_a_quarter_of_a_sine():
     assert label_aware_smoothing(torch.tensor([9, 9, 9]), 0.4, 0.1).tolist() == pytest.approx([0.1] * 3)
 
 
-def test_smoothing_alike_is_torchs_and_none_is_cross_entropy():
+def test_equal_smoothing_is_that_of_torch_and_none_is_cross_entropy():
     logits, y_B = logits_and_labels(0)
     for e in (0.0, 0.3):
         alike = label_aware_smoothing_loss(logits, y_B, torch.full((C,), e).double())
@@ -284,7 +284,7 @@ def test_supcon_rebalanced_equals_the_equation(seed, weighted, balanced):
     assert torch.autograd.gradcheck(lambda z: supcon_loss(z, *args), [contrast.requires_grad_()])
 
 
-def test_an_empty_slot_has_no_part_whatever_its_prior():
+def test_empty_slots_have_no_effect_for_any_prior():
     """Empty slots of the queue have no class; their prior may be that of a class without images."""
     _, contrast, y_B, y_M, drop, log_prior = case(1)
     drop[:, 3] = True
@@ -294,7 +294,7 @@ def test_an_empty_slot_has_no_part_whatever_its_prior():
     torch.testing.assert_close(gradient(supcon_loss, contrast, y_B, y_M, drop, 0.1, None, log_prior_M), wanted)
 
 
-def test_a_prior_that_is_the_same_for_all_changes_nothing():
+def test_uniform_prior_changes_nothing():
     _, contrast, y_B, y_M, drop, _ = case(2)
     alike = torch.full((M,), -3.0, dtype=torch.float64)
     torch.testing.assert_close(

@@ -111,12 +111,12 @@ def test_its_losses_are_added_to_those_that_are_stored(added, tmp_path):
 
 
 @pytest.mark.parametrize("power", [1.0, 0.5, 0.0])
-def test_its_frequencies_may_be_any(power, added, monkeypatch):
+def test_prior_of_an_added_method(power, added, monkeypatch):
     """The frequencies may be those of training, uniform, or between them."""
     monkeypatch.setattr(
         added, "prior", lambda self: reweight_frequencies(Method.prior(self), Method.prior(self) ** (power - 1))
     )
-    test_prior.test_every_method_says_its_frequencies()
+    test_prior.test_every_method_has_a_prior()
 
 
 def test_it_may_hold_images_out(added, tmp_path, monkeypatch):
@@ -128,7 +128,7 @@ def test_it_may_hold_images_out(added, tmp_path, monkeypatch):
 
 
 def test_the_docs_ask_for_a_row_and_for_make_docs(added, tmp_path, monkeypatch):
-    checks = test_docs.test_every_method_stands_in_the_docs, test_docs.test_the_reference_is_current
+    checks = test_docs.test_every_method_is_in_the_docs, test_docs.test_the_reference_is_current
     for check in checks:
         with pytest.raises(AssertionError):
             check()

@@ -69,7 +69,7 @@ def test_chunks_stay_on_the_device(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_chunks_come_by_themselves_where_pairs_are_many(name, monkeypatch):
+def test_chunks_are_automatic_for_many_pairs(name, monkeypatch):
     def logits(x_BF: torch.Tensor) -> torch.Tensor:
         raise AssertionError("all logits at once")
 
@@ -88,7 +88,7 @@ def test_methods_with_other_losses_have_no_such_setting():
     method.loss(Batch(batch().query, None, batch().y_B))
 
 
-def test_a_chunk_is_no_other_run_and_is_not_negative():
+def test_chunk_does_not_distinguish_runs_and_is_not_negative():
     config = tiny("paco")
     assert replace(config, method=replace(config.method, chunk=5)).identity() == config.identity()
     with raises("invalid-value", "--method.chunk -1", "0"):

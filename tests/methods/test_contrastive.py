@@ -131,7 +131,7 @@ def test_gpaco_learns_through_both_views():
     assert 0.3 < mine.query.grad.norm() / mine.key.grad.norm() < 3
 
 
-def test_gpaco_takes_its_views_for_equal():
+def test_gpaco_treats_both_views_equally():
     """Exchanging the views does not change the loss, only the queue. Batch norm uses running averages, which ignore order."""
     method = after_steps(make("gpaco"), 2).eval()
     b = batch()

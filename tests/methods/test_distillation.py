@@ -1,4 +1,4 @@
-"""Test the method distillation: what teachers say about the views of a student, and what the student learns from it."""
+"""Test the method distillation: the logits of teachers for the views of a student, and the loss of the student."""
 
 from dataclasses import replace
 
@@ -94,7 +94,7 @@ def test_a_teacher_is_frozen():
     assert all(p.grad is None for p in teacher.parameters())
 
 
-def test_teachers_are_no_part_of_the_method():
+def test_teachers_are_not_part_of_the_method():
     student = make_student(make_teacher())
     assert student.state_dict().keys() == make_student().state_dict().keys()
     assert len(list(student.parameters())) == len(list(make_student().parameters()))

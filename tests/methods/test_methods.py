@@ -130,7 +130,7 @@ def test_accuracy_is_that_of_the_logits_without_prior():
 
 
 @pytest.mark.parametrize("method", ["paco", "ride-2", "bbn", "crt"])
-def test_only_the_last_block_s_convolutions_learn_where_asked(method):
+def test_only_the_convolutions_of_the_last_block_are_trained_on_request(method):
     """This is about the backbone: parts that a method adds are trained, and so are all batch norms."""
     config = tiny(method)
     config = replace(config, model=replace(config.model, name="resnet20_cifar", trainable="last-block"))

@@ -1,4 +1,4 @@
-"""NCL against its loss by hand: each network has its own view and weights, and the first is deployed."""
+"""NCL against an explicit loss: each network has its own view and weights, and the first is deployed."""
 
 from dataclasses import replace
 

@@ -71,7 +71,7 @@ def test_bbn_s_weight_falls_along_a_parabola(epochs):
         assert method.a.item() == pytest.approx(1 - ((T - 1) / epochs) ** 2)
 
 
-def test_bbn_s_classifier_begins_small_as_its_authors_do():
+def test_bbn_has_the_initial_weights_of_its_authors():
     """Kaiming initialization is two and a half times as large for any number of features."""
     weight = make("bbn").net.head.weight
     assert weight.abs().max() <= weight.shape[1] ** -0.5 and weight.std() > 0.5 * weight.shape[1] ** -0.5
@@ -157,7 +157,7 @@ def test_causal_norm_agrees_with_a_loop_over_heads_in_training_and_at_test(heads
 
 
 @torch.no_grad()
-def test_causal_norm_removes_nothing_where_nothing_drifted_or_removal_is_zero():
+def test_causal_norm_removes_nothing_without_drift_or_with_removal_zero():
     for changes, drift in (({"removal": 0}, 1.0), ({}, 0.0)):
         method = make("causal-norm", **changes).double()
         method.net.head.drift_F.fill_(drift)
@@ -202,7 +202,7 @@ def test_reslt_s_branches_learn_the_published_classes_of_cifar100(imbalance, wei
     assert config.method.weight == weight
 
 
-def test_reslt_goes_by_frequency_and_not_by_number():
+def test_reslt_orders_classes_by_frequency_and_not_by_index():
     """The branches get the 6 rarest and the 3 rarest of ten classes; of equally frequent classes, later ones count as rarer."""
     counts = np.array([1, 50, 2, 20, 1, 10, 5, 3, 2, 1])
     masks = [set(mask.nonzero()[:, 0].tolist()) for mask in make("reslt", counts, medium=0.6, few=0.3).is_trained_RC]
@@ -314,7 +314,7 @@ def test_oltr_s_centroids_learn_by_the_distance_alone(weight):
     assert bool(found.any()) == (weight > 0) and names == dict(method.named_parameters()).keys()  # everything learns
 
 
-def test_oltr_s_memory_begins_as_the_class_means_of_what_the_first_stage_saw():
+def test_memory_of_oltr_starts_with_the_class_means_of_the_first_stage():
     method = make("oltr").eval()
     method.set_stage(method.stages[0])
     batch = images(5)
@@ -332,7 +332,9 @@ def test_oltr_s_memory_begins_as_the_class_means_of_what_the_first_stage_saw():
         mine = [x[i].double() for i in range(B) if y[i] == c]
         wanted = sum(mine) / len(mine) if mine else torch.zeros(64).double()
         torch.testing.assert_close(method.net.head.centroid_CF[c].double(), wanted, rtol=1e-5, atol=1e-6)
-    assert torch.equal(method.net.head.linear.weight, recall)  # what recalls is the first stage's classifier
+    assert torch.equal(
+        method.net.head.linear.weight, recall
+    )  # the memory is addressed by the classifier of the first stage
 
 
 @pytest.mark.parametrize("share", [0.1, 0.0])
@@ -428,7 +430,7 @@ def test_ride_s_router_agrees_with_a_loop(classes):
             torch.testing.assert_close(found, torch.stack(wanted))
 
 
-def test_ride_s_router_learns_where_a_later_expert_would_help():
+def test_target_of_the_router_is_whether_a_later_expert_is_right():
     """The loss is binary cross-entropy, in which positives count a hundred times; the labels cover all cases."""
     method = enter_routing(make("ride-3")).double()
     head, x = method.net.head, features(method)
@@ -464,7 +466,7 @@ def route_by_hand(head: nn.Module, x_BEF: Tensor, logits: Tensor) -> tuple[Tenso
 
 
 @torch.no_grad()
-def test_ride_deploys_the_mean_of_the_experts_asked():
+def test_ride_deploys_the_mean_of_the_used_experts():
     """For many routers, routed evaluation, evaluation of all experts, and a loop agree."""
     method, met = make("ride-3").eval(), set()
     for seed in range(20):

@@ -85,7 +85,7 @@ ALIKE = (
 NEARLY_ALIKE = ("ldam-drw", "cb-focal", "ride-1", "ride-2", "ride-3", "ride-4")
 
 
-def test_every_method_says_its_frequencies():
+def test_every_method_has_a_prior():
     """Methods that are in no list have tests of their own; here only the validity of their frequencies is checked."""
     uniform, trained = np.full(4, 0.25), (COUNTS / COUNTS.sum()).numpy()
     meant = {name: methods.make(tiny(name), COUNTS.numpy()).prior().numpy() for name in recipes.METHODS}
@@ -100,7 +100,7 @@ def test_every_method_says_its_frequencies():
         assert meant[name][0] > meant[name][-1] and not np.allclose(meant[name], uniform)
 
 
-def test_what_deploys_keeps_its_logits_and_little_else():
+def test_deployed_network_keeps_its_logits_without_training_modules():
     method = methods.make(tiny("paco"), COUNTS.numpy()).eval()
     x = torch.rand(2, 3, 8, 8)
     before, every = method(x), sum(p.numel() for p in method.parameters())

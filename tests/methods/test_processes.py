@@ -148,7 +148,7 @@ def test_local_contrast_is_one_process_in_groups_with_ghost_norm(world, tmp_path
 # Shuffled keys
 
 
-def test_permutations_are_permutations_and_all_places_are_as_likely():
+def test_permutations_are_valid_and_uniform():
     """The chi-square statistic of the position of the first of 8 items has 7 degrees of freedom (limit: 1 in 10,000)."""
     orders = torch.stack([permutation(8, torch.tensor(2**61 + turn)) for turn in range(4000)])
     assert torch.equal(orders.sort(1)[0], torch.arange(8).expand(4000, 8))
@@ -166,7 +166,7 @@ def shuffled_keys() -> dict[str, Any]:
     return {"keys": keys, "mean": method.get_buffer("key.net.0.body.bn1.running_mean")}
 
 
-def test_keys_are_normalized_in_mixed_company_and_come_back(tmp_path: Path):
+def test_keys_are_normalized_in_shuffled_batches_and_restored(tmp_path: Path):
     world, B = 2, N // 2
     found, method = together(world, tmp_path, shuffled_keys), make("paco", key_norm="shuffled")
     seed = method.shuffle.turn.clone()

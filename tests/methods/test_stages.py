@@ -70,7 +70,7 @@ def trunk_of(method: Method) -> set[str]:
 @pytest.mark.parametrize(
     ("name", "first", "second"), [("crt", HEAD, HEAD), ("lws", HEAD, SCALE), ("mislas", HEAD, HEAD | SCALE)]
 )
-def test_what_learns_in_which_stage(name, first, second):
+def test_trained_parameters_of_each_stage(name, first, second):
     method = make(name)
     trunk = trunk_of(method)
     assert len(trunk) > 20
@@ -90,7 +90,7 @@ def moved(before: dict[str, torch.Tensor], run: Trainer) -> set[str]:
 
 
 @pytest.mark.parametrize(("name", "second"), [("crt", HEAD), ("lws", SCALE), ("mislas", HEAD | SCALE)])
-def test_what_the_second_stage_leaves_as_it_was(name, second, tmp_path):
+def test_unchanged_parameters_of_the_second_stage(name, second, tmp_path):
     """This includes batch-norm statistics, except for MiSLAS, which updates them without training the weights."""
     first = run_until(short(name), tmp_path, 6)
     before = state(first)
@@ -102,7 +102,7 @@ def test_what_the_second_stage_leaves_as_it_was(name, second, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["crt", "lws", "mislas"])
-def test_the_second_stage_draws_classes_alike_at_a_rate_that_falls_from_the_first_step_on(name):
+def test_second_stage_samples_classes_equally_with_a_decreasing_rate(name):
     method = make(name, linear_lr=0.3)
     first, second = method.stages
     assert (first.sampler, second.sampler) == ("uniform", "balanced") and first.mixup == (name == "mislas")
@@ -115,7 +115,7 @@ def test_the_second_stage_draws_classes_alike_at_a_rate_that_falls_from_the_firs
 # cRT
 
 
-def test_crt_draws_its_head_anew_once(tmp_path, monkeypatch):
+def test_crt_resets_its_head_once(tmp_path, monkeypatch):
     """This also holds if the second stage is resumed. The new weights depend on the seed."""
     drawn, redraw = [], decouple.reset_head
     monkeypatch.setattr(
@@ -129,7 +129,7 @@ def test_crt_draws_its_head_anew_once(tmp_path, monkeypatch):
     assert torch.equal(drawn[1], drawn[0]) and torch.equal(drawn[2], drawn[0]) and not torch.equal(drawn[3], drawn[0])
 
 
-def test_a_head_drawn_anew_is_a_fresh_one():
+def test_reset_head_has_new_weights():
     method = into(make("crt"), 1)
     head = method.net.head
     weight, before = head.weight, head.weight.detach().clone()
@@ -138,7 +138,7 @@ def test_a_head_drawn_anew_is_a_fresh_one():
     assert weight.std().item() == pytest.approx(math.sqrt(2 / 64), rel=0.1) and (head.bias == 0).all()
     after = weight.detach().clone()
     into(method, 0).on_stage_start(StageData(None, None, torch.Generator().manual_seed(1)))
-    assert torch.equal(weight, after)  # the first stage's is what the network was made with
+    assert torch.equal(weight, after)  # the first stage keeps the classifier of the new network
 
 
 def test_crt_learns_by_cross_entropy_on_the_averages_of_the_trunk():
@@ -202,7 +202,7 @@ def tau_norm(weight: torch.Tensor, **changes) -> Method:
     return method
 
 
-@pytest.mark.parametrize("seed", [0, 2, 8])  # where the two ways to score disagree
+@pytest.mark.parametrize("seed", [0, 2, 8])  # the two ways to score disagree here
 def test_tau_norm_chooses_its_power_on_the_validation_split(seed):
     weight, x_NF, y_N = validation(seed)
     power, by_images = power_by_loop(weight, x_NF, y_N)

@@ -1,4 +1,4 @@
-"""BCL and ProCo against their losses by hand: which views meet what, which state they keep, what is deployed."""
+"""BCL and ProCo against explicit losses: contrasted views, stored state, and the deployed network."""
 
 import copy
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Adapters and the last block: what is trained, that the start is the pretrained network, merging, small files, runs."""
+"""Adapters and the last block: trained tensors, unchanged outputs at the start, merging, small files, and runs."""
 
 from dataclasses import replace
 
@@ -172,7 +172,7 @@ LAST_BLOCKS = {
 
 @pytest.mark.parametrize("name", LAST_BLOCKS)
 def test_last_block_of_any_network(name, monkeypatch):
-    """Also what follows it: the last norm, and the pooling by attention."""
+    """The layers after the block are trained too: the last norm, and attention pooling."""
     size, options = NETWORKS[name]
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, **more: create(name, **more | options))
@@ -225,7 +225,7 @@ def test_optimizer_has_the_trained_parameters_only(kind, model, method, tmp_path
 
 
 @pytest.mark.parametrize("kind, model, method", KINDS)
-def test_it_stops_and_resumes_bit_for_bit(kind, model, method, tmp_path):
+def test_resumed_run_equals_the_uninterrupted_one(kind, model, method, tmp_path):
     config = config_of(kind, model, method, layer_decay=0.8)
     whole = run_until(config, tmp_path / "whole")
     run_until(config, tmp_path / "parts", 9)

@@ -1,4 +1,4 @@
-"""Test where pretrained weights are searched, in which order, and the errors if there are none."""
+"""Test the order in which sources of pretrained weights are searched, and the errors if there are none."""
 
 import socket
 import time

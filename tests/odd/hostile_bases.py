@@ -219,7 +219,7 @@ def make_outside(folder: Path) -> None:
 
 
 def prepare(case: Case, bases: Path, root: Path) -> tuple[Place, str]:
-    """Make the folders of a case, changed unless the change comes late; also return what was drawn for the change."""
+    """Make the folders of a case, with the change unless it is made later; also return what was drawn for the change."""
     shutil.copytree(bases / case.base, root / "runs", symlinks=True)
     copy_tree(bases / "outside", root / "outside")
     shutil.copytree(bases / "images", root / "images")

@@ -35,7 +35,7 @@ from tests.odd.hostile_checks import MEMORY, Before, Check, Ended, Result, show
 
 ROOT = Path(__file__).parents[2]
 FILE_SIZE = 2**30  # bytes of the largest file that a command may write
-PATIENCE = 4  # times the limit, that a command may take where it lacks processor time
+PATIENCE = 4  # multiple of the limit for a command that does not get enough processor time
 PR_SET_PDEATHSIG = 1
 START_SECONDS = 10.0  # added to the limit of real commands, which import torch first
 
@@ -59,7 +59,7 @@ class Workshop:
         self.warm_up()
 
     def warm_up(self) -> None:
-        """Run each command on a good run in this process, which imports what they import late; all of them succeed."""
+        """Run each command on a valid run in this process, so that all modules are imported; all commands succeed."""
         for base, commands in GOOD.items():
             for command in commands:
                 case = Case(-1, base, "unchanged", lambda place, rng: None, ())
@@ -164,7 +164,7 @@ def lift_limits() -> None:
 
 
 def fast_folder(folder: Path) -> Path:
-    """Return a folder in memory where there is one, or else one below `folder`."""
+    """Return a folder in memory if possible, and otherwise one below `folder`."""
     shared = Path("/dev/shm")
     if os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 2**30:
         made = Path(tempfile.mkdtemp(prefix="longtail-hostile-", dir=shared))

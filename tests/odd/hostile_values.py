@@ -211,7 +211,7 @@ def damaged_texts(good: str) -> dict[str, bytes]:
     }
 
 
-# Files that are not what they should be
+# Files that are not of the expected kind
 
 
 def replace_by_link(path: Path, target: str | Path) -> None:
@@ -322,7 +322,7 @@ def deflate_zeros(start: bytes, size: int) -> tuple[bytes, int]:
 
 
 def zip_of(members: dict[str, tuple[bytes, int, int, int]]) -> bytes:
-    """Write an archive of members that are given as (data, method, checksum, size), whatever these claim."""
+    """Write an archive of members given as (data, method, checksum, size), which need not agree."""
     body, directory = b"", b""
     for name, (data, method, checksum, size) in members.items():
         encoded = name.encode()
@@ -404,7 +404,7 @@ def npz_damages(arrays: dict[str, np.ndarray], name: str, exploding: object) -> 
 
 
 def array_variants(a: np.ndarray) -> dict[str, Callable[[], np.ndarray | None]]:
-    """Return other arrays in place of one: of other types, shapes and values; None where it is missing."""
+    """Return replacements of an array: other types, shapes and values; None for a missing array."""
     flat = a.reshape(-1)
     numbers = a.astype(np.float64) if a.dtype.kind in "fiub" else np.zeros(a.shape)
     rows = len(a) if a.ndim else 1

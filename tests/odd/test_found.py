@@ -46,7 +46,7 @@ def test_one_line_says_it(words, said, odd):
     assert found.code == 2 and said in found.err
 
 
-def test_a_run_that_does_not_name_its_device_stands_in_the_table(tmp_path):
+def test_run_without_a_device_is_in_the_table(tmp_path):
     folder = make_run(tmp_path / "seed0", recipes.digits_lt("ce"), 0, FEW)
     tree = json.loads((folder / run_folder.ENVIRONMENT).read_text())
     files.write_json(folder / run_folder.ENVIRONMENT, {k: v for k, v in tree.items() if k not in ("device", "commit")})
@@ -55,12 +55,12 @@ def test_a_run_that_does_not_name_its_device_stands_in_the_table(tmp_path):
 
 
 @pytest.mark.parametrize("call", [longtail.table, longtail.report], ids=["table", "report"])
-def test_a_path_that_cannot_be_is_said(call, odd):
+def test_invalid_path_is_reported(call, odd):
     with raises("not-writable"):  # the wording of the reason depends on the Python version
         call(odd.root / "runs", Path("a\0b"))
 
 
-def test_what_is_no_data_is_said():
+def test_shard_without_data_is_an_error():
     with raises("invalid-value", "DataConfig", "NoneType"):
         longtail.shard(None, "out")
 

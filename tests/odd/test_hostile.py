@@ -66,7 +66,7 @@ def test_nothing_unsafe_is_called(path):
         "run(x, shell=True)",
     ],
 )
-def test_what_is_unsafe_would_be_found(source):
+def test_unsafe_calls_are_detected(source):
     assert unsafe(source)
 
 
@@ -168,7 +168,7 @@ def test_a_list_leads_nowhere_else(tmp_path_factory, path):
         assert (base / found).resolve().is_relative_to(base.resolve())
 
 
-def test_lists_that_name_what_is_not_theirs(odd):
+def test_lists_with_paths_outside_of_the_root(odd):
     for name in ("climbs", "nul", "long", "labels", "devices"):
         with pytest.raises(UserError):
             open_lists(odd.root / f"{name}.txt", None, odd.root, (), 8).train.read_encoded(0)

@@ -143,7 +143,7 @@ def embed(data: bytes) -> str:
         ),
     ],
 )
-def test_what_a_command_must_not_write_is_found(act, symptom, place):
+def test_forbidden_outputs_are_detected(act, symptom, place):
     (found,) = find_failures(place, act=act)
     assert found.startswith(symptom)
 
@@ -162,5 +162,5 @@ GOOD = '{"path": "0.png", "predictions": [{"class": "a", "probability": 0.9}, {"
         (GOOD + "x", ["predictions that cannot be parsed"]),
     ],
 )
-def test_predictions_that_are_none_are_found(out, symptoms, place):
+def test_invalid_predictions_are_detected(out, symptoms, place):
     assert find_failures(place, "predict", out=out.encode()) == symptoms

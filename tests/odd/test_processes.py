@@ -31,7 +31,7 @@ def longtail(*args: str, **options) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("args", [["recipes"], ["--help"], ["theory", "--counts", "500", "100", "5"]])
-def test_a_reader_that_leaves_is_no_error(args):
+def test_closed_pipe_is_not_an_error(args):
     """As with `| head`: the reader has closed the pipe before anything is written."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -56,7 +56,7 @@ def test_streams_may_be_closed():
         assert subprocess.run(["sh", "-c", script, "sh", *LONGTAIL, *args], timeout=60).returncode == code
 
 
-def test_bytes_that_are_no_text_are_shown():
+def test_names_that_are_not_utf_8_are_shown():
     found = subprocess.run([*LONGTAIL, "train", b"\xff\xfe\x1b[31m"], capture_output=True, timeout=60)
     assert found.returncode == 2 and b"\\udcff\\udcfe\\x1b[31m" in found.stderr and found.stderr.count(b"\n") == 1
 
@@ -110,7 +110,7 @@ def content(place: Path) -> dict[str, int]:
 @pytest.mark.long
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("verb", ["report", "predict", "shard", "export"])
-def test_what_is_interrupted_leaves_all_or_nothing(verb, signum, work, tmp_path):
+def test_interrupted_commands_leave_complete_outputs_or_none(verb, signum, work, tmp_path):
     (tmp_path / "whole").mkdir()
     args, place = commands(work, tmp_path / "whole")[verb]
     began = time.monotonic()
@@ -132,7 +132,7 @@ def test_what_is_interrupted_leaves_all_or_nothing(verb, signum, work, tmp_path)
 
 @pytest.mark.long
 @pytest.mark.parametrize("signum", CODES)
-def test_training_stops_at_a_signal_and_goes_on(signum, tmp_path):
+def test_training_stops_at_a_signal_and_continues(signum, tmp_path):
     args = ["train", "digits-lt", "--method", "ce", "--train.epochs", "200", *FAST, "--out", str(tmp_path / "out")]
     process, log = start_command(args, tmp_path / "said"), tmp_path / "out/seed0" / run_folder.LOG
     until = time.monotonic() + 60

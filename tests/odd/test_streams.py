@@ -48,7 +48,7 @@ def redirected(how: str, *args: str, **options) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.parametrize("args", [["recipes"], ["docs", "start"], ["train", "--help"]])
-def test_output_that_goes_nowhere_is_an_error(args):
+def test_output_to_a_closed_stream_is_an_error(args):
     done = redirected(">&-", *args)
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "standard output" in done.stderr
     assert redirected(">&- 2>&-", *args).returncode == 1
@@ -73,7 +73,7 @@ def test_predictions_need_an_open_standard_output(flag, work):
 
 
 @pytest.mark.parametrize("streams", [pytest.param("<&-", marks=pytest.mark.long), "<&- >&- 2>&-"])
-def test_files_hold_nothing_that_was_meant_for_a_closed_stream(streams, work, tmp_path):
+def test_output_for_a_closed_stream_is_not_written_into_files(streams, work, tmp_path):
     """The first file that a process opens would otherwise get the number of the closed stream."""
     args = ["predict", str(work / "run"), str(work / "pets"), "--device", "cpu", "--json", "said.json"]
     done = redirected(streams, *args, cwd=tmp_path)
@@ -82,7 +82,7 @@ def test_files_hold_nothing_that_was_meant_for_a_closed_stream(streams, work, tm
     assert len(lines) == 12 and all(len(line["predictions"]) == 5 for line in lines)
 
 
-def test_training_is_done_where_nobody_listens(tmp_path):
+def test_training_continues_without_loggers(tmp_path):
     args = ["train", "digits-lt", "--method", "ce", "--train.epochs", "1", "--train.device", "cpu", "--out", "run"]
     args += ["--model.name", "resnet8_cifar", "--data.image_size", "8", "--train.batch_size", "128"]
     done = redirected(">&- 2>&- <&-", *args, "--log.progress", "bar", cwd=tmp_path)
@@ -117,7 +117,7 @@ def test_paths_are_separated_by_lines_or_nul(separator, work, tmp_path):
     assert [json.loads(line)["path"] for line in (tmp_path / "said.json").read_text().splitlines()] == names
 
 
-def test_standard_input_that_never_ends_is_no_list(work, monkeypatch):
+def test_endless_standard_input_is_refused(work, monkeypatch):
     monkeypatch.setattr("longtail.inference.predict.MAX_LIST_BYTES", 100)
     found = command(["predict", str(work / "run"), "-"], typed=b"x" * 101)
     assert found.code == 2 and "100 bytes" in found.err and "standard input" in found.err

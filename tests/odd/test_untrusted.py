@@ -733,7 +733,7 @@ def test_a_log_row_of_very_many_values_is_left_out(tmp_path):
     assert run_artifacts.read_log(run_folder.read(run)) == rows and len(rows) == 5
 
 
-def test_a_figure_says_which_file_cannot_be_read(tmp_path, monkeypatch):
+def test_error_of_a_figure_names_the_unreadable_file(tmp_path, monkeypatch):
     def fail(paths):
         raise PermissionError(13, "Permission denied", "runs/x")
 

@@ -36,7 +36,7 @@ def test_auto_gives_the_mean_anchor_its_optimum(counts, queue):
     assert 0 < alpha <= 0.41
 
 
-def test_auto_is_where_descent_on_the_real_loss_ends():
+def test_auto_gives_the_desired_P_sup_at_the_minimum_of_the_loss():
     """With counts 3 1 1, a queue of 20 and batches of one image, anchors have 13, 5 and 5 positives."""
     assert theory.positives([3, 1, 1], 20, 1).tolist() == pytest.approx([13, 5, 5])
     alpha = theory.auto_alpha([3, 1, 1], 20, 1)
@@ -46,7 +46,7 @@ def test_auto_is_where_descent_on_the_real_loss_ends():
     assert terms()[1].mean().item() == pytest.approx(0.71, abs=0.002)
 
 
-def test_auto_keeps_the_optimum_where_the_queue_grows():
+def test_auto_keeps_the_optimum_with_a_longer_queue():
     short, long = (theory.auto_alpha(CIFAR, queue, 128) for queue in (1024, 8192))
     assert 0.01 < short < 0.02  # the released value and the text's
     head = [theory.center(a, theory.positives(CIFAR, n, 128)[0]) for a, n in ((short, 1024), (long, 8192))]
@@ -113,7 +113,7 @@ COUNTS = [40, 10, 1]
         ({}, {"sampler": "sqrt"}, np.sqrt(COUNTS), 64),
     ],
 )
-def test_auto_knows_whom_an_anchor_meets(method, training, counts, batch):
+def test_auto_counts_all_samples_of_an_anchor(method, training, counts, batch):
     config = with_alpha("auto", **method)
     made = methods.make(replace(config, train=replace(config.train, **training)), COUNTS)
     assert made.resolved_settings() == {"alpha": theory.auto_alpha(counts, config.method.queue, batch)}
@@ -122,7 +122,7 @@ def test_auto_knows_whom_an_anchor_meets(method, training, counts, batch):
 
 
 @pytest.mark.usefixtures("printed_messages")
-def test_a_run_with_auto_is_the_run_with_its_number_and_says_so(tmp_path, capsys):
+def test_run_with_auto_equals_the_run_with_its_value(tmp_path, capsys):
     auto = replace(with_alpha("auto"), log=replace(tiny().log, progress="plain"))
     (folder,) = train(auto, tmp_path / "auto")
     alpha = run_folder.read_json(folder / run_folder.ENVIRONMENT)["chosen"]["alpha"]

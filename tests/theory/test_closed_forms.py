@@ -81,7 +81,7 @@ COUNTS = np.array([50, 20, 10, 5, 5, 5, 2, 1, 1, 1])
 
 
 @pytest.mark.parametrize("name", ["paco", "gpaco"])
-def test_positives_are_the_expectation_of_what_anchors_meet(name):
+def test_positives_are_the_expected_number_for_random_anchors(name):
     g = torch.Generator().manual_seed(0)
     share_C = torch.tensor(COUNTS / COUNTS.sum())
     met = mean_positives(name, lambda _: torch.multinomial(share_C, 12, replacement=True, generator=g), 12, 3000)
@@ -90,7 +90,7 @@ def test_positives_are_the_expectation_of_what_anchors_meet(name):
     assert (met[1:, 0] - supplement[1:] > 4 * met[1:, 1]).all() and (met[:, 0] - text > 4 * met[:, 1]).all()
 
 
-def test_images_drawn_once_an_epoch_meet_a_little_less_of_their_own_class():
+def test_sampling_without_replacement_has_slightly_fewer_positives():
     """An image occurs once per epoch, so the share of its class among the others is between q and (n - 1) / (N - 1)."""
     y_N = torch.repeat_interleave(torch.arange(10), torch.tensor(COUNTS))
     steps = len(y_N) // 12
@@ -207,7 +207,7 @@ def test_gradient_of_the_centers(alpha, K, scaled):
     np.testing.assert_allclose(c_CD.grad, np.outer(wanted, x_D), rtol=1e-10)
 
 
-def test_the_own_center_is_pulled_until_its_optimal_probability():
+def test_own_center_is_attracted_up_to_its_optimal_probability():
     alpha, K = 0.05, 8.192
     for scaled in (True, False):
         pull = [theory.center_gradient([1 - p, p], 1, alpha, K, scaled)[1] for p in (0.0, 0.7, 0.72)]

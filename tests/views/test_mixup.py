@@ -173,7 +173,7 @@ def test_without_mixup_and_partner_there_are_none(ahead):
     torch.testing.assert_close(shown(batch.query), batch.y_B.double(), rtol=1e-4, atol=1e-4)
 
 
-def test_a_later_stage_draws_by_its_own_epochs(ahead):
+def test_sampler_of_a_later_stage_counts_the_epochs_of_the_stage(ahead):
     """The samplers of a stage count the epochs of the stage, not of the run."""
     made = batches(stage(sampler="progressive", partner="progressive"), first_epoch=7)
     every = steps(made, first_epoch=7, epochs=3)
@@ -184,7 +184,7 @@ def test_a_later_stage_draws_by_its_own_epochs(ahead):
             assert torch.equal(torch.cat([batch.y_B for batch in of]), wanted)
 
 
-def test_what_is_mixed_depends_on_the_step_alone(ahead):
+def test_mixtures_depend_on_the_step_only(ahead):
     one, other = (batches(stage(mixup=1.0, partner="balanced"), accumulate=2) for _ in range(2))
     in_order = steps(one)
     for step in (5, 1, 6, 2):  # as after a resume

@@ -317,7 +317,7 @@ def test_magnitude_zero_is_the_identity(shape: tuple[int, int], bilinear: bool) 
 
 
 @pytest.mark.parametrize("bilinear", [False, True])
-def test_samples_of_a_batch_do_not_meet(bilinear: bool) -> None:
+def test_samples_of_a_batch_are_independent(bilinear: bool) -> None:
     """A batch with a different operation for each sample gives the results of single samples."""
     x, op = patches(32, 32)[: len(Op)], torch.tensor(list(Op))
     values = {op: value for op, (_, value) in PHOTOMETRY.items()} | GEOMETRY

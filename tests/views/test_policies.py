@@ -355,7 +355,7 @@ def test_jitter_comes_before_randaugment() -> None:
     assert (255 * (ours - wanted).abs() > 1.01).double().mean() < 1e-3
 
 
-def test_jitter_is_in_place_of_sims_own() -> None:
+def test_jitter_replaces_that_of_sim_augment() -> None:
     """SimAugment still applies grayscale and blur; in the stacked policy RandAugment follows."""
     x, rng = patches(32), after_flip(16)
     before = jittered(x, 0.4, rng)
@@ -438,7 +438,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("view", KINDS, ids=lambda view: view.crop + view.policy)
-def test_what_surrounds_an_image_on_its_canvas_is_never_seen(view: ViewConfig) -> None:
+def test_canvas_around_an_image_has_no_effect(view: ViewConfig) -> None:
     black, white = (canvases(fill) for fill in (0, 255))
     one, two = (make_view(x, view, 32, seeded(), *BARE, size_N2=sizes) for x, sizes in (black, white))
     assert torch.equal(one, two) and one.shape == (8, 3, 32, 32)
@@ -650,7 +650,7 @@ def test_angles_are_uniform_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_uniform(drawn[0].value.flatten(), -15, 15)
 
 
-def test_a_view_turns_before_its_policy_and_its_cutout() -> None:
+def test_view_rotates_before_policy_and_cutout() -> None:
     x, view = patches(32), ViewConfig(crop="none", flip=False, rotate=45, policy="auto", cutout=8)
     turned = ops.to_uint8(255 * raw(x, ViewConfig(crop="none", flip=False, rotate=45), 32))
     rng = after_flip(16)
