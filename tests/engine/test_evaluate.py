@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 
 import numpy as np
 import pytest
@@ -94,6 +95,19 @@ def test_latency_and_memory():
         and method.training
         and peak_memory(CPU) > 10**7
     )
+
+
+def test_latency_of_a_slow_network_is_measured_with_a_few_images(monkeypatch):
+    method, batches = methods.make(tiny("ce"), DATA.train.counts), []
+    monkeypatch.setattr(evaluation, "LATENCY_SECONDS", 0.05)
+
+    def sleep(module: object, inputs: tuple[torch.Tensor]) -> None:
+        batches.append(len(inputs[0]))
+        time.sleep(0.002 * len(inputs[0]))
+
+    method.net.trunk.body.register_forward_pre_hook(sleep)
+    assert 128 <= latency(method, DATA.test, Views(tiny().views, 8), CPU) < 1_000  # 2 ms for each of 64 images
+    assert batches == [8, 8, 8]
 
 
 def test_evaluation_is_not_compiled():

@@ -1,6 +1,7 @@
 """Evaluation of a trained network: predictions on the test set, metrics, k-NN on features, latency, and their files."""
 
 import contextlib
+import math
 import os
 import statistics
 import sys
@@ -61,10 +62,12 @@ FROZEN_CHECKSUM = "frozen"
 MAX_CHECKED_WITHOUT_FILES = 2_000
 """The largest test set that is checked for label errors and duplicates if its images are not files that a user can edit."""
 LATENCY_BATCH = 64
+LATENCY_FEW = 8
+"""The number of images that the time of a slow network on the CPU is measured with."""
 LATENCY_BLOCK = 20
 """The number of passes of which a median is computed, so that other work of the machine has little influence."""
 LATENCY_SECONDS = 0.5
-"""The total time after which no further pass is made."""
+"""The total time after which no further pass is made; a network that takes longer for a batch is slow."""
 
 
 class EvaluationFeatures(NamedTuple):
@@ -284,7 +287,8 @@ def knn_top1(train_ND: Tensor, y_N: Tensor, test_MD: Tensor, y_M: Tensor, k: int
 def latency(method: methods.Method, source: Split, views: Views, device: torch.device, repeats: int = 100) -> float:
     """Return the milliseconds that the deployed network takes for 64 images on the device: the smallest median of a block.
 
-    The images are taken from the whole set, because the time of a router depends on them. Nothing is compiled.
+    The images are taken from the whole set, because the time of a router depends on them. Nothing is compiled. The time of a
+    network that is slow on the CPU is computed from that of a few images, because 64 would take seconds.
 
     Args:
         method: The method.
@@ -293,24 +297,52 @@ def latency(method: methods.Method, source: Split, views: Views, device: torch.d
         device: The device of the method.
         repeats: The largest number of passes.
     """
-    chosen = (
-        np.linspace(0, len(source.labels) - 1, LATENCY_BATCH).round().astype(int)
-    )  # repeated if there are fewer images
-    x = views.plain(*next(iterate_frames(source, chosen, LATENCY_BATCH, device)))
+    if device.type == "cpu":
+        few = time_passes(method, read_batch(source, LATENCY_FEW, views, device), 3, math.inf)
+        seconds = min(few[1:]) * LATENCY_BATCH / LATENCY_FEW
+        if seconds > LATENCY_SECONDS:
+            return 1000 * seconds
+    warm_up = 3 if device.type == "cuda" else 1  # passes in which kernels are chosen and caches filled
+    x = read_batch(source, LATENCY_BATCH, views, device)
+    steady = time_passes(method, x, repeats + warm_up, LATENCY_SECONDS, 2 * warm_up)[warm_up:]
+    blocks = [steady[i : i + LATENCY_BLOCK] for i in range(0, len(steady), LATENCY_BLOCK)]
+    return 1000 * min(statistics.median(block) for block in blocks if len(block) == LATENCY_BLOCK or len(blocks) == 1)
+
+
+def read_batch(source: Split, images: int, views: Views, device: torch.device) -> Tensor:
+    """Return the plain views of evenly spaced images, which are repeated if there are fewer.
+
+    Args:
+        source: The images.
+        images: The size of the batch.
+        views: Makes the views.
+        device: The device of the result.
+    """
+    chosen = np.linspace(0, len(source.labels) - 1, images).round().astype(int)
+    return views.plain(*next(iterate_frames(source, chosen, images, device)))
+
+
+def time_passes(method: methods.Method, x: Tensor, most: int, seconds: float, fewest: int = 1) -> list[float]:
+    """Return the seconds of each pass of a network.
+
+    Args:
+        method: The method.
+        x: The input.
+        most: The largest number of passes.
+        seconds: The total time after which no further pass is made.
+        fewest: The number of passes that are made in any case.
+    """
     if any(p.is_contiguous(memory_format=torch.channels_last) for p in method.parameters() if p.dim() == 4):
         x = x.to(memory_format=torch.channels_last)
     times: list[float] = []
-    warm_up = 3 if device.type == "cuda" else 1  # passes in which kernels are chosen and caches filled
     with in_test_mode(method):
-        while len(times) < repeats + warm_up and (sum(times) < LATENCY_SECONDS or len(times) < 2 * warm_up):
+        while len(times) < most and (sum(times) < seconds or len(times) < fewest):
             start = time.perf_counter()
             method(x)
-            if device.type == "cuda":
+            if x.is_cuda:
                 torch.cuda.synchronize()
             times.append(time.perf_counter() - start)
-    steady = times[warm_up:]
-    blocks = [steady[i : i + LATENCY_BLOCK] for i in range(0, len(steady), LATENCY_BLOCK)]
-    return 1000 * min(statistics.median(block) for block in blocks if len(block) == LATENCY_BLOCK or len(blocks) == 1)
+    return times
 
 
 def peak_memory(device: torch.device) -> int:

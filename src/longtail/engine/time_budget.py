@@ -21,7 +21,7 @@ from longtail.config import Config, DistillationSettings
 from longtail.data.sources import DataSet
 from longtail.distributed import is_distributed, is_main_process
 from longtail.engine.device import preserve_global_settings
-from longtail.engine.evaluate import KNN_IMAGES, LATENCY_BATCH
+from longtail.engine.evaluate import KNN_IMAGES, LATENCY_FEW
 from longtail.engine.failures import is_out_of_memory
 from longtail.engine.fit_head import count_epochs, fit_head, make_feature_method
 from longtail.engine.head_runs import Backbones, FrozenBackbone
@@ -39,8 +39,8 @@ MIN_STEPS = 200
 """The steps of a training from which its time is estimated, so that the estimate takes at most a few percent of the time."""
 MIN_REPORTED = 10.0
 """Seconds from which an estimate is printed."""
-LATENCY_PASSES = 2
-"""The passes of a slow network whose latency is measured on a CPU."""
+LATENCY_IMAGES = 3 * LATENCY_FEW
+"""The forward passes of single images for the latency of a slow network on a CPU."""
 SAFETY = 0.9
 """The share of a time limit that the estimate may fill."""
 FEWEST_EPOCHS = 5
@@ -189,7 +189,7 @@ def measure_heads(plans: Sequence[Plan], backbones: Sequence[FrozenBackbone]) ->
         pending = backbone.extraction.plan_data_set(backbone.data, views)
         times = backbone.extraction.time_passes(backbone.data.train, pending)
         features += [times.estimate(pending, number) for number in range(1 + views)]
-        other += LATENCY_PASSES * LATENCY_BATCH * times.query
+        other += LATENCY_IMAGES * times.query
     methods = tuple(
         tuple(time_fit(config, backbone, views) for config in plan.candidates or (plan.config,))
         for plan, backbone in zip(plans, backbones, strict=True)
@@ -301,7 +301,7 @@ def measure_steps(config: Config, data: DataSet, device: torch.device, folder: P
         synchronize(device)
         per_image = (time.perf_counter() - start) / len(shown)
         per_epoch = (times[2] - times[0]) / 2 * trainer.total_steps() / config.train.epochs
-        evaluated = min(len(data.train.labels), KNN_IMAGES) + len(data.test.labels) + LATENCY_PASSES * LATENCY_BATCH
+        evaluated = min(len(data.train.labels), KNN_IMAGES) + len(data.test.labels) + LATENCY_IMAGES
         return StepCosts(per_epoch, evaluated * per_image)
     except RuntimeError as error:
         if not is_out_of_memory(error):
