@@ -128,7 +128,8 @@ def test_missing_weights_are_reported(tmp_path):
     assert reason(found.describe()) == explain_weights(None, is_small=False)
     only = facts(tail(5000, 20, 20), weights=("tf_efficientnet_lite0",))
     config = chosen(only, tmp_path).config
-    assert config.model.name == "tf_efficientnet_lite0" and config.model.pretrained and config.views.normalize == "half"
+    assert config.model.name == "tf_efficientnet_lite0" and config.model.pretrained
+    assert (config.views.normalize, config.views.interpolation) == ("half", "bicubic")  # those of its pretraining
 
 
 OFFLINE = ("tf_efficientnet_lite0", "tf_efficientnet_lite2")

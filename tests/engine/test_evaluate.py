@@ -12,7 +12,7 @@ from longtail import methods
 from longtail.data.sources import load
 from longtail.engine import evaluate as evaluation
 from longtail.engine import predictions
-from longtail.engine.evaluate import Evaluator, knn_top1, latency, peak_memory
+from longtail.engine.evaluate import Evaluator, knn_top1, latency, peak_memory, to_float16
 from longtail.engine.examples import write_examples
 from longtail.engine.predictions import predict
 from longtail.views import Views
@@ -108,6 +108,11 @@ def test_latency_of_a_slow_network_is_measured_with_a_few_images(monkeypatch):
     method.net.trunk.body.register_forward_pre_hook(sleep)
     assert 128 <= latency(method, DATA.test, Views(tiny().views, 8), CPU) < 1_000  # 2 ms for each of 64 images
     assert batches == [8, 8, 8]
+
+
+@pytest.mark.filterwarnings("error")
+def test_large_features_are_stored_without_a_warning():
+    assert to_float16(np.array([[1e5, -1e5, 2.0]], np.float32)).tolist() == [[np.inf, -np.inf, 2.0]]
 
 
 def test_evaluation_is_not_compiled():

@@ -125,6 +125,8 @@ def test_every_setting_of_the_key_changes_it(config, passes):
     train = len(load(config.data).train.labels)
     assert count_new_passes(config, passes, seed=1) == total  # other weights
     assert count_new_passes(replace(config, views=replace(config.views, normalize="imagenet")), passes) == total
+    bicubic = replace(config, views=replace(config.views, interpolation="bicubic"))
+    assert count_new_passes(bicubic, passes) == total
     assert count_new_passes(replace(config, model=replace(config.model, name="other")), passes) == total
     query = replace(config.views.query, rand_magnitude=5.0)
     assert count_new_passes(replace(config, views=replace(config.views, query=query)), passes) == 2 * train
@@ -134,6 +136,28 @@ def test_every_setting_of_the_key_changes_it(config, passes):
     if config.data.load == "stream":
         assert count_new_passes(replace(config, data=replace(config.data, resolution=24)), passes) == total
     assert count_new_passes(config, passes) == 0
+
+
+def test_changed_code_of_a_network_changes_its_features(config, passes):
+    """The weights and the description of the layers are the same, for example in another version of timm."""
+
+    class Pool(nn.Module):
+        pool = torch.mean
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return type(self).pool(x.flatten(2), 2)
+
+    def pooled() -> features.FrozenFeatures:
+        torch.manual_seed(0)
+        trunk = wrap_backbone(nn.Sequential(nn.Conv2d(3, 6, 3), Pool()), "small", config.data.image_size)
+        return cached_features(config, data, trunk, CPU, show=False)
+
+    data = load(config.data)
+    mean = pooled()
+    total = sum(passes)
+    assert are_equal(pooled(), mean) and sum(passes) == total
+    Pool.pool = torch.amax
+    assert not are_equal(pooled(), mean) and sum(passes) == 2 * total
 
 
 def test_a_changed_file_changes_its_block_only(config, passes):

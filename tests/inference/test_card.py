@@ -64,8 +64,9 @@ def test_a_file_name_is_only_a_string_in_the_code(to, name):
 
 @pytest.mark.parametrize("crop", [1.0, 0.875])
 @pytest.mark.parametrize("side", [0, 64, 200])
-def test_the_code_prepares_a_file_as_predict_does(files, side, crop):
-    views = Views(replace(tiny("ce").views, test_crop=crop), 48)
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_the_code_prepares_a_file_as_predict_does(files, side, crop, interpolation):
+    views = Views(replace(tiny("ce").views, test_crop=crop, interpolation=interpolation), 48)
     preprocessing = Preprocessing(views, side)
     theirs: dict = {"np": np, "Image": Image}
     exec("from PIL import ImageOps\n" + preparation_code(preprocessing), theirs)

@@ -107,3 +107,10 @@ def test_pretrained_input_is_that_of_timm():
         assert STATISTICS[expected.normalize] == (expected.mean, expected.std)
     with raises("unknown-name", "resnet32_cifar"):
         weights.pretrained_input("resnet32_cifar")
+
+
+def test_every_pretrained_network_of_timm_gets_its_own_normalization_and_interpolation():
+    for name in timm.list_models(pretrained=True):
+        expected, known = weights.pretrained_input(name), timm.get_pretrained_cfg(name)
+        assert STATISTICS[expected.normalize] == (pytest.approx(known.mean), pytest.approx(known.std)), name
+        assert expected.interpolation == known.interpolation, name

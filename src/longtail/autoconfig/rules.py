@@ -6,16 +6,17 @@ Network, method, views, batch size and length, contrast, learning rates, validat
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from longtail import recipes
 from longtail.autoconfig.facts import Facts
 from longtail.config import Config
 from longtail.engine.fit_head import supports_features
 from longtail.methods import find_method
-from longtail.models.weights import find_timm_config, pretrained_input
+from longtail.models.weights import Normalization, find_timm_config, pretrained_input
 from longtail.plan import Plan
 from longtail.theory import OPTIMUM, auto_alpha
+from longtail.views.ops import Interpolation
 
 T = TypeVar("T")
 
@@ -298,7 +299,8 @@ class Network:
     """Side of the input, in pixels."""
     is_modern: bool
     """True for transformers and similar networks, which are trained with AdamW."""
-    normalize: Literal["half", "clip", "imagenet"]
+    normalize: Normalization
+    interpolation: Interpolation
     crop_pct: float
     """Side of the central crop for evaluation, as a fraction of the shorter side of the image."""
     bytes_per_pixel: int
@@ -329,6 +331,7 @@ def choose_network(facts: Facts, method: str | None, choices: ConfigChoices) -> 
         size,
         is_modern=name.startswith(MODERN_NETWORKS),
         normalize=expected.normalize if expected else "imagenet",
+        interpolation=expected.interpolation if expected else "bilinear",
         crop_pct=expected.crop_pct if expected else DEFAULT_CROP_PCT,
         bytes_per_pixel=BYTES_PER_PIXEL.get(name.split(".")[0], DEFAULT_BYTES_PER_PIXEL),
         is_cached=is_cached,
@@ -480,6 +483,7 @@ def choose_views(facts: Facts, network: Network, choices: ConfigChoices) -> None
         choices.set(f"views.{view}.crop_scale", (0.6, 1.0) if is_small else (0.25 if network.is_cached else 0.2, 1.0))
     choices.set("views.key.policy", "none" if is_small or network.is_cached else "sim")
     choices.set("views.normalize", network.normalize)
+    choices.set("views.interpolation", network.interpolation)
     if network.is_cached:
         choices.choose("views.query.policy", "none", "random crops of at least a quarter of the image")
     elif is_small:

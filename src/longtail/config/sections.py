@@ -142,9 +142,14 @@ class ViewsConfig(Section):
     """View for the query network and the class centers."""
     key: ViewConfig = field(default_factory=ViewConfig)
     """View for the momentum (key) network; ignored by methods that use one view."""
-    normalize: Literal["cifar10", "cifar100", "imagenet", "inaturalist", "clip", "half"] = "cifar10"
+    normalize: Literal["cifar10", "cifar100", "imagenet", "inaturalist", "clip", "half", "none", "dpn", "satellite"] = (
+        "cifar10"
+    )
     """Dataset whose channel mean and standard deviation normalize the images; `clip`: those of CLIP; `half`: 0.5 for all
-    of them. The released code for CIFAR-100 uses the values of CIFAR-10."""
+    of them; `none`: values from 0 to 1; `dpn`: those of DPN; `satellite`: those of DINOv3 for satellite images. The released
+    code for CIFAR-100 uses the values of CIFAR-10."""
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    """Interpolation with which crops are resized, with antialiasing."""
     test_crop: Annotated[float, interval(0, 1, "(]", "0.875")] = 1.0
     """Side length of the central square that is evaluated, as a fraction of the shorter side; 0.875 is 224 of 256
     pixels, as is usual for ImageNet."""

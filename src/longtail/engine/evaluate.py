@@ -370,10 +370,16 @@ def write_results(
     labels, ids = data.test.labels, np.asarray(data.test.ids)
     files.write_arrays(folder / PREDICTIONS, predictions.kept | {"labels": labels, "ids": ids})
     chosen = evenly_spaced(len(labels), MAX_STORED_FEATURES)
-    subset = features[chosen].astype(np.float16)
+    subset = to_float16(features[chosen])
     files.write_arrays(folder / FEATURES, {"features": subset, "labels": labels[chosen], "ids": ids[chosen]})
     write_examples(folder / "examples", data, predictions.guess_N, write_image_checks(folder, data))
     files.write_json(folder / run_folder.METRICS, metrics)
+
+
+def to_float16(x: np.ndarray) -> np.ndarray:
+    """Convert features to float16. Values from 65,520 become infinite; images with such features are not checked."""
+    with np.errstate(over="ignore"):
+        return x.astype(np.float16)
 
 
 def write_image_checks(folder: Path, data: DataSet) -> Suspects:

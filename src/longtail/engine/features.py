@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtail.config import Config
@@ -26,6 +27,7 @@ from longtail.data.samplers import derive_seed
 from longtail.data.sources import DataSet, Split
 from longtail.engine.device import matmul_precision, preserve_global_settings, uses_kernels
 from longtail.feature_cache import FeatureCache, hash_blocks, make_key
+from longtail.models import backbones
 from longtail.models.backbones import Forward, Trunk, make_fast_forward, make_plain_forward
 from longtail.progress import format_duration, is_bar_shown, log_info, open_progress
 from longtail.views import Views
@@ -36,6 +38,8 @@ BATCH = 32
 """Images per forward pass. The random numbers of a view depend on it."""
 BLOCK = 4 * BATCH
 """Images per file of the cache."""
+OUTPUT_STEP = 0.02
+"""Numbers of about 1 that describe the output of a network are rounded to multiples of this."""
 MIN_PIXELS = 10_000_000
 """Number of pixels, of all views together, from which `make_fast_forward` saves more time than it takes."""
 PROBE_IMAGES = 8
@@ -180,6 +184,7 @@ class Extraction:
         self.config, self.trunk, self.device = config, trunk, device
         self.views = Views(config.views, size, kernels) if views is None else views
         self.weights = hash_weights(trunk.body)
+        self.output = summarize_output(trunk.body, self.views.size, device)
         self.cache = FeatureCache()
         self._digests: dict[int, list[str]] = {}  # hashes of the blocks of images, by the `id` of their split
 
@@ -224,6 +229,8 @@ class Extraction:
             "weights": self.weights,
             "image_size": self.views.size,
             "normalize": settings.normalize,
+            "interpolation": settings.interpolation,
+            "output": self.output,
         }
         if view == 0:
             parts["test_crop"] = settings.test_crop
@@ -364,6 +371,25 @@ def hash_weights(body: nn.Module) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
+
+
+def summarize_output(body: nn.Module, size: int, device: torch.device) -> list[int]:
+    """Return eight rounded numbers that describe the features of a fixed random image.
+
+    They differ if the code of a network has changed, for example in another version of timm, which `hash_weights` does not
+    notice.
+
+    Args:
+        body: The network.
+        size: Height and width of its images in pixels.
+        device: Its device.
+    """
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 3, size, size, generator=rng).to(device)
+    with exact_float32(device):
+        y_1F = F.normalize(backbones.make_plain_forward(body, device)(x).double().cpu())
+    z_18 = y_1F @ torch.randn(y_1F.shape[1], 8, generator=rng, dtype=torch.float64)
+    return (z_18[0].nan_to_num() / OUTPUT_STEP).round().long().tolist()
 
 
 def hash_images(split: Split) -> list[str]:

@@ -26,7 +26,7 @@ from longtail.distributed import is_distributed
 from longtail.engine.cross_validation import OutOfFold, Selection, calibrate_out_of_fold, select_config
 from longtail.engine.device import to_device
 from longtail.engine.environment import describe_model, write_start_files
-from longtail.engine.evaluate import Evaluator, peak_memory
+from longtail.engine.evaluate import Evaluator, peak_memory, to_float16
 from longtail.engine.features import Extraction, FrozenFeatures
 from longtail.engine.fit_head import check_supports_features, count_epochs, fit_head, make_feature_method
 from longtail.engine.loggers import Log, Loggers, truncate_log
@@ -393,7 +393,7 @@ def write_training_features(folder: Path, data: DataSet, x_NF: Tensor, found: Ou
     files.write_arrays(
         folder / TRAINING_FEATURES,
         {
-            "features": x_NF[found.rows_N].cpu().numpy().astype(np.float16),
+            "features": to_float16(x_NF[found.rows_N].cpu().numpy()),
             "labels": data.train.labels[rows],
             "ids": np.asarray(data.train.ids)[rows],
             "probabilities_label": p_NC.gather(1, found.y_N[:, None])[:, 0].cpu().numpy().astype(np.float16),

@@ -185,15 +185,23 @@ CUT = '''\
     side = max(round({crop:g} * min(image.size)), 1)
     pixels = np.array(image, np.float32).transpose(2, 0, 1)
     pixels = resampling(image.height, side) @ pixels @ resampling(image.width, side).T
-    return pixels.round().astype(np.uint8)
+    return pixels.round().clip(0, 255).astype(np.uint8)
 
 
 def resampling(length, side):
-    """Return the matrix that resizes the central `side` pixels of a line to {size}: bilinear, antialiased, in floats."""
+    """Return the matrix that resizes the central `side` pixels of a line to {size}: {interpolation}, antialiased, in floats."""
     pixel, scale = np.arange(length, dtype=np.float32) - (length - side) // 2 + 0.5, np.float32(side / {size})
-    away = abs(pixel - (np.arange({size}, dtype=np.float32)[:, None] + 0.5) * scale)
-    weight = np.maximum(1 - away / max(scale, 1), 0) * (0 < pixel) * (pixel < side)
+    away = abs(pixel - (np.arange({size}, dtype=np.float32)[:, None] + 0.5) * scale) / max(scale, 1)
+    weight = {weight} * (0 < pixel) * (pixel < side)
     return weight / weight.sum(1, keepdims=True)'''
+WEIGHTS = {
+    "bilinear": "np.maximum(1 - away, 0)",
+    "bicubic": """\
+np.where(
+        away < 1, (1.5 * away - 2.5) * away**2 + 1, np.where(away < 2, ((2.5 - 0.5 * away) * away - 4) * away + 2, 0)
+    )""",
+}
+"""The weight of a pixel by its distance from the center, in the code above."""
 
 ONNX = """\
 import json
@@ -270,6 +278,8 @@ def preparation_code(preprocessing: Preprocessing) -> str:
     """Return the code of a function that preprocesses an image file with Pillow and NumPy."""
     size, side, crop = preprocessing.views.size, preprocessing.side, preprocessing.views.config.test_crop
     decoded = WHOLE.format(side=side) if side else SQUARE.format(size=size, twice=2 * size)
-    cut = CUT.format(size=size, crop=crop) if side or crop < 1 else AS_IT_IS
+    name = preprocessing.views.config.interpolation
+    is_cut = side or crop < 1
+    cut = CUT.format(size=size, crop=crop, interpolation=name, weight=WEIGHTS[name]) if is_cut else AS_IT_IS
     formats = "[" + ", ".join(f'"{name}"' for name in IMAGE_FORMATS) + "]"
     return PREPARED.format(size=size, formats=formats, decoded=decoded, cut=cut)

@@ -97,7 +97,7 @@ def describe_for_timm(model: Any, classifier: str, facts: dict[str, Any], size: 
         "pretrained_cfg": {
             "input_size": [3, size, size],
             "fixed_input_size": bool(options),
-            "interpolation": "bilinear",
+            "interpolation": facts["config"]["views"]["interpolation"],
             "crop_pct": facts["config"]["views"]["test_crop"],
             "crop_mode": "center",
             "mean": list(mean),

@@ -82,7 +82,10 @@ class Preprocessing:
         if not self.side:
             cut = ["crop the central square", first, *([cut[1]] if share < 1 else [])]
         steps = ["rotate it according to its EXIF orientation", "convert it to RGB with 8 bits per channel", *cut]
-        resampling = "bilinear, antialiased" + ("; the last step is rounded once" if self.side or share < 1 else "")
+        resampling = "bilinear, antialiased"
+        if self.side or share < 1:
+            is_bicubic = self.views.config.interpolation == "bicubic"
+            resampling += f"; the last step is {'bicubic and ' if is_bicubic else ''}rounded once"
         return {"image_size": size, "steps": steps, "resampling": resampling, "mean": mean, "std": std}
 
 

@@ -19,8 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from longtail.errors import UserError, error_text
+from longtail.views.ops import Interpolation
 from longtail.views.view import STATISTICS
 
+Normalization = Literal["imagenet", "half", "clip", "none", "dpn", "satellite"]
 WeightSource = Literal["package", "cache", "hub"]
 HUB_TIMEOUT = 5  # seconds
 
@@ -28,21 +30,20 @@ HUB_TIMEOUT = 5  # seconds
 class PretrainedInput(NamedTuple):
     """The images that a pretrained network expects, from timm's `pretrained_cfg`.
 
-    Views are resized bilinearly with antialiasing, whatever the interpolation of the pretraining (most often bicubic). The
-    plain view crops the central square first, `views.test_crop` (`crop_pct`) of the shorter side, and resizes it once; timm
+    The plain view crops the central square first, `views.test_crop` (`crop_pct`) of the shorter side, and resizes it once; timm
     resizes the image first and then crops, which gives the same part of the image.
     """
 
     image_size: int
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
-    interpolation: str
+    interpolation: Interpolation
     crop_pct: float
 
     @property
-    def normalize(self) -> Literal["half", "clip", "imagenet"]:
-        """The value of `views.normalize` that is closest to `mean` and `std`; no other values are common."""
-        names: tuple[Literal["half", "clip", "imagenet"], ...] = ("half", "clip", "imagenet")
+    def normalize(self) -> Normalization:
+        """The value of `views.normalize` that is closest to `mean` and `std`; timm has no other values."""
+        names: tuple[Normalization, ...] = ("imagenet", "half", "clip", "none", "dpn", "satellite")
         wanted = (*self.mean, *self.std)
         return min(names, key=lambda name: math.dist(wanted, (*STATISTICS[name][0], *STATISTICS[name][1])))
 
@@ -113,7 +114,8 @@ def pretrained_input(name: str) -> PretrainedInput:
     known = find_timm_config(name)
     if known is None or not (known.hf_hub_id or known.url):
         raise UserError(f"timm has no pretrained weights for {name!r}: choose another model", kind="unknown-name")
-    return PretrainedInput(known.input_size[-1], known.mean, known.std, known.interpolation, known.crop_pct)
+    interpolation: Interpolation = "bilinear" if known.interpolation == "bilinear" else "bicubic"
+    return PretrainedInput(known.input_size[-1], known.mean, known.std, interpolation, known.crop_pct)
 
 
 @functools.cache

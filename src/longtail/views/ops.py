@@ -9,10 +9,13 @@ operation is computed for all samples and then selected, so that a whole view ca
 import math
 from collections.abc import Mapping
 from enum import IntEnum, auto
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+Interpolation = Literal["bilinear", "bicubic"]
 
 
 class Op(IntEnum):
@@ -60,9 +63,16 @@ def to_float(x: Tensor) -> Tensor:
 
 
 def resized_crop(
-    x: Tensor, top_N: Tensor, left_N: Tensor, height_N: Tensor, width_N: Tensor, size: int, flip_N: Tensor
+    x: Tensor,
+    top_N: Tensor,
+    left_N: Tensor,
+    height_N: Tensor,
+    width_N: Tensor,
+    size: int,
+    flip_N: Tensor,
+    interpolation: Interpolation = "bilinear",
 ) -> Tensor:
-    """Crop a box and resize it to size x size with antialiased bilinear interpolation, as PIL. The result is float.
+    """Crop a box and resize it to size x size with antialiased interpolation, as PIL. The result is float.
 
     Args:
         x: Images.
@@ -72,13 +82,14 @@ def resized_crop(
         width_N: Width of each box.
         size: Height and width of the result.
         flip_N: Which results to flip horizontally.
+        interpolation: The interpolation.
     """
-    rows = _resize_weights(top_N, height_N, x.shape[2], size)
-    columns = _resize_weights(left_N, width_N, x.shape[3], size)
+    rows = _resize_weights(top_N, height_N, x.shape[2], size, interpolation)
+    columns = _resize_weights(left_N, width_N, x.shape[3], size, interpolation)
     return _apply_separable(x, rows, where_samples(flip_N, columns.flip(1), columns))
 
 
-def _resize_weights(start_N: Tensor, length_N: Tensor, side: int, size: int) -> Tensor:
+def _resize_weights(start_N: Tensor, length_N: Tensor, side: int, size: int, interpolation: Interpolation) -> Tensor:
     """Return the weights (N, size, side) of the input pixels of a line for each output pixel.
 
     Args:
@@ -86,13 +97,19 @@ def _resize_weights(start_N: Tensor, length_N: Tensor, side: int, size: int) -> 
         length_N: Length of the box.
         side: Length of the input line.
         size: Length of the output line.
+        interpolation: The interpolation.
     """
     pixel = (torch.arange(side, device=start_N.device) - start_N[:, None])[:, None]
     length = length_N[:, None, None]
     scale = length / size
     center = (torch.arange(size, device=start_N.device)[:, None] + 0.5) * scale
-    # The radius of the triangle filter is one input pixel when enlarging, and one output pixel when shrinking.
-    weight = (1 - (pixel + 0.5 - center).abs() / scale.clamp(min=1)).clamp(min=0)
+    # The unit of the distance is one input pixel when enlarging, and one output pixel when shrinking.
+    away = (pixel + 0.5 - center).abs() / scale.clamp(min=1)
+    if interpolation == "bilinear":
+        weight = (1 - away).clamp(min=0)
+    else:  # the cubic filter of PIL (Keys, 1981)
+        near, far = (1.5 * away - 2.5) * away * away + 1, ((-0.5 * away + 2.5) * away - 4) * away + 2
+        weight = torch.where(away < 1, near, torch.where(away < 2, far, 0))
     weight = weight * ((pixel >= 0) & (pixel < length))
     return weight / weight.sum(2, keepdim=True)
 

@@ -69,7 +69,14 @@ def _image_sizes(x: Tensor) -> Tensor:
     return torch.stack(sides, 1)
 
 
-def resized_crop(x: Tensor, box: Box, size: int, flip_N: Tensor, kernels: bool = False) -> Tensor:
+def resized_crop(
+    x: Tensor,
+    box: Box,
+    size: int,
+    flip_N: Tensor,
+    kernels: bool = False,
+    interpolation: ops.Interpolation = "bilinear",
+) -> Tensor:
     """Crop a box of each image and resize it to uint8 of size x size.
 
     Args:
@@ -77,15 +84,21 @@ def resized_crop(x: Tensor, box: Box, size: int, flip_N: Tensor, kernels: bool =
         box: The boxes.
         size: Height and width of the result.
         flip_N: Which results to flip horizontally.
-        kernels: Use the CUDA kernels if they support the images.
+        kernels: Use the CUDA kernels if they support the images. They have no bicubic interpolation.
+        interpolation: The interpolation.
     """
-    if kernels and views.supports(x):
+    if kernels and interpolation == "bilinear" and views.supports(x):
         return views.crop(x, *box, size, flip_N)
-    return ops.to_uint8(ops.resized_crop(x, *box, size, flip_N))
+    return ops.to_uint8(ops.resized_crop(x, *box, size, flip_N, interpolation))
 
 
 def center_crop_resize(
-    x: Tensor, size: int, size_N2: Tensor | None = None, fraction: float = 1.0, kernels: bool = False
+    x: Tensor,
+    size: int,
+    size_N2: Tensor | None = None,
+    fraction: float = 1.0,
+    kernels: bool = False,
+    interpolation: ops.Interpolation = "bilinear",
 ) -> Tensor:
     """Crop the central square of each image and resize it to uint8 of size x size.
 
@@ -95,6 +108,7 @@ def center_crop_resize(
         size_N2: Height and width of each image, if the images do not fill the tensor.
         fraction: Side of the square as a fraction of the shorter side of the image.
         kernels: Use the CUDA kernels if they support the images.
+        interpolation: The interpolation.
 
     Returns:
         The crops. Images that have this size already are returned as they are.
@@ -105,11 +119,18 @@ def center_crop_resize(
         size_N2 = _image_sizes(x)
     side_N = (size_N2.amin(1) * fraction).round().long().clamp(min=1)
     top_N, left_N = ((size_N2 - side_N[:, None]) // 2).unbind(1)
-    return resized_crop(x, Box(top_N, left_N, side_N, side_N), size, torch.zeros_like(side_N).bool(), kernels)
+    box, flip_N = Box(top_N, left_N, side_N, side_N), torch.zeros_like(side_N).bool()
+    return resized_crop(x, box, size, flip_N, kernels, interpolation)
 
 
 def crop_view(
-    x: Tensor, size_N2: Tensor | None, view: ViewConfig, size: int, rng: torch.Generator, kernels: bool
+    x: Tensor,
+    size_N2: Tensor | None,
+    view: ViewConfig,
+    size: int,
+    rng: torch.Generator,
+    kernels: bool,
+    interpolation: ops.Interpolation,
 ) -> Tensor:
     """Crop and flip each image at random as the settings of a view say; return uint8 of size x size.
 
@@ -120,13 +141,14 @@ def crop_view(
         size: Height and width of the result.
         rng: The random generator.
         kernels: Use the CUDA kernels if they support the images.
+        interpolation: The interpolation.
     """
     flip_N = bernoulli((len(x),), 0.5 if view.flip else 0.0, rng)
     if view.crop == "resized":
         box = draw_box(_image_sizes(x) if size_N2 is None else size_N2, view.crop_scale, rng)
-        return resized_crop(x, box, size, flip_N, kernels)
+        return resized_crop(x, box, size, flip_N, kernels, interpolation)
     if size_N2 is not None or view.crop == "none":
-        x = center_crop_resize(x, size, size_N2, kernels=kernels)
+        x = center_crop_resize(x, size, size_N2, 1.0, kernels, interpolation)
     return ops.flip(_pad_crop(x, size, rng) if view.crop == "pad" else x, flip_N)
 
 
@@ -234,6 +256,7 @@ def make_view(
     kernels: bool = False,
     size_N2: Tensor | None = None,
     out: Tensor | None = None,
+    interpolation: ops.Interpolation = "bilinear",
 ) -> Tensor:
     """Compute one random view of each image: crop, flip, rotation, color jitter, policy, Cutout, normalization, in this order.
 
@@ -247,12 +270,13 @@ def make_view(
         kernels: Use the CUDA kernels if they support the images. Their results differ only by rounding.
         size_N2: Height and width of each image, if the images do not fill H and W.
         out: Where to write the result, in its dtype and memory format. By default, a new float32 tensor is returned.
+        interpolation: The interpolation of crops.
 
     Returns:
         The views, N,3,size,size.
     """
     with torch.autocast(x.device.type, enabled=False):  # bf16 is too coarse for the weights of resampling
-        x = crop_view(x, size_N2, view, size, rng, kernels)
+        x = crop_view(x, size_N2, view, size, rng, kernels, interpolation)
         if view.rotate:
             x = random_rotate(x, view.rotate, rng, kernels)
         if view.jitter:
@@ -273,6 +297,9 @@ STATISTICS = {
     "inaturalist": ((0.466, 0.471, 0.380), (0.195, 0.194, 0.192)),
     "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
     "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+    "dpn": ((124 / 255, 117 / 255, 104 / 255), (1 / (0.0167 * 255),) * 3),
+    "satellite": ((0.430, 0.411, 0.296), (0.213, 0.156, 0.143)),
 }
 
 
@@ -314,7 +341,8 @@ class Views:
 
     def crop_for_test(self, x: Tensor, size_N2: Tensor | None = None) -> Tensor:
         """Return the part of each image that is used for evaluation, uint8 N,3,size,size, not normalized."""
-        return center_crop_resize(x, self.size, size_N2, self.config.test_crop, self.kernels)
+        config = self.config
+        return center_crop_resize(x, self.size, size_N2, config.test_crop, self.kernels, config.interpolation)
 
     def normalize(self, x: Tensor) -> Tensor:
         """Normalize uint8 images, or floats in [0, 1]."""
@@ -324,4 +352,4 @@ class Views:
         self, x: Tensor, size_N2: Tensor | None, view: ViewConfig, rng: torch.Generator, out: Tensor | None
     ) -> Tensor:
         scale = normalization_tensors(self.config.normalize, x.device)
-        return make_view(x, view, self.size, rng, *scale, self.kernels, size_N2, out)
+        return make_view(x, view, self.size, rng, *scale, self.kernels, size_N2, out, self.config.interpolation)
