@@ -163,6 +163,14 @@ def test_unknown_and_conflicting_arguments_are_user_errors(folder, tmp_path):
         longtail.train(from_run=tmp_path / "nowhere")
     with raises("unknown-name"):
         longtail.train("digits-tl", tmp_path)
+    for name, wrong in {"out": 3, "resume": "no"}.items():
+        with raises("invalid-value", name, type(wrong).__name__):
+            longtail.train("digits-lt", **{"out": tmp_path} | {name: wrong})
+    for function in (longtail.load, longtail.compare):
+        with raises("invalid-value", "tuple"):
+            function((X, Y))
+    with raises("unknown-name", "'gpu'"):
+        longtail.load(tmp_path, device="gpu")
     for data in (None, ""):
         with raises("invalid-value"):
             longtail.train(data, tmp_path)
@@ -352,6 +360,11 @@ def test_unusable_images_are_one_line(case, tmp_path):
     with raises(kind) as caught:
         longtail.train(data, tmp_path / "run", **QUICK)
     assert "\n" not in str(caught.value) and not any(tmp_path.iterdir())
+
+
+def test_labels_of_two_types_are_shown_with_their_types():
+    with raises("bad-labels", "0, '1'"):
+        read_memory((X, [0, "1"] * 5))
 
 
 @pytest.mark.parametrize("picture", [Image.new("RGB", (0, 4)), np.broadcast_to(np.uint8(0), (9_500, 9_500))])

@@ -16,7 +16,7 @@ from longtail.engine.head_runs import Backbones, find_stored_candidate
 from longtail.engine.run_lock import check_folder, check_same_images, contains_run
 from longtail.engine.time_budget import plan_time, read_reduced_settings
 from longtail.engine.train import check_seed_folders, train
-from longtail.errors import Interrupted, UserError
+from longtail.errors import Interrupted, UserError, check_is_path
 from longtail.methods import find_method, make
 from longtail.plan import Plan
 from longtail.progress import format_duration, log_info, log_warning, parse_duration
@@ -64,6 +64,7 @@ def compare(
         time_limit: For the user's images: the time that all runs together may take, in seconds or as "90s", "10m" or "1.5h".
             Settings that are not given are reduced so that the estimated time fits.
     """
+    check_is_path(data, "data")
     files.check_working_directory((Path(out or "runs"),))
     limit = None if time_limit is None else parse_duration(time_limit)
     if limit is not None and not recipes.is_user_data(data):

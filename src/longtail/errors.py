@@ -182,6 +182,17 @@ def disk_full_as_user_error(path: object) -> Iterator[None]:
         raise
 
 
+def check_is_path(value: object, argument: str) -> None:
+    """Raise a UserError if an argument is neither a string nor a path.
+
+    Args:
+        value: The argument.
+        argument: Its name.
+    """
+    if not isinstance(value, str | os.PathLike):
+        raise UserError(f"{argument} has the type {type(value).__name__}: give a path")
+
+
 def unknown_name(kind: str, given: object, known: Iterable[str]) -> UserError:
     """Return the error for an unknown name, with a suggestion.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from longtail import recipes, run_folder
 from longtail.config import Config, DataConfig, list_settings
-from longtail.errors import UserError, unknown_name
+from longtail.errors import UserError, check_is_path, unknown_name
 from longtail.plan import Plan
 from longtail.progress import is_local_main, log_info, parse_duration, terminal_width
 
@@ -160,6 +160,10 @@ def prepare(
     from longtail.data.in_memory import name_images
     from longtail.models.backbones import CUSTOM, use_network
 
+    if out is not None:
+        check_is_path(out, "out")
+    if not isinstance(resume, bool):
+        raise UserError(f"resume has the type {type(resume).__name__}: give True or False")
     choice, given = split_settings(settings)
     network = given.get("model.name")
     network = None if isinstance(network, str) else network

@@ -50,6 +50,28 @@ def test_most_methods_are_supported():
     assert {"bbn", "reslt", "ride-3", "oltr"}.isdisjoint(SUPPORTED)
 
 
+X, Y = torch.zeros(2, 4, 3), torch.tensor([0, 1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("features", "labels", "kind"),
+    [
+        (X.numpy(), Y, "invalid-value"),
+        (X[0], Y, "invalid-value"),
+        (X.long(), Y, "invalid-value"),
+        (X, Y.numpy(), "bad-labels"),
+        (X, Y.float(), "bad-labels"),
+        (X, Y[:3], "bad-labels"),
+        (X, Y + 1, "bad-labels"),
+        (X, Y - 1, "bad-labels"),
+        (X[:, :0], Y[:0], "bad-labels"),
+    ],
+)
+def test_wrong_features_and_labels_are_rejected(features, labels, kind):
+    with raises(kind):
+        fit_head(features, labels, config_for("ce", 4), 4)
+
+
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_learns(name):
     x, y_N = make_set()

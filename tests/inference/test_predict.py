@@ -268,6 +268,12 @@ def test_class_frequencies_apply_to_all_networks(two_seeds):
     np.testing.assert_allclose(probabilities(found), np.mean(single, 0), atol=1e-9)
 
 
+@pytest.mark.parametrize("images", [3, None, [3], np.zeros((8, 8, 3), np.uint8)])
+def test_images_are_paths(made, images):
+    with raises("invalid-value"):
+        longtail.predict(made[0], images)
+
+
 def test_averages_that_are_impossible(made, two_seeds, tmp_path):
     with raises("invalid-value", str(made[0])):
         longtail.predict(made[0], made[1], ensemble=True)

@@ -490,7 +490,7 @@ def find_classes(train: LabeledImages) -> tuple[tuple[str, ...], dict[Any, int]]
     numbers = sorted(label for label in labels if isinstance(label, int))
     if len(numbers) < len(labels) or numbers[0] < 0:
         raise UserError(
-            f"the labels are {preview(sorted(labels, key=str))}: give either names, or integers from 0",
+            f"the labels are {preview(map(repr, sorted(labels, key=str)))}: give either names, or integers from 0",
             kind="bad-labels",
         )
     check_last_label("the data set", numbers[-1], len(numbers))

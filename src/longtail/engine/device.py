@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from longtail.config import Config, TrainConfig
-from longtail.errors import UserError
+from longtail.errors import UserError, unknown_name
 from longtail.kernels import nvrtc, resnet
 from longtail.kernels.sgd import PieceTables
 from longtail.methods import Method
 from longtail.models.backbones import FeatureMaps, Trunk, has_kernels
 from longtail.models.momentum import MomentumNetwork
 
+DEVICES = ("auto", "cpu", "cuda")
 MIN_STEPS, MIN_STEPS_FUSED = 10_000, 20_000
 """Steps from which torch.compile saves more time than it takes, and the same if our kernels train the backbone.
 
@@ -37,8 +38,10 @@ def choose_device(name: str, flag: str = "--train.device") -> torch.device:
         flag: The flag to mention in the error message.
 
     Raises:
-        UserError: CUDA is asked for, but is not available.
+        UserError: CUDA is asked for, but is not available, or there is no such name.
     """
+    if name not in DEVICES:
+        raise unknown_name("device", name, DEVICES)
     with request_cuda_queues():
         available = torch.cuda.is_available()
     if name == "cuda" and not available:

@@ -173,6 +173,7 @@ def fit_head(
         weight_N: The positive weight of each image in loss, class frequencies and class means; None for equal weights.
         stored_VNC: Values of each view of each image that the method needs, for a distillation the logits of the teachers.
     """
+    check_features(views_VNF, y_N, classes)
     counts_C = torch.bincount(y_N.cpu(), None if weight_N is None else weight_N.cpu(), minlength=classes)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed the generators of GPUs
@@ -207,6 +208,23 @@ def fit_head(
     if isinstance(head, nn.Linear):
         exclude_classes(head, counts_C == 0)
     return method
+
+
+def check_features(views_VNF: Tensor, y_N: Tensor, classes: int) -> None:
+    """Raise a UserError unless the arguments of `fit_head` fit together.
+
+    Args:
+        views_VNF: The features.
+        y_N: The labels.
+        classes: The number of classes.
+    """
+    if not isinstance(views_VNF, Tensor) or views_VNF.dim() != 3 or not views_VNF.is_floating_point():
+        found = f"the shape {tuple(views_VNF.shape)}" if isinstance(views_VNF, Tensor) else type(views_VNF).__name__
+        raise UserError(f"features must be a tensor of floats with the shape (views, images, features), got {found}")
+    if not isinstance(y_N, Tensor) or y_N.dtype != torch.int64 or y_N.shape != views_VNF.shape[1:2]:
+        raise UserError(f"labels must be a tensor of int64 with the shape ({views_VNF.shape[1]},)", kind="bad-labels")
+    if not len(y_N) or y_N.min() < 0 or y_N.max() >= classes:
+        raise UserError(f"labels must be from 0 to {classes - 1}", kind="bad-labels")
 
 
 def find_first_stage(method: Method) -> int:

@@ -20,7 +20,7 @@ from longtail.data.sources import MAX_RESIDENT_SIDE, max_stream_side
 from longtail.engine.checkpoint import describe
 from longtail.engine.device import choose_device, to_device
 from longtail.engine.evaluate import load_stored_network
-from longtail.errors import UserError, error_text, file_error_kind
+from longtail.errors import UserError, check_is_path, error_text, file_error_kind
 from longtail.inference.model import Augmentation, Model, Preprocessing
 from longtail.inference.priors import Prior
 from longtail.models.backbones import use_network
@@ -72,6 +72,7 @@ def load(
     if model is not None and not isinstance(model, str):
         with use_network(model):
             return load(path, device, prior, class_names, None, tta, ensemble)
+    check_is_path(path, "path")
     path, torch_device = Path(path), choose_device(device, "device")
     if not ensemble and is_exported_folder(path):
         path = path / run_folder.MODEL

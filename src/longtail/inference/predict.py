@@ -19,7 +19,7 @@ from longtail import files
 from longtail.data.decode import BadImage, map_in_threads
 from longtail.data.folder import EXTENSIONS, walk_images
 from longtail.data.lazy_images import ImageArray
-from longtail.errors import UserError, error_text, file_error_kind
+from longtail.errors import UserError, check_is_path, error_text, file_error_kind
 from longtail.inference.loading import load
 from longtail.inference.model import Augmentation, ClassProbability, Model
 from longtail.progress import log_warning, track
@@ -71,7 +71,10 @@ def predict(
     """
     if top < 1:
         raise UserError(f"--top {top}: it must be at least 1")
-    paths = find_images([images] if isinstance(images, str | Path) else images)
+    asked = [images] if isinstance(images, str | Path) or not isinstance(images, Iterable) else list(images)
+    for image in asked:
+        check_is_path(image, "an image")
+    paths = find_images(asked)
     if ensemble and isinstance(run, Model):
         raise UserError(
             "ensemble=True needs the folder of the seeds: call longtail.load(folder, ensemble=True) for a model"
