@@ -77,10 +77,18 @@ def boxes(n: int, height: int, width: int) -> tuple[Tensor, ...]:
 # Resampling.
 
 
+@pytest.mark.parametrize("few_pixels", [0, 10_000], ids=["one by one", "batched"])
 @pytest.mark.parametrize("interpolation", get_args(ops.Interpolation))
 @pytest.mark.parametrize("size", [16, 32, 50])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_resized_crop(shape: tuple[int, int], size: int, interpolation: ops.Interpolation) -> None:
+def test_resized_crop(
+    shape: tuple[int, int],
+    size: int,
+    interpolation: ops.Interpolation,
+    few_pixels: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ops, "FEW_PIXELS", few_pixels)
     x, box = patches(*shape), boxes(24, *shape)
     ours = ops.resized_crop(x, *box, size, torch.zeros(24, dtype=torch.bool), interpolation)
 
@@ -96,7 +104,9 @@ def test_resized_crop(shape: tuple[int, int], size: int, interpolation: ops.Inte
     assert gap(ours.clamp(0, 255), by_pil(x, pil, *box)).max() < (1.01 if interpolation == "bilinear" else 8)
 
 
-def test_resized_crop_flips_per_sample_and_sees_only_its_box() -> None:
+@pytest.mark.parametrize("few_pixels", [0, 10_000], ids=["one by one", "batched"])
+def test_resized_crop_flips_per_sample_and_sees_only_its_box(few_pixels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "FEW_PIXELS", few_pixels)
     x, box, flip = patches(32, 32), boxes(24, 32, 32), torch.arange(24) % 2 == 0
     plain = ops.resized_crop(x, *box, 32, torch.zeros(24, dtype=torch.bool))
     flipped = ops.resized_crop(x, *box, 32, flip)

@@ -32,7 +32,7 @@ from longtail.models.backbones import Forward, Trunk, make_fast_forward, make_pl
 from longtail.progress import format_duration, is_bar_shown, log_info, open_progress
 from longtail.views import Views
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Part of each key: increase it when the same settings give other features."""
 BATCH = 32
 """Images per forward pass. The random numbers of a view depend on it."""

@@ -62,6 +62,10 @@ def to_float(x: Tensor) -> Tensor:
 # Crops and blurs: products with one matrix per sample and direction
 
 
+FEW_PIXELS = 128 * 128
+"""On the CPU, images with more pixels are resized one by one, which leaves out the pixels outside of the boxes."""
+
+
 def resized_crop(
     x: Tensor,
     top_N: Tensor,
@@ -84,6 +88,14 @@ def resized_crop(
         flip_N: Which results to flip horizontally.
         interpolation: The interpolation.
     """
+    if x.device.type == "cpu" and x.shape[2] * x.shape[3] > FEW_PIXELS:
+        boxes, zero, results = torch.stack((top_N, left_N, height_N, width_N), 1).tolist(), torch.zeros(1), []
+        for image, (top, left, height, width), is_flipped in zip(x, boxes, flip_N.tolist(), strict=True):
+            box = image[None, :, top : top + height, left : left + width]
+            rows = _resize_weights(zero, zero + height, height, size, interpolation)
+            columns = _resize_weights(zero, zero + width, width, size, interpolation)
+            results.append(_apply_separable(box, rows, columns.flip(1) if is_flipped else columns))
+        return torch.cat(results)
     rows = _resize_weights(top_N, height_N, x.shape[2], size, interpolation)
     columns = _resize_weights(left_N, width_N, x.shape[3], size, interpolation)
     return _apply_separable(x, rows, where_samples(flip_N, columns.flip(1), columns))
