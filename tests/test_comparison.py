@@ -3,6 +3,7 @@
 import functools
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from longtail.cli import main
 from longtail.comparison import apply_changes, compare, make_budget, select_methods
 from longtail.engine import time_budget
 from longtail.engine.features import Extraction
+from longtail.engine.head_runs import Backbones
 from longtail.errors import UserError
+from longtail.plan import Plan
 from longtail.reporting import significance
 from longtail.reporting.result_rows import ResultRow
 from longtail.reporting.significance import compare_seeds, judge_paco, rank_labels
@@ -38,6 +41,21 @@ def test_time_left_is_estimated_from_trained_methods():
         == comparison.estimate_time_left(1, 2, 3)
         == ""
     )
+
+
+def test_the_time_of_shared_features_is_not_expected_again(tmp_path, monkeypatch):
+    now, backbones, messages = [0.0], Backbones(), []
+
+    def train_first(*_: object) -> None:
+        now[0] += 100
+        backbones.made["any"] = SimpleNamespace(seconds=80)
+
+    monkeypatch.setattr(comparison.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(comparison, "train_method", train_first)
+    monkeypatch.setattr(comparison, "log_info", messages.append)
+    plans = {name: Plan(recipes.digits_lt(method=name)) for name in ("ce", "paco")}
+    comparison.train_methods(plans, tmp_path, {}, backbones)
+    assert len(messages) == 2 and "0:20" in messages[1]
 
 
 def test_names_are_not_separated_by_commas():

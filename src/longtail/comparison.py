@@ -175,7 +175,8 @@ def train_methods(
     names, start = list(plans), time.monotonic()
     for number, (name, plan) in enumerate(plans.items(), 1):
         remaining = sum(name in unfinished for name in names[number - 1 :])
-        time_left = estimate_time_left(time.monotonic() - start, len(unfinished) - remaining, remaining)
+        shared = sum(backbone.seconds for backbone in backbones.made.values())  # of features: computed once
+        time_left = estimate_time_left(time.monotonic() - start - shared, len(unfinished) - remaining, remaining)
         log_info(f"method {number} of {len(plans)}: {plan.config.method.label}{time_left}")
         if failure := train_method(name, plan, out / name, loaded, backbones):
             failures[name] = failure
