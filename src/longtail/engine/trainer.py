@@ -90,7 +90,7 @@ class Trainer:
         self.accumulate = config.train.accumulate
         if self.accumulate > self.loader.num_batches:
             raise UserError(
-                f"--train.accumulate {self.accumulate}: an epoch has only {self.loader.num_batches} batches",
+                f"--train.accumulate {self.accumulate}: use at most {self.loader.num_batches}, the batches of an epoch",
                 kind="conflict",
             )
         is_low = device.type == "cuda" and resolve_precision(config.train, device) == "bf16"

@@ -152,11 +152,11 @@ def _heat_map(matrix_CC: IntArray, names: Sequence[str], seeds: int) -> Element:
     )
     caption = (
         f"{_sum_note(seeds)}Rows are true classes and columns predicted classes, both from frequent to rare. Correct images "
-        "are on the diagonal. The darker a field, the larger the share of the class. "
+        "are on the diagonal. The darker a cell, the larger its share of the true class. "
     )
     data: dict[str, list[Any]] = {"class": list(names)}
     data |= {f"predicted as {name}": matrix_CC[:, i].tolist() for i, name in enumerate(names)}
-    readout = el("p", "Point at a field, or tap it, to read it.", class_="readout", aria_live="polite")
+    readout = el("p", "Hover over a cell, or tap it, to see its values.", class_="readout", aria_live="polite")
     scrolled = el("div", svg, class_="scroll", tabindex=0, role="region", aria_label="Confusion matrix")
     below = el("figcaption", el("strong", "Confusion matrix."), f" {caption}", data_link("confusion_matrix", data))
     return el("figure", readout, scrolled, below, class_="wide")

@@ -175,8 +175,8 @@ def feature_map(run: FinishedRun) -> Element:
     legend = [(SeriesStyle(i), f"classes with {group} training images") for i, group in present]
     images = format_count(len(y_N), "test image")
     caption = (
-        f"t-SNE of the features of {images}. Each dot shows its class when you point at it, and the names of classes are at "
-        "their centers where there is space. The axes, and distances between far groups, have no meaning."
+        f"t-SNE of the features of {images}. Hover over a dot to see its class. The names of classes are at their centers if "
+        "there is space. The axes, and distances between distant groups, have no meaning."
     )
     return figure(plot, "features", columns, caption, legend)
 

@@ -24,7 +24,7 @@ MIN_IMAGES_FOR_GOOD = 100  # test images; with fewer, the size of the test set i
 TOO_FEW_TO_DECIDE = "too few to decide which method is better there"
 TIES_LEGEND = (
     "best: the highest mean; tied: the 95 % interval of its seed-paired difference from the best contains zero "
-    "(three common seeds at least)."
+    "(at least three common seeds)."
 )
 DIFFERENT_LENGTH, DIFFERENT_IMAGES = "different length", "different images"
 PACO_LABEL = "PaCo"

@@ -44,7 +44,7 @@ def summarize(dataset: DatasetResults) -> list[Element]:
         if metric == support.metric:
             paragraphs += map(_caution, test_set_cautions(dataset))
     if any(rank_methods(dataset.comparable, metric).with_outcome("ahead", "tied", "behind") for metric in openings):
-        legend = "± is the 95 % interval of the seed-paired difference on these test images; tied: it contains zero."
+        legend = "± is the 95 % interval of the seed-paired difference on these test images; tied: the interval contains zero."
         paragraphs.append(el("p", legend, class_="small"))
     return paragraphs
 

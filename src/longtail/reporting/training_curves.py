@@ -48,7 +48,7 @@ CURVES = {
 """Keys of log rows that are plotted, with their axis labels."""
 P_SUP_EXPLAINED = (
     "PaCo compares an image with the centers of the classes and with other images. P_sup is the share of the probability that "
-    "falls on the centers; the rest falls on images. It depends on alpha and should settle. "
+    "falls on the centers; the rest falls on images. Its level depends on alpha, and it should converge. "
 )
 
 
