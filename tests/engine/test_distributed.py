@@ -226,7 +226,7 @@ def refused(out: Path) -> None:
 
 
 def test_errors_of_the_first_process_are_raised_in_all(tmp_path):
-    """In addition, one process cannot continue a run of two."""
+    """One process cannot continue a run of two processes either."""
     together(WORLD, tmp_path / "ranks", refused, tmp_path)
     files = {str(path.relative_to(tmp_path / "seed0")) for path in (tmp_path / "seed0").rglob("*.*")}
     assert {"config.json", "metrics.json", "model.safetensors", "checkpoint/state.pt"} <= files

@@ -68,7 +68,7 @@ def test_gradient_of_the_bessel_function(order):
 
 
 def test_the_expansion_has_enough_terms(monkeypatch):
-    """With one term less the error at the smallest order is beyond the tolerance of the tests."""
+    """Removing one term makes the error at the smallest order larger than the tolerance of the tests."""
     monkeypatch.setattr("longtail.losses.proco.TERMS", TERMS - 2)
     with pytest.raises(AssertionError):
         check_against_mpmath(MIN_ORDER, 1e-12)

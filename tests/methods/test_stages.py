@@ -1,4 +1,4 @@
-"""What is trained in each stage, the state at its start, and weights, priors, rates and shares of methods."""
+"""Stages: trained parameters, the state at the start, and weights, priors, rates and shares of methods."""
 
 import math
 from dataclasses import replace

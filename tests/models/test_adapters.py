@@ -101,7 +101,7 @@ def test_merged_network_is_the_same_and_has_the_layers_of_timm(name):
 
 
 def test_low_rank_update_is_the_product_of_two_matrices():
-    """Of a linear layer and of a 1x1 convolution, in float64."""
+    """The update is checked for a linear layer and a 1x1 convolution, in float64."""
     for name, layer in (("test_vit", "blocks.1.mlp.fc1"), ("resnet50", "layer2.0.conv3")):
         trunk, _, _ = small(name, "lora", rank=3)
         randomize(trunk)

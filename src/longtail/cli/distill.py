@@ -51,8 +51,8 @@ class Distill:
     log: LogConfig
 
 
-class Lesson(NamedTuple):
-    """What the arguments of `longtail distill` result in."""
+class ResolvedDistillation(NamedTuple):
+    """The teachers, the student and the folder that a command line of `longtail distill` asks for."""
 
     given: Distill
     config: Config
@@ -78,7 +78,7 @@ def run_distill(args: list[str]) -> None:
     print(f"next: longtail predict {student} IMAGES, or longtail export {student}")
 
 
-def resolve_distillation(args: list[str]) -> Lesson:
+def resolve_distillation(args: list[str]) -> ResolvedDistillation:
     """Return what the arguments of `longtail distill` result in. Automatic choices are printed."""
     runs = distillation.read_teachers(take_teachers(args))
     base = distillation.make_base(runs)
@@ -91,7 +91,9 @@ def resolve_distillation(args: list[str]) -> Lesson:
     given = parse_arguments(Distill, "distill", args, defaults)
     check_data_paths(given.data)
     sections, settings = select_sections(given, ALL_SECTIONS), get_given_settings(args, given)
-    return Lesson(given, distillation.resolve_student(base, sections, settings, resumed is not None), runs, out)
+    return ResolvedDistillation(
+        given, distillation.resolve_student(base, sections, settings, resumed is not None), runs, out
+    )
 
 
 def take_teachers(args: Sequence[str]) -> list[Path]:
