@@ -10,6 +10,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
 from longtail import recipes
@@ -25,6 +26,7 @@ def write_split(split: Split, folder: Path) -> None:
     """
     for name in split.class_names:
         (folder / name).mkdir(parents=True)
+    assert isinstance(split.images, np.ndarray)
     for number, (pixels, label) in enumerate(zip(split.images, split.labels, strict=True)):
         Image.fromarray(pixels).save(folder / split.class_names[label] / f"{number:05}.png")
 
