@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import longtail
 from longtail import run_folder
@@ -31,6 +31,7 @@ from tests.engine.test_host import check_steps
 from tests.engine.test_train import CPU, load_once, log_of, run_until, state_of
 from tests.raises import fails, raises
 
+FROZEN = {"model": {"trainable": "head"}, "data": {"cached_views": 2}}
 QUICK = {"epochs": 1, "log.progress": "none", "device": "cpu", "batch_size": 32}
 
 
@@ -279,6 +280,80 @@ def test_loading_teachers_does_not_change_the_student(teachers, tmp_path):
     assert all(torch.allclose(v, other[k], rtol=1e-5, atol=1e-6) for k, v in one.items())
 
 
+# Teachers from other people
+
+
+@pytest.fixture
+def copied(teachers, tmp_path) -> Path:
+    """A run folder that a test may change."""
+    shutil.copytree(teachers / "seed0", tmp_path / "teacher")
+    return tmp_path / "teacher"
+
+
+def test_a_file_larger_than_the_network_is_not_hashed(copied, tmp_path, monkeypatch):
+    config = student_config(copied)
+    with open(copied / run_folder.MODEL, "r+b") as file:
+        file.truncate(2**40)  # without content
+    monkeypatch.setattr(run_folder, "hash_network", lambda run: pytest.fail("a terabyte would be hashed"))
+    with raises("unsafe-file", copied):
+        make_base(read_teachers([copied]))
+    with raises("unsafe-file", copied):
+        load_teachers(config, load_once(config.data), CPU)
+
+
+def test_a_teacher_whose_logits_are_not_finite_is_refused(copied, tmp_path, capsys):
+    weights = load_file(copied / run_folder.MODEL)
+    weights["head.bias"][0] = float("nan")
+    save_file(weights, copied / run_folder.MODEL)
+    fails(capsys, ["distill", str(copied), "--out", str(tmp_path / "out")], "damaged-file", copied)
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_downloaded_into_a_folder_that_a_teacher_names(copied, tmp_path):
+    path = copied / run_folder.CONFIG
+    tree = json.loads(path.read_text())
+    for root, expected in ((str(tmp_path), False), (None, True)):
+        tree["data"] |= {"name": "cifar10", "root": root, "download": True}
+        path.write_text(json.dumps(tree))
+        assert make_base(read_teachers([copied])).data.download is expected
+
+
+def test_stored_logits_belong_to_the_settings_of_the_teacher(tmp_path):
+    """The classifier of causal-norm has settings that are neither weights nor shown by its layers."""
+    teacher = train_teacher(tmp_path / "teacher", "causal-norm")
+    config = student_config(teacher, **FROZEN)
+    data = load_once(config.data)
+    first = stored_teacher_logits(config, data, CPU, 0)
+    path = teacher / "seed0" / run_folder.CONFIG
+    tree = json.loads(path.read_text())
+    tree["method"]["removal"] += 1
+    path.write_text(json.dumps(tree))
+    second = stored_teacher_logits(student_config(teacher, **FROZEN), data, CPU, 0)
+    assert not torch.allclose(first, second)
+
+
+def test_names_of_teachers_are_not_interpreted_by_the_terminal(copied, tmp_path, capsys, monkeypatch):
+    hostile = copied.rename(tmp_path / "x\x1b[31m\x07")
+    monkeypatch.chdir(tmp_path)
+    options = "--no-alone --epochs 1 --batch-size 32 --log.progress none --device cpu"
+    assert main(["distill", str(hostile), *options.split()]) == 0
+    shown = capsys.readouterr()
+    assert not {"\x1b", "\x07"} & {*shown.out, *shown.err} and "\\x1b[31m" in shown.out
+    assert list(tmp_path.glob("runs/*/report.html"))
+
+
+def test_a_teacher_that_cannot_be_shown_does_not_cost_the_report(copied, tmp_path, capsys, monkeypatch):
+    def fail_for_teachers(dataset):
+        if any(run.folder == copied for row in dataset.rows for run in row.runs):
+            raise ZeroDivisionError("of the teacher")
+        return []
+
+    monkeypatch.setattr("longtail.reporting.page.method_details", fail_for_teachers)
+    options = f"--no-alone --epochs 1 --batch-size 32 --log.progress none --device cpu --out {tmp_path / 'out'}"
+    assert main(["distill", str(copied), *options.split()]) == 0
+    assert str(copied) in capsys.readouterr().err and (tmp_path / "out/report.html").exists()
+
+
 def test_wrong_arguments(teachers, tmp_path, capsys):
     fails(capsys, ["distill"], "invalid-value")
     fails(capsys, ["distill", "--model", "resnet18"], "invalid-value")
@@ -332,9 +407,6 @@ def test_images_in_memory(tmp_path):
         tmp_path / "teacher", "resnet20_cifar", tmp_path / "out", data=(images, labels), alone=False, **values
     )
     assert run_folder.read(folder).metrics["class_names"] == ["a", "b", "c"]
-
-
-FROZEN = {"model": {"trainable": "head"}, "data": {"cached_views": 2}}
 
 
 def test_a_head_on_stored_features_is_taught_by_stored_logits(teachers, tmp_path):

@@ -21,7 +21,7 @@ from longtail.methods import find_method, make
 from longtail.plan import Plan
 from longtail.progress import format_duration, log_info, log_warning, parse_duration
 from longtail.recipes import ALL_METHODS, select_methods
-from longtail.reporting.page import ReportRuns, build_page, write_page
+from longtail.reporting.page import ReportRuns, write_runs
 from longtail.reporting.plots import accuracy_by_method
 from longtail.reporting.result_rows import ResultRow, make_rows
 from longtail.reporting.table import points_by_dataset, write_table
@@ -245,7 +245,7 @@ def write_rows(rows: list[ResultRow], out: Path) -> None:
     with files.replace_file(out / "comparison.png") as figure:
         accuracy_by_method(points_by_dataset(rows), figure)
     with files.replace_file(out / "report.html") as fresh:
-        write_page(build_page(ReportRuns(rows)), fresh)
+        write_runs(ReportRuns(rows), fresh)
 
 
 # Methods and configurations

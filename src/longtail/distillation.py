@@ -112,13 +112,15 @@ def read_teachers(paths: Sequence[Path | str] | Path | str) -> list[FinishedRun]
 def make_base(runs: Sequence[FinishedRun]) -> Config:
     """Return the configuration of the first teacher with the method distillation.
 
-    Cross-validation is left out: the teachers have seen the images of every fold.
+    Cross-validation is left out: the teachers have seen the images of every fold. Nothing is downloaded into a folder that the
+    configuration of the teacher names.
     """
+    from longtail.engine.teachers import hash_teachers
+
     first = runs[0].config
-    checksums = tuple(map(run_folder.hash_network, runs))
-    method = DistillationSettings(teachers=tuple(run.folder for run in runs), teacher_checksums=checksums)
-    train = replace(first.train, processes=1)
-    return replace(first, method=method, data=replace(first.data, folds=0), train=train)
+    method = DistillationSettings(teachers=tuple(run.folder for run in runs), teacher_checksums=hash_teachers(runs))
+    data = replace(first.data, folds=0, download=first.data.download and first.data.root is None)
+    return replace(first, method=method, data=data, train=replace(first.train, processes=1))
 
 
 def find_resumed_student(base: Config, out: Path) -> Config | None:

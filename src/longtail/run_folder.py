@@ -181,6 +181,8 @@ def _check_classes(path: Path, metrics: dict[str, Any]) -> None:
     bins = metrics.get("calibration") or []
     if any(b["count"] and (b.get("confidence") is None or b.get("accuracy") is None) for b in bins):
         raise UserError(f"{path}: calibration has images without confidence or accuracy: {HINT}", kind="damaged-file")
+    if rows["counts"] and not any(rows["counts"]):
+        raise UserError(f"{path}: counts has no training images: {HINT}", kind="damaged-file")
     if all(accuracy is None for accuracy in metrics["per_class"]):
         raise UserError(f"{path}: per_class has no accuracies: {HINT}", kind="damaged-file")
 

@@ -176,6 +176,14 @@ def test_the_verb_shard_and_mistakes(folder, capsys, tmp_path_factory):
     assert main(["data"]) == 0 and "data inspect" in capsys.readouterr().out
 
 
+def test_names_of_skipped_images_are_not_interpreted_by_the_terminal(folder, capsys, tmp_path_factory):
+    (folder / "train/cat/x\x1b[31m.png").write_bytes(b"not an image")
+    out = tmp_path_factory.mktemp("out") / "shards"
+    assert main(["data", "shard", str(folder), "--out", str(out), "--data.on_error", "skip"]) == 0
+    error = capsys.readouterr().err
+    assert "\x1b" not in error and "x\\x1b[31m.png" in error
+
+
 def test_training_lists_skipped_images(folder, tmp_path_factory):
     bad_files(folder / "train/cat")
     out = tmp_path_factory.mktemp("out")

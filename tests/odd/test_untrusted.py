@@ -28,7 +28,7 @@ from longtail.reporting.server import LivePage
 from tests.conftest import tiny
 from tests.inference.made import finished_run
 from tests.odd.harness import within
-from tests.raises import fails
+from tests.raises import fails, raises
 from tests.report.made import FEW, make_run
 
 CPU = torch.device("cpu")
@@ -349,6 +349,15 @@ def test_accuracies_are_percentages(finished, tmp_path, value):
     (run / run_folder.METRICS).write_text(json.dumps(tree | {"top1": value}))
     with pytest.raises(UserError):
         run_folder.read(run)
+
+
+def test_class_counts_have_training_images(finished, tmp_path):
+    """They are weights of means over the classes in the report."""
+    shutil.copytree(finished, tmp_path / "run")
+    tree = json.loads((finished / run_folder.METRICS).read_text())
+    (tmp_path / "run" / run_folder.METRICS).write_text(json.dumps(tree | {"counts": [0] * len(tree["per_class"])}))
+    with raises("damaged-file", "counts"):
+        run_folder.read(tmp_path / "run")
 
 
 def test_weights_of_another_shape_are_not_loaded(exported, tmp_path):

@@ -22,6 +22,7 @@ from longtail.cli.parse import (
 )
 from longtail.config import Config, DataConfig, LogConfig, ModelConfig, OptimConfig, TrainConfig, ViewsConfig
 from longtail.plan import Plan
+from longtail.text import escape_nonprintable
 from longtail.training import SHARED_SECTIONS, check_not_a_run, log_choices, select_sections
 
 
@@ -86,7 +87,7 @@ def run_compare(args: list[str]) -> None:
     screen.print(to_rich(rows, screen.width))
     print_lines(summary_lines(rows))
     print_lines([f"written to {out}/table.md, {out}/table.json and {out}/comparison.png"])
-    print(f"full report: {out}/report.html")
+    print(f"full report: {escape_nonprintable(out)}/report.html")
     best = rows[-1]
     run = shlex.quote(str(best.runs[0].folder.parent))
     print_next_commands(

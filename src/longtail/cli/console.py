@@ -18,6 +18,7 @@ from rich.console import Console
 
 from longtail.errors import UserError, error_text
 from longtail.progress import LOGGER, terminal_width, wrap_line
+from longtail.text import escape_nonprintable
 
 if TYPE_CHECKING:
     from longtail.reporting.table import ResultRow
@@ -157,7 +158,7 @@ class MessageHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING:
-            print(wrap_line(record.getMessage(), terminal_width(is_error=True)), file=sys.stderr, flush=True)
+            print_warning(record.getMessage())
         else:
             print_lines(record.getMessage().split("\n"))
 
@@ -178,12 +179,18 @@ def print_messages() -> Iterator[None]:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print lines on standard output, wrapped to the width of the terminal."""
-    print(*(wrap_line(line, terminal_width()) for line in lines), sep="\n", flush=True)
+    """Print lines on standard output, wrapped to the width of the terminal. Characters that are not printable are escaped."""
+    print(*(wrap_line(escape_nonprintable(line), terminal_width()) for line in lines), sep="\n", flush=True)
+
+
+def print_warning(line: str) -> None:
+    """Print a line on standard error, as `print_lines` does."""
+    print(wrap_line(escape_nonprintable(line), terminal_width(is_error=True)), file=sys.stderr, flush=True)
 
 
 def print_next_commands(*commands: tuple[str, str]) -> None:
     """Print commands to continue with, each with its purpose, which is on a line of its own if the terminal is narrow."""
+    commands = tuple((escape_nonprintable(command), escape_nonprintable(purpose)) for command, purpose in commands)
     width = max(len(command) for command, _ in commands)
     lines = [f"  {command:{width}}   {purpose}" for command, purpose in commands]
     if max(map(len, lines)) > (terminal_width() or WIDTH_WITHOUT_TERMINAL):

@@ -1,7 +1,6 @@
 """The command `data`, with its subcommands `inspect` and `shard`."""
 
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,13 @@ from rich.table import Table
 from tyro.conf import Positional, arg
 
 from longtail import files, recipes
-from longtail.cli.console import check_output_files, make_screen, print_lines, write_error_as_user_error
+from longtail.cli.console import (
+    check_output_files,
+    make_screen,
+    print_lines,
+    print_warning,
+    write_error_as_user_error,
+)
 from longtail.cli.help import make_help
 from longtail.cli.parse import check_data_paths, format_setting, get_given_settings, parse_arguments, take_data_argument
 from longtail.config import DataConfig
@@ -87,7 +92,7 @@ def run_inspect(args: list[str]) -> int:
     if given.json:
         with write_error_as_user_error(given.json):
             files.write_output_json(given.json, found.to_dict())
-        print(f"written to {given.json}")
+        print(f"written to {escape_nonprintable(given.json)}")
     return 1 if found.unreadable else 0
 
 
@@ -214,8 +219,8 @@ def run_shard(args: list[str]) -> None:
 
     written = shard(given.data, given.out, given.megabytes)
     for line in (*written.notes, *(f"skipped: {image.id} ({image.why})" for image in written.skipped)):
-        print(line, file=sys.stderr)
-    print(f"{written.images:,} images written to {given.out}")
+        print_warning(line)
+    print(f"{written.images:,} images written to {escape_nonprintable(given.out)}")
 
 
 DATA_COMMANDS: dict[str, tuple[type, Callable[[list[str]], int | None]]] = {

@@ -23,6 +23,7 @@ from longtail.config import (
 )
 from longtail.errors import UserError
 from longtail.run_folder import FinishedRun
+from longtail.text import escape_nonprintable
 from longtail.training import ALL_SECTIONS, SHORT_NAMES, select_sections
 
 
@@ -72,10 +73,10 @@ def run_distill(args: list[str]) -> None:
     rows, screen = distillation.train_students(config, runs, out, given.resume, given.alone), make_screen()
     screen.print(to_rich(rows, screen.width))
     print_lines(summary_lines(rows))
-    student = shlex.quote(str(out / distillation.STUDENT))
-    print(f"written to {out}/table.md, {out}/table.json and {out}/comparison.png")
-    print(f"full report: {out}/report.html")
-    print(f"next: longtail predict {student} IMAGES, or longtail export {student}")
+    student, shown = shlex.quote(str(out / distillation.STUDENT)), escape_nonprintable(out)
+    print(f"written to {shown}/table.md, {shown}/table.json and {shown}/comparison.png")
+    print(f"full report: {shown}/report.html")
+    print(escape_nonprintable(f"next: longtail predict {student} IMAGES, or longtail export {student}"))
 
 
 def resolve_distillation(args: list[str]) -> ResolvedDistillation:

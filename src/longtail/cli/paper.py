@@ -16,7 +16,7 @@ from longtail.cli.parse import check_path, parse_arguments
 from longtail.config import PaCoSettings
 from longtail.errors import UserError, unknown_name
 from longtail.recipes.imagenet_scale import PublishedAccuracy
-from longtail.text import format_percent
+from longtail.text import escape_nonprintable, format_percent
 
 if TYPE_CHECKING:
     from longtail import theory
@@ -107,7 +107,7 @@ def run_reproduce(args: list[str]) -> None:
     for table in to_rich(tree, screen.width):
         screen.print(table)
     images = [given["results"] / p.name for epochs in training_lengths(tree) for p in plot_files(tree, epochs).values()]
-    print("written to", " and ".join(map(str, [f"{path}.json", f"{path}.md", *images])))
+    print("written to", " and ".join(map(escape_nonprintable, [f"{path}.json", f"{path}.md", *images])))
 
 
 # recipes
@@ -243,7 +243,7 @@ def run_theory(args: list[str]) -> None:
         with write_error_as_user_error(figure):
             plots.draw_theory(results.counts, results.positives["expected"], alphas, figure)
     for file in filter(None, (json, figure)):
-        print(f"written to {file}")
+        print(f"written to {escape_nonprintable(file)}")
 
 
 def choose_queue_and_batch(name: str) -> dict[str, int]:

@@ -9,6 +9,7 @@ from tyro.conf import Positional, arg
 from longtail.cli.console import print_result_tables
 from longtail.cli.parse import parse_arguments
 from longtail.errors import UserError
+from longtail.text import escape_nonprintable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,7 @@ def run_report(args: list[str]) -> None:
 
     from longtail.reporting.page import report
 
-    print(f"written to {report(given.runs, given.out)}")
+    print(f"written to {escape_nonprintable(report(given.runs, given.out))}")
 
 
 def run_table(args: list[str]) -> None:
@@ -75,8 +76,9 @@ def run_table(args: list[str]) -> None:
     from longtail.reporting.table import table
 
     out = given.out or given.runs[0]
+    shown = escape_nonprintable(out)
     print_result_tables(table(given.runs, out), given.verbose)
-    print(f"written to {out}/table.md and {out}/table.json")
+    print(f"written to {shown}/table.md and {shown}/table.json")
 
 
 def run_figure(args: list[str]) -> None:
@@ -89,7 +91,7 @@ def run_figure(args: list[str]) -> None:
 
     from longtail.paper.figures import figure
 
-    print(f"written to {figure(given.name, given.runs, given.out)}")
+    print(f"written to {escape_nonprintable(figure(given.name, given.runs, given.out))}")
 
 
 def run_watch(args: list[str]) -> None:

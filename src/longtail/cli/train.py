@@ -35,6 +35,7 @@ from longtail.config import (
 )
 from longtail.errors import UserError
 from longtail.plan import Plan
+from longtail.text import escape_nonprintable
 from longtail.training import (
     ALL_SECTIONS,
     RecipeChoice,
@@ -132,7 +133,7 @@ def run_train(args: list[str]) -> None:
         print_result_tables(table(folders), given.verbose)
         print_baseline(folders)
         run = shlex.quote(str(out))
-        print(f"written to {out}")
+        print(f"written to {escape_nonprintable(out)}")
         print_next_commands(
             (f"longtail report {run} -o report.html", "accuracy by class, confusions, images to check"),
             (f"longtail predict {run} IMAGES", "predict the classes of other images"),

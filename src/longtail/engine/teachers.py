@@ -7,11 +7,13 @@ the feature cache. Where views are drawn in each step, the teachers run in each 
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from longtail import methods, run_folder
 from longtail.config import Config, DistillationSettings, TrainConfig
+from longtail.data.lazy_images import IntArray
 from longtail.data.sources import DataSet
 from longtail.engine.evaluate import load_stored_network
 from longtail.engine.features import split_features
@@ -62,13 +64,17 @@ def load_teachers(config: Config, data: DataSet, device: torch.device) -> tuple[
     if not paths:
         raise UserError("a distillation needs teachers: start it with `longtail distill TEACHER_RUN`")
     runs = [run_folder.read(path) for path in paths]
-    check_unchanged(runs, config.method.teacher_checksums)
     check_teachers(runs, data, config.data.image_size)
-    state = torch.get_rng_state()  # a new network takes random numbers, which the student must not notice
-    try:
-        return tuple(load_teacher(run, config, data, device) for run in runs)
-    finally:
-        torch.set_rng_state(state)
+    teachers = tuple(load_teacher(run, config, data, device) for run in runs)
+    check_unchanged(runs, config.method.teacher_checksums)
+    return teachers
+
+
+def hash_teachers(runs: Sequence[FinishedRun]) -> tuple[str, ...]:
+    """Return the checksums of teachers. Each one is loaded first, so that only files of the size of its network are hashed."""
+    for run in runs:
+        load_network(run, run.config, np.ones(len(run.metrics["per_class"]), np.int64), torch.device("cpu"))
+    return tuple(map(run_folder.hash_network, runs))
 
 
 def check_unchanged(runs: Sequence[FinishedRun], checksums: Sequence[str]) -> None:
@@ -136,14 +142,37 @@ def load_teacher(run: FinishedRun, config: Config, data: DataSet, device: torch.
     execution: TrainConfig = replace(
         run.config.train, precision=student.precision, channels_last=student.channels_last, execution="eager"
     )
-    network = load_stored_network(
-        run.folder / run_folder.MODEL, replace(run.config, train=execution), data.train.counts, device
-    )
+    network = load_network(run, replace(run.config, train=execution), data.train.counts, device)
     mean, std = normalization_tensors(config.views.normalize, device)
     own_mean, own_std = normalization_tensors(run.config.views.normalize, device)
     log_prior_C = log_frequencies(torch.from_numpy(data.train.counts)).to(device)
     size, scale, shift = run.config.data.image_size, std / own_std, (mean - own_mean) / own_std
     return Teacher(network.drop_training_modules(), log_prior_C, size, scale, shift).to(device)
+
+
+def load_network(run: FinishedRun, config: Config, counts: IntArray, device: torch.device) -> methods.Method:
+    """Return the network of a teacher; raise a UserError if its logits are not finite.
+
+    Args:
+        run: The run.
+        config: Its configuration, with the execution of the student.
+        counts: The number of training images of each class.
+        device: The device.
+    """
+    state = torch.get_rng_state()  # a new network takes random numbers, which the student must not notice
+    try:
+        network = load_stored_network(run.folder / run_folder.MODEL, config, counts, device).eval()
+    finally:
+        torch.set_rng_state(state)
+    size = run.config.data.image_size
+    with torch.no_grad():
+        is_finite = network(torch.zeros(1, 3, size, size, device=device)).isfinite().all()
+    if not is_finite:
+        raise UserError(
+            f"the teacher {run.folder} has logits that are not finite: train it again, or leave it out",
+            kind="damaged-file",
+        )
+    return network
 
 
 def stored_teacher_logits(

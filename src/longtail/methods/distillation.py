@@ -57,7 +57,8 @@ class Teacher(nn.Module):
         return at_least_float32(self.method(x)) + self.log_shift_C
 
     def extra_repr(self) -> str:
-        return f"image_size={self.image_size}"
+        """Return what determines the logits in addition to the layers: it is part of the key of stored logits."""
+        return f"image_size={self.image_size}, {self.method.config}"
 
 
 class Distillation(Method, settings="distillation"):

@@ -43,7 +43,11 @@ def report(paths: Iterable[Path | str] | Path | str, out: Path | str = "report.h
     ended, others = run_folder.split_finished(paths)
     if not ended and not others:
         run_folder.read_finished(paths)  # raises a UserError
-    runs = read_runs(ended, others)
+    return write_runs(read_runs(ended, others), out)
+
+
+def write_runs(runs: "ReportRuns", out: Path) -> Path:
+    """Write a page, and name the runs that cannot be shown on it; raise a UserError if all of them cannot."""
     try:
         page = build_page(runs)
     except Exception:
