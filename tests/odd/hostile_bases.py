@@ -64,8 +64,8 @@ class Place:
 class Case:
     number: int
     base: str
-    """finished, pair (two finished runs), begun, export, head (a finished run on cached features) or fresh (such a run that has
-    not finished)."""
+    """finished, pair (two finished runs), begun, export, head (a finished run on cached features), teacher (such a run, which
+    teaches another one) or fresh (such a run that has not finished)."""
     what: str
     """The change in words."""
     change: Callable[[Place, random.Random], str | None]
@@ -115,6 +115,7 @@ def build_bases(folder: Path) -> None:
     shutil.copytree(folder / "finished/seed0", folder / "pair/hostile/seed0")
     for run in ("finished/seed0", "pair/hostile/seed0", "pair/other/seed0", "head/seed0"):
         shorten_run(folder / run)
+    shutil.copytree(folder / "head", folder / "teacher")
     write_adapter(folder / "head/seed0")
     shutil.copytree(folder / "head", folder / "fresh")
     (folder / "fresh/seed0" / run_folder.METRICS).unlink()
@@ -247,7 +248,19 @@ def arguments(command: str, place: Place) -> list[str]:
     export = place.top / EXPORT
     run = str(export if place.run == place.top else place.top)
     predict = ["predict", run, str(place.images), "--device", "cpu"]
+    student = [
+        "--out",
+        "student",
+        "--no-alone",
+        "--train.epochs",
+        "1",
+        "--train.device",
+        "cpu",
+        "--log.progress",
+        "none",
+    ]
     known = {
+        "distill": ["distill", run, *student],
         "report": ["report", run, "-o", "report.html"],
         "table": ["table", run],
         "predict": [*predict, "--json", "-"],

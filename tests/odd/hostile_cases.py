@@ -65,6 +65,13 @@ HEAD_READERS = {
     "features.npz": ("report", "board"),
     "predictions.npz": ("report", "board"),
 }
+# Of the first teacher of a distillation, whose settings the student has.
+TEACHER_READERS = {
+    run_folder.CONFIG: ("distill",),
+    run_folder.ENVIRONMENT: ("distill",),
+    run_folder.METRICS: ("distill",),
+    run_folder.MODEL: ("distill",),
+}
 FRESH_READERS = {
     run_folder.CONFIG: ("resume-head",),
     run_folder.ENVIRONMENT: ("resume-head",),
@@ -89,6 +96,7 @@ READERS_OF = {
     "begun": BEGUN_READERS,
     "pair": PAIR_READERS,
     "head": HEAD_READERS,
+    "teacher": TEACHER_READERS,
     "fresh": FRESH_READERS,
 }
 EXPORT_READERS = ("predict", "predict-train", "predict-csv", "predict-table", "export")
@@ -183,6 +191,7 @@ def file_cases() -> Iterator[Spec]:
         ("finished", READERS, WRITTEN),
         ("begun", BEGUN_READERS, BEGUN_WRITTEN),
         ("head", HEAD_READERS, {}),
+        ("teacher", TEACHER_READERS, {}),
         ("fresh", FRESH_READERS, FRESH_WRITTEN),
     ):
         for name, commands in read.items():
@@ -260,6 +269,8 @@ FIELD_CASES = {
     ("finished", "examples/index.json"): 3,
     ("head", run_folder.CALIBRATION): 2,
     ("head", run_folder.CROSS_VALIDATION): 1,
+    ("teacher", run_folder.CONFIG): 1,
+    ("teacher", run_folder.ENVIRONMENT): 1,
     ("fresh", run_folder.CONFIG): 1,
     ("fresh", run_folder.LOG): 2,
     ("begun", run_folder.ENVIRONMENT): 2,
@@ -359,6 +370,7 @@ def weight_cases(bases: Path) -> Iterator[Spec]:
         yield spec("finished", run_folder.MODEL, kind, READERS[run_folder.MODEL])
         yield spec("export", EXPORT, kind, EXPORT_READERS)
         yield spec("head", run_folder.ADAPTER, kind, HEAD_READERS[run_folder.ADAPTER])
+        yield spec("teacher", run_folder.MODEL, kind, TEACHER_READERS[run_folder.MODEL])
 
 
 def description_cases(bases: Path) -> Iterator[Spec]:
@@ -425,7 +437,7 @@ NAMES = [
 
 def name_cases() -> Iterator[Spec]:
     """Give the run folder a hostile name, and put it into a folder with one; or surround it by very many folders."""
-    commands = ("report", "table", "board", "latency", "gradient", "predict", "export", "eval", "from")
+    commands = ("report", "table", "board", "latency", "gradient", "predict", "export", "eval", "from", "distill")
 
     def add(what: str, change: Callable[[Place], object], verbs: tuple[str, ...]) -> Iterator[Spec]:
         for verb in verbs:

@@ -207,12 +207,13 @@ GOOD = {
     "begun": ("resume", "resume-tensorboard", "resume-wandb", "report", "board"),
     "pair": ("report", "table"),
     "head": ("report", "predict", "eval"),
+    "teacher": ("distill",),
     "fresh": ("resume-head",),
     "export": ("predict-train", "predict-csv", "predict-table", "export"),
 }
 REAL = {
     *("report", "table", "predict", "predict-train", "predict-csv", "predict-table", "predict-weights"),
-    *("export", "eval", "gradient", "latency", "resume", "resume-head"),
+    *("export", "eval", "gradient", "latency", "resume", "resume-head", "distill"),
 }
 """Commands that can be run without what `patched` replaces."""
 
