@@ -19,13 +19,16 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import GifImagePlugin, Image
 
-from longtail.config import DataConfig
+from longtail.config import DataConfig, ViewsConfig
 from longtail.data import decode, lazy_images, shards
 from longtail.data.decode import IMAGE_FORMATS, OPTIONAL_FORMATS, BadImage, probe_image, read_file, supported_formats
+from longtail.data.in_memory import encode_picture
 from longtail.data.inspection import inspect
 from longtail.data.write_shards import shard
 from longtail.errors import UserError
 from longtail.inference.card import PREPARED
+from longtail.inference.model import Preprocessing
+from longtail.views import Views
 from tests.data.guard import run_guarded
 from tests.data.test_sources import fill
 from tests.raises import raises
@@ -63,6 +66,16 @@ def test_eps_starts_no_program(ghostscript, tmp_path):
     with pytest.raises(OSError), Image.open(tmp_path / "images/cat/photo.jpg") as image:
         image.load()
     assert ghostscript.exists()  # it would have been
+
+
+def test_eps_that_the_caller_has_opened_starts_no_program(ghostscript, tmp_path):
+    (tmp_path / "photo.jpg").write_bytes(EPS)
+    with Image.open(tmp_path / "photo.jpg") as image:
+        with pytest.raises(BadImage):
+            encode_picture(image)
+        with pytest.raises(BadImage):
+            Preprocessing(Views(ViewsConfig(), 8)).pixels(image)
+    assert not ghostscript.exists()
 
 
 def test_code_of_model_cards_names_the_formats(ghostscript, tmp_path):

@@ -1,5 +1,6 @@
 """A loaded network has the outputs of the evaluation, for all kinds of images and without the data set."""
 
+import io
 import json
 import shutil
 from dataclasses import replace
@@ -88,6 +89,19 @@ def test_every_form_of_an_image_is_the_same_image(digits):
 def test_errors_of_inputs_that_are_not_images(digits, form, value):
     with raises("bad-image", value):
         longtail.load(digits)(form)
+
+
+def test_images_that_cannot_be_decoded_or_have_too_many_pixels_are_said(digits, monkeypatch):
+    model, content = longtail.load(digits, device="cpu"), io.BytesIO()
+    Image.effect_noise((60, 60), 50).save(content, "PNG")
+    truncated = Image.open(io.BytesIO(content.getvalue()[:500]))
+    for image in (truncated, Image.new("RGB", (0, 5))):
+        with raises("bad-image"):
+            model(image)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    for large in (Image.new("RGB", (11, 10)), np.zeros((11, 10), np.uint8), torch.zeros(11, 10)):
+        with raises("bad-image"):
+            model(large)
 
 
 def test_a_prediction_and_a_model_tell_about_themselves(digits):

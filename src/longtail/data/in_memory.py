@@ -521,7 +521,6 @@ class EncodedPicture(NamedTuple):
 def encode_picture(picture: Any) -> EncodedPicture:
     """Encode a PIL image, an array or a tensor as PPM, or as PGM if it is grayscale, which is fast and lossless."""
     image = to_pil_image(picture)
-    check_pixels(image)
     is_gray = image.mode in GRAYSCALE_MODES
     with decoding_error_as_bad_image():  # a PIL image of a file is decoded now
         rgb = to_upright_rgb(image)
@@ -532,7 +531,7 @@ def encode_picture(picture: Any) -> EncodedPicture:
 
 
 def to_pil_image(picture: Any) -> "Image.Image":
-    """Convert a PIL image, an array or a tensor to a PIL image; raise a BadImage if that is impossible.
+    """Convert a PIL image, an array or a tensor to a PIL image; raise a BadImage if that is impossible or it is too large.
 
     Arrays have the shape (height, width[, channels]), tensors ([channels,] height, width), with uint8 values or floats from
     0 to 1.
@@ -540,6 +539,9 @@ def to_pil_image(picture: Any) -> "Image.Image":
     from PIL import Image
 
     if isinstance(picture, Image.Image):
+        if picture.format == "EPS":
+            raise BadImage("EPS data is not read, because Pillow would start Ghostscript")
+        check_pixels(picture)
         return picture
     if is_instance(picture, "torch", "Tensor"):
         try:
@@ -556,7 +558,9 @@ def to_pil_image(picture: Any) -> "Image.Image":
         order = "arrays are (height, width, channels), tensors (channels, height, width)"
         raise BadImage(f"its shape is {tuple(picture.shape)}: {order}")
     gray = picture.shape[2] == 1
-    return Image.fromarray(np.ascontiguousarray(to_uint8(picture)[..., 0] if gray else to_uint8(picture)))
+    image = Image.fromarray(np.ascontiguousarray(to_uint8(picture)[..., 0] if gray else to_uint8(picture)))
+    check_pixels(image)
+    return image
 
 
 def to_uint8(picture: np.ndarray) -> ImageArray:

@@ -48,9 +48,10 @@ class Preprocessing:
         if isinstance(picture, str | Path):
             return self.decode(decode.read_file(Path(picture)))
         image = to_pil_image(picture)
-        if self.side:
-            return decode.shrink_to_fit(image, self.side)
-        return decode.crop_center_square(image, self.views.size).transpose(2, 0, 1)
+        with decode.decoding_error_as_bad_image():  # a PIL image of a file is decoded now
+            if self.side:
+                return decode.shrink_to_fit(image, self.side)
+            return decode.crop_center_square(image, self.views.size).transpose(2, 0, 1)
 
     def decode(self, encoded: bytes) -> ImageArray:
         """Return the pixels of an encoded image file."""
