@@ -22,6 +22,7 @@ from tests.odd.hostile_values import MARKER
 FLAGS = [
     *("--method", "paco", "--train.epochs", "4", "--train.batch_size", "64", "--train.device", "cpu"),
     *("--train.checkpoint_every", "1", "--data.val_fraction", "0.2", "--log.progress", "none", "--log.gradients"),
+    *("--train.ema", "0.9"),
 ]
 HEAD_FLAGS = [
     *("--method", "balanced-softmax", "--train.epochs", "2", "--train.device", "cpu", "--log.progress", "none"),

@@ -51,7 +51,7 @@ PLAIN: list[Any] = [
 def checkpoint_paths(state: dict[str, Any]) -> list[values.JsonPath]:
     """Return the paths of the values in a checkpoint; of many parameters only the first and the last."""
     paths: list[values.JsonPath] = [(key,) for key in state]
-    for key in ("method", "optimizer", "meter", "gradients"):
+    for key in ("method", "optimizer", "meter", "gradients", "average"):
         inner = list(state[key])
         paths += [(key, name) for name in (inner if len(inner) < 10 else [inner[0], inner[-1]])]
     first = next(iter(state["optimizer"]["state"]))
