@@ -71,9 +71,18 @@ def test_matrix_has_a_field_for_each_count(folder):
     page = Page(str(matrix_section(only_row(folder))))
     fields = [a for a in page.of("rect") if a["class"] in ("hit", "miss")]
     assert [a["class"] for a in fields].count("miss") == 3 and len(fields) == 7
-    assert {float(a["fill-opacity"]) for a in fields if a["class"] == "miss"} == {0.26, 0.31, 0.36}
+    assert {float(a["fill-opacity"]) for a in fields if a["class"] == "miss"} == {0.24, 0.26, 0.28}
     numbers = [re.findall(r"\d+", title) for title in page.text["title"]]
     assert ["3", "1", "4", "16", "25"] in numbers  # class, predicted class, images, images of the class, percent
+
+
+def test_fields_are_pale_where_they_have_numbers(folder, monkeypatch):
+    """Numbers cannot be read on dark fields."""
+    for min_cell, darkest, numbers in ((20, 0.5, 7), (1_000, 1.0, 0)):
+        monkeypatch.setattr(confusion, "MIN_NUMBERED_CELL", min_cell)
+        page = Page(str(matrix_section(only_row(folder))))
+        assert max(float(a["fill-opacity"]) for a in page.of("rect") if "fill-opacity" in a) == darkest
+        assert len([a for a in page.of("text") if a.get("class") == "times"]) == numbers
 
 
 def test_many_classes_are_listed(folder, monkeypatch):

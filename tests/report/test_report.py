@@ -19,7 +19,7 @@ import longtail
 from longtail import recipes, run_folder
 from longtail.cli import main
 from longtail.metrics import paired_difference
-from longtail.reporting import method_detail, run_artifacts, summary
+from longtail.reporting import method_detail, run_artifacts, sections, summary
 from longtail.reporting.class_accuracy import NO_COUNTS
 from longtail.reporting.dataset_results import group_by_dataset
 from longtail.reporting.page import report
@@ -475,6 +475,20 @@ def test_number_of_classes_shown_is_limited(tmp_path):
     assert "1,000 of" in said.words() and "1,500 classes" in said.words()
     (every,) = [t for t in said.tables if t[0][-1][0] == "group"]
     assert len(every) == 1001 and every[1][1][0] == "1,500" and every[-1][1][0] == "1"
+
+
+def test_images_are_described(folder):
+    dataset = dataset_of(folder)
+    numbers = [int(n) for n in re.findall(r"\d+", sections.describe_images(dataset))]
+    assert numbers == [sum(COUNTS), len(COUNTS), max(COUNTS), min(COUNTS), len(COUNTS) * PER_CLASS]
+    for seed in range(3):  # older runs do not store the counts
+        for name in (run_folder.METRICS, run_folder.ENVIRONMENT):
+            path = folder / "ce" / f"seed{seed}" / name
+            stored = json.loads(path.read_text())
+            stored.pop("counts", None)
+            stored.get("data", {}).pop("counts", None)
+            path.write_text(json.dumps(stored))
+    assert sections.describe_images(dataset_of(folder / "ce")) is None
 
 
 def test_report_command(folder, tmp_path, capsys):

@@ -109,6 +109,19 @@ def test_narrow_terminal(made, width):
     assert "Cross-entropy" in shown and "40.0" in shown and "…" not in shown
 
 
+def headings(table) -> list[str]:
+    return [column.header for column in table.columns]
+
+
+def test_columns_without_information_are_left_out(made):
+    """Groups without a value, and numbers of seeds that are all the same, unless the table is verbose."""
+    rows = {len(row.runs): [row] for row in table([made]) if "Cross" in row.label or len(row.runs) > 1}
+    assert headings(to_rich(rows[1], 80)) == ["method", "all", "medium", "many"]
+    assert headings(to_rich(rows[3], 80)) == ["method", "all", "few", "medium", "many"]
+    assert headings(to_rich(rows[1] + rows[3], 80)) == ["method", "rank", "all", "few", "medium", "many", "seeds"]
+    assert {"few", "seeds"} <= set(headings(to_rich(rows[1], 150, is_verbose=True)))
+
+
 def test_tables_and_plot(made, tmp_path):
     rows = table([made])
     assert to_rich(rows).row_count == shifted_table(rows).row_count == 3

@@ -82,7 +82,7 @@ def frequency_section(dataset: DatasetResults) -> Element:
         text += f" Dots mark the {NUM_HIGHLIGHTED} methods with the highest overall accuracy."
     caption = f"Rare classes are on the right. {text}{classes.subset_note}"
     drawn = figure(plot, "accuracy_by_frequency", columns, caption, legend)
-    return section("Accuracy by class frequency", grid([drawn, class_table(dataset, classes)]))
+    return section("Accuracy by class frequency", grid([drawn, class_table(dataset, classes)], "by-class"))
 
 
 def shade_by_count(plot: Plot) -> None:

@@ -27,6 +27,8 @@ MAX_LISTED = 100  # rows of the table of confusions
 MAX_NAME = 22  # characters of a class name at the matrix
 MATRIX_SIDE, MIN_CELL, MAX_CELL = 640, 13, 30  # units
 LETTER = 6.0  # units per letter of a class name
+MIN_NUMBERED_CELL = 20  # units; smaller cells have no number
+MAX_SMALL_CLASSES = 15  # with more classes, the matrix takes the full width
 NO_CONFUSIONS = "metrics.json and predictions.npz have no predicted classes"
 
 
@@ -103,6 +105,8 @@ def _heat_map(matrix_CC: IntArray, names: Sequence[str], seeds: int) -> Element:
     margin = 28 + LETTER * max(map(len, shown))
     cell = min(max(MATRIX_SIDE / classes, MIN_CELL), MAX_CELL)
     side, marks = classes * cell, []
+    is_numbered = cell >= MIN_NUMBERED_CELL
+    palest, darkest = (0.2, 0.5) if is_numbered else (0.15, 1.0)  # numbers cannot be read on dark fields
     for i, j in np.argwhere(matrix_CC):
         times, images = int(matrix_CC[i, j]), int(images_C[i])
         share = times / images
@@ -117,11 +121,11 @@ def _heat_map(matrix_CC: IntArray, names: Sequence[str], seeds: int) -> Element:
                 y=format_coordinate(y),
                 width=format_coordinate(cell),
                 height=format_coordinate(cell),
-                fill_opacity=f"{0.15 + 0.85 * share:.2f}",
+                fill_opacity=f"{palest + (darkest - palest) * share:.2f}",
                 class_="hit" if i == j else "miss",
             )
         )
-        if cell >= 20:
+        if is_numbered:
             middle = {"x": format_coordinate(x + cell / 2), "y": format_coordinate(y + cell / 2 + 4)}
             marks.append(el("text", f"{times:,}", **middle, text_anchor="middle", class_="times"))
     labels = []
@@ -148,7 +152,7 @@ def _heat_map(matrix_CC: IntArray, names: Sequence[str], seeds: int) -> Element:
         *marks,
         viewBox=f"0 0 {total} {total}",
         role="img",
-        class_="matrix large" if classes > 15 else "matrix",
+        class_="matrix large" if classes > MAX_SMALL_CLASSES else "matrix",
     )
     caption = (
         f"{_sum_note(seeds)}Rows are true classes and columns predicted classes, both from frequent to rare. Correct images "

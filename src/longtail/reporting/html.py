@@ -428,9 +428,9 @@ def subsection(title: str, *content: Element | None) -> Element:
     return el("section", el("h4", title), *content)
 
 
-def grid(figures: Iterable[Element]) -> Element:
-    """Return figures side by side if the page is wide enough."""
-    return el("div", *figures, class_="grid")
+def grid(parts: Iterable[Element], kind: str = "") -> Element:
+    """Return parts of a page side by side if the page is wide enough; `kind` is a further class for the style sheet."""
+    return el("div", *parts, class_=f"grid {kind}".rstrip())
 
 
 def collapsible(title: str, *content: Element, is_open: bool = False, kind: str | None = None) -> Element:

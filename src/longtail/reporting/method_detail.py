@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from longtail.config import GPaCoSettings, PaCoSettings
-from longtail.metrics import shot_groups
+from longtail.metrics import SHOT_GROUPS, shot_groups
 from longtail.reporting import run_artifacts
-from longtail.reporting.confusion import class_names, matrix_section
+from longtail.reporting.confusion import MAX_SMALL_CLASSES, class_names, matrix_section
 from longtail.reporting.dataset_results import DatasetResults
 from longtail.reporting.embedding import WORKER
 from longtail.reporting.html import (
@@ -66,8 +66,11 @@ def detail_sections(row: ResultRow) -> Iterable[Element]:
     mapped = next((run for run in row.runs if (run.folder / run_artifacts.FEATURES).exists()), first)
     yield subsection("Training", training_section(row))
     yield subsection("Calibration and features", grid([calibration_figure(row), feature_map(mapped)]))
-    yield subsection("Confusion matrix", matrix_section(row))
-    yield subsection(f"Most frequent confusions (seed {first.seed})", *confusion_section(first))
+    confusions = [
+        subsection("Confusion matrix", matrix_section(row)),
+        subsection(f"Most frequent confusions (seed {first.seed})", *confusion_section(first)),
+    ]
+    yield from [grid(confusions)] if len(first.metrics["per_class"]) <= MAX_SMALL_CLASSES else confusions
     yield subsection(f"Best and worst classes of the rarer half (seed {first.seed})", *rare_class_section(first))
 
 
@@ -172,7 +175,7 @@ def feature_map(run: FinishedRun) -> Element:
     columns = {"x": position_N2[:, 0].round(2).tolist(), "y": position_N2[:, 1].round(2).tolist()}
     columns |= {"class": [names[c] for c in y_N.tolist()], "group": group_N.tolist()}
     present = ((i, group) for i, group in enumerate(shot_groups(counts)) if group in group_N)
-    legend = [(SeriesStyle(i), f"classes with {group} training images") for i, group in present]
+    legend = [(SeriesStyle(i), f"{group}: {SHOT_GROUPS[group].description} training images") for i, group in present]
     images = format_count(len(y_N), "test image")
     caption = (
         f"t-SNE of the features of {images}. Hover over a dot to see its class. The names of classes are at their centers if "
@@ -257,7 +260,8 @@ def rare_class_section(run: FinishedRun) -> list[Element]:
         "Lowest accuracy among the rarer half of the classes": worst,
     }
     tables = [_rare_class_table(run, entries, title) for title, entries in titles.items() if entries]
-    return tables if best else [el("p", "No image of the rarer half of the classes was classified correctly."), *tables]
+    none_correct = el("p", "No image of the rarer half of the classes was classified correctly.")
+    return [*([] if best else [none_correct]), grid(tables)]
 
 
 def _rare_class_table(run: FinishedRun, entries: list[dict[str, Any]], title: str) -> Element:

@@ -14,7 +14,7 @@ from longtail.errors import UserError, error_text
 from longtail.progress import log_warning
 from longtail.reporting import class_accuracy, sections, training_curves
 from longtail.reporting.dataset_results import DatasetResults, group_by_dataset
-from longtail.reporting.html import Element, TrustedText, el, format_count, render, user_text
+from longtail.reporting.html import Element, TrustedText, el, format_count, grid, render, user_text
 from longtail.reporting.method_detail import method_details
 from longtail.reporting.result_rows import ResultRow, make_rows
 from longtail.reporting.sections import check_section
@@ -184,8 +184,9 @@ def results_sections(rows: Sequence[ResultRow]) -> list[Element]:
 def _summary_parts(dataset: DatasetResults, has_heading: bool) -> Iterable[Element]:
     if has_heading:
         yield el("h3", user_text(dataset.data))
-    yield el("div", *summarize(dataset), class_="summary")
-    yield reliability(dataset)
+    if images := sections.describe_images(dataset):
+        yield el("p", images, class_="small")
+    yield grid([el("div", *summarize(dataset), class_="summary"), reliability(dataset)], "overview")
 
 
 def _detail_parts(dataset: DatasetResults) -> list[Element]:

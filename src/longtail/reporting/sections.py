@@ -50,6 +50,18 @@ GROUP_RANGES = ", ".join(f"{name} ({group.description})" for name, group in SHOT
 # Results
 
 
+def describe_images(dataset: DatasetResults) -> str | None:
+    """Return a sentence on the numbers of images and classes; None if the runs do not store the class counts."""
+    first = dataset.comparable[0].runs[0]
+    n_C, images_C = run_artifacts.train_counts(first), run_artifacts.test_counts(first)
+    if n_C is None:
+        return None
+    total = format_image_counts(dataset.comparable) or f"{n_C.sum():,}"
+    tested = "" if images_C is None else f", {format_count(int(images_C.sum()), 'test image')}"
+    per_class = f"{n_C.max():,} to {n_C.min():,} per class"
+    return f"{total} training images of {format_count(len(n_C), 'class')} ({per_class}){tested}."
+
+
 def results_section(dataset: DatasetResults) -> Element:
     """Return the table of results, with the best and tied methods marked, over all images and on rare classes."""
     marks = {m: rank_rows(dataset.rows, m) for m in ("top1", dataset.rare_group) if m}
@@ -67,7 +79,12 @@ def results_section(dataset: DatasetResults) -> Element:
         m: [_mean_or_none(row, m) for row in dataset.rows] for m in REPORT_METRICS
     }
     below = el("p", caption, " ", data_link("results", columns), class_="small")
-    return section("Results", table(head, body, "Accuracy in percent, mean ± standard deviation over seeds"), below)
+    return section("Results", table(head, body, f"Accuracy in percent{_mean_note(dataset.rows)}"), below)
+
+
+def _mean_note(rows: Sequence[ResultRow]) -> str:
+    """Return a note that values are means over seeds; empty if every row has one seed."""
+    return ", mean ± standard deviation over seeds" if any(len(row.runs) > 1 for row in rows) else ""
 
 
 def _mean_or_none(row: ResultRow, metric: str) -> float | None:
@@ -84,7 +101,7 @@ def cost_section(dataset: DatasetResults) -> Element:
     plotted = [m for m in COST_METRICS if m != "parameters"]
     plots = [plot for m in plotted if (plot := _cost_figure(dataset, m)) is not None]
     notes = [el("p", text, class_="small") for text in _cost_notes(dataset.rows)]
-    costs = table(head, body, "Cost, mean ± standard deviation over seeds")
+    costs = table(head, body, f"Cost{_mean_note(dataset.rows)}")
     return section("Cost", costs, *notes, grid(plots) if len(dataset.rows) > 1 else None)
 
 

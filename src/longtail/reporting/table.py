@@ -67,8 +67,17 @@ def table_caption(
     )
     if "top1" not in shown:
         return f"{explained.capitalize()}."
-    opening = f"Last epoch, test set, in percent: {explained}. Mean ± standard deviation over seeds; –: no value."
+    opening = f"Last epoch, test set, in percent: {explained}. {_describe_seeds(rows)}"
+    opening += "" if all(row.values(m) for row in rows for m in shown) else " –: no value."
     return opening + describe_few_support(((row.data, row.runs[0]) for row in rows), escape)
+
+
+def _describe_seeds(rows: Sequence[ResultRow]) -> str:
+    """Return a sentence on the seeds behind each value of a table."""
+    seeds = {len(row.runs) for row in rows}
+    if seeds == {1}:
+        return "One seed."
+    return f"Mean ± standard deviation over {f'{min(seeds)} seeds' if len(seeds) == 1 else 'seeds'}."
 
 
 class MethodPoint(NamedTuple):
@@ -110,12 +119,14 @@ def to_rich(rows: Sequence[ResultRow], width: int = 150, is_verbose: bool = Fals
     Args:
         rows: The rows.
         width: Columns of the terminal; narrow terminals show fewer metrics.
-        is_verbose: Whether all metrics are shown that fit, and not only the accuracies and the seconds of training.
+        is_verbose: Whether all metrics are shown that fit, and not only those of `compact_metrics` that have a value.
     """
     every = [*REPORT_METRICS, *(m for m in TABLE_METRICS if m not in REPORT_METRICS)]  # ordered as in the report
     shown = [m for m in every if width >= METRICS[m].min_width] if is_verbose else compact_metrics(width)
+    shown = [m for m in shown if is_verbose or any(row.values(m) for row in rows)]
     cells = [[row.cell(m) if width >= 100 else row.cell(m).replace(" ", "") for m in shown] for row in rows]
     is_single = len({row.data for row in rows}) == 1  # then the data set is the title, which saves a column
+    has_seeds = is_verbose or len({len(row.runs) for row in rows}) > 1  # the caption has the number of all rows
     ranks = rank_rows(rows)
     has_ranks = any(ranks)
     more = (
@@ -123,7 +134,7 @@ def to_rich(rows: Sequence[ResultRow], width: int = 150, is_verbose: bool = Fals
         if len(shown) == len(TABLE_METRICS) or not is_verbose
         else " `longtail table` writes all columns to table.md."
     )
-    below = table_caption(shown, rows) + explain_labels(ranks) + more
+    below = table_caption(shown, rows) + (" rank: by `all`." if has_ranks else "") + explain_labels(ranks) + more
     table = Table(
         title=plain_cell(rows[0].data) if is_single else None,
         caption=Text(below),
@@ -136,10 +147,11 @@ def to_rich(rows: Sequence[ResultRow], width: int = 150, is_verbose: bool = Fals
         table.add_column(heading, min_width=min(max(words), MAX_WORD))  # words are not broken
     for metric in shown:
         table.add_column(METRICS[metric].heading, justify="right", no_wrap=True)
-    table.add_column("seeds", justify="right")
+    if has_seeds:
+        table.add_column("seeds", justify="right")
     for row, rank, values in zip(rows, ranks, cells, strict=True):
         labels: list[Text] = [plain_cell(row.label)] if is_single else [plain_cell(row.data), plain_cell(row.label)]
-        table.add_row(*labels, *([rank] if has_ranks else []), *values, str(len(row.runs)))
+        table.add_row(*labels, *([rank] if has_ranks else []), *values, *([str(len(row.runs))] if has_seeds else []))
     return table
 
 
