@@ -1,4 +1,4 @@
-"""Make docs/report.png, the picture of the README: the upper part of the report of `longtail demo`, in headless Chromium.
+"""Make the pictures of `longtail demo`: docs/report.png, the upper part of its report in headless Chromium, and docs/demo.png.
 
 Usage: python tools/report_image.py [RUNS]
 
@@ -15,8 +15,9 @@ from PIL import Image, ImageOps
 
 import longtail
 
-OUT = Path(__file__).resolve().parents[1] / "docs/report.png"
-SIZE = (1280, 1010)  # pixels
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+OUT = DOCS / "report.png"  # in the README
+SIZE = (1280, 1408)  # pixels
 MAX_BYTES, COLORS, BORDER = 400 * 1024, 256, "#c8cad6"
 
 
@@ -35,6 +36,7 @@ def main() -> None:
         picture.quantize(COLORS, dither=Image.Dither.NONE).save(OUT, optimize=True)
     if OUT.stat().st_size > MAX_BYTES:
         raise SystemExit(f"{OUT} has {OUT.stat().st_size:,} bytes, more than {MAX_BYTES:,}")
+    shutil.copyfile(runs / "accuracy.png", DOCS / "demo.png")  # in results/README.md
     print(f"wrote {OUT}: {OUT.stat().st_size:,} bytes")
 
 

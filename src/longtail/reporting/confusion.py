@@ -156,7 +156,7 @@ def _heat_map(matrix_CC: IntArray, names: Sequence[str], seeds: int) -> Element:
     )
     caption = (
         f"{_sum_note(seeds)}Rows are true classes and columns predicted classes, both from frequent to rare. Correct images "
-        "are on the diagonal. The darker a cell, the larger its share of the true class. "
+        "are on the diagonal. The stronger the color, the larger the share of the true class. "
     )
     data: dict[str, list[Any]] = {"class": list(names)}
     data |= {f"predicted as {name}": matrix_CC[:, i].tolist() for i, name in enumerate(names)}
