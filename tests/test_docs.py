@@ -25,6 +25,7 @@ from longtail import config, recipes
 from longtail.cli import COMMANDS, main, reference
 from longtail.metrics import mean_std, paired_difference
 from longtail.reporting.table import table
+from longtail.training import SHORT_NAMES
 from tests.data.test_sources import cifar_entry, write
 from tests.test_large import write_imagenet
 
@@ -93,6 +94,9 @@ PLAIN = re.compile(r"longtail [^|;$&<>]*(#.*)?")  # lines that need no shell
 def shortened(words: list[str]) -> list[str]:
     """Return the words after `longtail`, with settings for a short run."""
     verb, rest = words[0], [word for word in words[1:] if word != "--model.pretrained"]  # no downloads
+    if verb == "train":  # short names, such as --epochs, in full
+        full = {f"--{name.replace('_', '-')}": f"--{setting}" for name, setting in SHORT_NAMES.items()}
+        rest = [full.get(word, word) for word in rest]
     extra = shlex.split(SHORT.get(verb, ""))
     if "lora" in rest:
         extra = [WITH_LINEAR_LAYERS if word == "resnet8_cifar" else word for word in extra]

@@ -79,6 +79,8 @@ def test_reference_has_the_public_names(pages):
         assert f"::: {name}\n" in reference["api/index.md"]
     assert "::: longtail.sklearn.PaCoClassifier\n" in reference["api/sklearn.md"]
     assert "::: longtail.losses.paco.paco_loss\n" in reference["api/losses.md"]
+    # under their public names, and the class of the module itself first
+    assert re.findall(r"::: .*\.(\w+)\n", reference["api/nn.md"]) == ["PaCoLoss", "LabeledQueue", "MomentumNetwork"]
 
 
 # The built site

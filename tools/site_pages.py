@@ -158,7 +158,8 @@ def format_names(module: Any) -> str:
     """Return a line for mkdocstrings for each public function and class of a module, with the name of its definition."""
     names = getattr(module, "__all__", None) or [name for name, value in vars(module).items() if is_own(value, module)]
     values = [getattr(module, name) for name in names if not name.startswith("_")]
-    shown = sorted(filter(is_documented, values), key=inspect.isclass)  # functions first
+    # functions before classes, and classes of the module itself before those that it imports
+    shown = sorted(filter(is_documented, values), key=lambda v: (inspect.isclass(v), v.__module__ != module.__name__))
     return "".join(f"\n::: {value.__module__}.{value.__qualname__}\n" for value in shown)
 
 

@@ -1,11 +1,11 @@
 """PaCo as modules for other training loops. The methods of this package consist of the same parts.
 
-    net = …                                               # maps images to features of some width
-    criterion = PaCoLoss(width, class_counts)             # class centers, projection G, queue
+    net = …                                          # maps images to features of some width
+    criterion = PaCoLoss(width, class_counts)        # class centers, projection G, queue
     query = nn.Sequential(net, criterion.G)
-    key = MomentumNetwork(query)                          # moving average of net and G
+    key = MomentumNetwork(query)                     # moving average of net and G
     …
-    loss = criterion(net(view), key(other_view), y)       # two views of the same images
+    loss = criterion(net(view), key(other_view), y)  # two views of the same images
     loss.backward(); optimizer.step(); key.follow(query)
 
 Shapes: B images, C classes, F features, D projected width.

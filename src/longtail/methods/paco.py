@@ -22,7 +22,7 @@ from longtail.losses.paco import paco_objective
 from longtail.methods.base import Batch, Method
 from longtail.methods.contrast import gather_contrast_set, make_loss_params
 from longtail.models.heads import ProjectionHead
-from longtail.models.momentum import KeyEncoder, LabeledQueue
+from longtail.models.momentum import LabeledQueue, MomentumNetwork
 from longtail.models.side_stream import SideStream
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class MomentumContrast(Method):
         c = self.config
         self.G = ProjectionHead(net.trunk.width, c.projection_hidden, c.projection_dim, c.projection_norm)
         self.queue = LabeledQueue(c.queue, c.projection_dim)
-        self.key = KeyEncoder(self.query_network(), c.momentum, c.key_norm)
+        self.key = MomentumNetwork(self.query_network(), c.momentum, c.key_norm)
         self.shuffle = self.key.make_shuffle()  # None, or the shuffling BN of MoCo
 
     def query_network(self) -> nn.Sequential:

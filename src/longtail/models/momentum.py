@@ -21,7 +21,7 @@ EMPTY_LABEL = -1
 """The label of a queue slot that holds no key yet."""
 
 
-class KeyEncoder(nn.Module):
+class MomentumNetwork(nn.Module):
     """A copy of the query network that follows it: key <- momentum · key + (1 - momentum) · query. It is never trained itself.
 
     Args:
@@ -40,7 +40,7 @@ class KeyEncoder(nn.Module):
         self.pieces: PieceTables | None = None  # set where a CUDA kernel updates the network
         self.net = copy.deepcopy(query).requires_grad_(False)
 
-    def train(self, mode: bool = True) -> "KeyEncoder":
+    def train(self, mode: bool = True) -> "MomentumNetwork":
         super().train(mode)
         self.net.train(mode and self.norm != "ema")
         return self
@@ -69,9 +69,6 @@ class KeyEncoder(nn.Module):
         yield from net.parameters()
         if self.norm == "ema":
             yield from (b for b in net.buffers() if b.is_floating_point())
-
-
-MomentumNetwork = KeyEncoder  # the public name in longtail.nn
 
 
 class LabeledQueue(nn.Module):
