@@ -89,6 +89,12 @@ def test_bad_arguments_are_one_line(args, kind, values, capsys, tmp_path, monkey
     assert not list(tmp_path.iterdir())
 
 
+def test_the_values_of_unknown_options_are_not_listed(capsys):
+    assert main(["train", "digits-lt", "--epoch", "31"]) == 2
+    shown = capsys.readouterr().err
+    assert "--epoch:" in shown and "31" not in shown
+
+
 def test_bad_folders_are_one_line(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     train = lambda name: ["train", str(tmp_path / name), *FAST, "--out", "out"]  # noqa: E731

@@ -53,6 +53,25 @@ def test_help_lists_existing_options(command, capsys):
     assert len(options) <= 10 + len(own) and set(options) <= accepted_flags(KINDS[command])
 
 
+def test_usage_shows_what_can_be_left_out(capsys):
+    usage = {
+        name: show(capsys, *name.split(), "--help").splitlines() for name in ("recipes", "docs", "report", "train")
+    }
+    found = {name: next(line for line in lines if line.startswith("usage:")) for name, lines in usage.items()}
+    assert {name: line.split(maxsplit=3)[3] for name, line in found.items()} == {
+        "recipes": "[RECIPE]",  # this command has no options
+        "docs": "[PAGE]",
+        "report": "RUNS ... [options]",
+        "train": "DATA [options]",
+    }
+
+
+@pytest.mark.parametrize("option", ["--help", "--help-all"])
+def test_help_shows_options_of_one_letter(capsys, option):
+    found = {name for name in KINDS if "--out, -o PATH" in show(capsys, *name.split(), option)}
+    assert found == {"export", "figure", "report"}
+
+
 def test_the_main_options_have_short_names(capsys):
     main_options = "--method --epochs --lr --batch-size --image-size --model --seeds --device --out --resume"
     assert read_options(show(capsys, "train", "--help")) == main_options.split()

@@ -38,7 +38,7 @@ def format_mean(row: dict[str, Any], metric: str) -> str:
 def format_row(method: str) -> str:
     """Return the line of the README's table for a method."""
     row = find_row(method)
-    published = f" {row['paper']:.1f} |" if row["paper"] else " |"
+    published = f" {row['paper']:.1f} |" if row["paper"] else " – |"
     cells = [row["label"], *(format_mean(row, metric) for metric in ("top1", "few", "ece"))]
     return "| " + " | ".join(cells) + " |" + published
 
@@ -84,9 +84,11 @@ def list_sentences() -> list[str]:
     (many_seeds, few_seeds) = sorted({len(find_row(m)["seeds"]) for m in METHODS}, reverse=True)
     epochs = {find_row(method)["epochs"] for method in METHODS}
     assert len(epochs) == 1
+    (counts,) = {tuple(run["counts"]) for run in read_results(TABLE)["runs"] if run["imbalance"] == 100}
     return [
         *(format_row(method) for method in METHODS),
         f"at imbalance 100, ResNet-32, {epochs.pop()} epochs",
+        f"largest class has {max(counts)} training images, the smallest {min(counts)}.",
         f"{many_seeds} seeds (PaCo, Balanced Softmax) or {few_seeds} seeds",
         f"rare classes (< {metrics.SHOT_GROUPS['few'].high + 1:.0f} images)",
         f"on the rare classes by {format_lead('paco', 'balanced-softmax', 'few')} points",

@@ -99,7 +99,7 @@ def test_the_verb(run, tmp_path, capsys):
     out = tmp_path / "new/x.safetensors"
     assert main(["export", str(run), "--to", "safetensors", "-o", str(out), "--prior", "uniform"]) == 0
     text = capsys.readouterr().out
-    assert all(words in text for words in ("batch 1:", "batch 7:", "logits", f"{out} ", f"{out}.md"))
+    assert all(words in text for words in (" 1 image ", " 7 images ", "logits", f"{out} ", f"{out}.md"))
     assert longtail.load(out).prior.name == "uniform"
 
 

@@ -104,6 +104,8 @@ def test_the_hub_reads_the_metadata_of_the_card(run, tmp_path):
     stored = json.loads((run / "metrics.json").read_text())
     found = {result.metric_name: result.metric_value for result in card.data.eval_results}
     assert found["accuracy, all images"] == pytest.approx(stored["top1"] / 100, abs=1e-4) and len(found) == 2
+    config = json.loads((run / "config.json").read_text())
+    assert {result.dataset_name for result in card.data.eval_results} == {Path(config["data"]["root"]).name}
 
 
 def test_the_code_of_the_card_uses_timm_alone(run, photos, tmp_path, monkeypatch, capsys):

@@ -35,6 +35,7 @@ PAGES_BY_MODULE = {
     "longtail.models.weights": "data",
     "longtail.recipes": "data",
     "longtail.recipes.imagenet_scale": "large",
+    "longtail.recipes.method_presets": "methods",
     "longtail.reporting": "report",
     "longtail.paper.figures": "figures",
     "longtail.paper.reproduce": "reproduce",

@@ -99,8 +99,13 @@ def describe_usage(command: str, kind: type, subcommands: Mapping[str, type] | N
     """
     if subcommands:
         return f"longtail {command} {'|'.join(subcommands)} ..."
-    words = [f"{flag.name}{' ...' * ('…' in flag.values)}" for flag in list_flags(kind) if flag.is_positional]
-    return " ".join(["longtail", command, *words, "[options]"])
+    flags = list_flags(kind)
+    words = []
+    for flag in filter(lambda flag: flag.is_positional, flags):
+        word = f"{flag.name}{' ...' * ('…' in flag.values)}"
+        words.append(f"[{word}]" if flag.is_optional else word)
+    has_options = bool(list_sections(kind)) or not all(flag.is_positional for flag in flags)
+    return " ".join(["longtail", command, *words, *(["[options]"] if has_options else [])])
 
 
 def find_values(command: str, args: Sequence[str]) -> dict[str, Any]:
@@ -207,12 +212,13 @@ def first_sentence(text: str) -> str:
 
 def format_name(flag: Flag) -> str:
     """Return a flag with a word for its value, such as "--lr NUMBER"; a positional argument has its name only."""
+    name = f"{flag.name}, {flag.letter}" if flag.letter else flag.name
     if flag.is_positional or flag.values == "switch":
-        return flag.name
+        return name
     words = flag.values
     if " · " not in words:  # types and not choices, one of which may be called "text"
         words = re.sub(r"\b(integer|number|text|path)\b", lambda word: word[0].upper(), words)
-    return f"{flag.name} {flag.metavar or words.replace(' · ', '|').replace(' or ', '|').replace('…', '...')}"
+    return f"{name} {flag.metavar or words.replace(' · ', '|').replace(' or ', '|').replace('…', '...')}"
 
 
 def format_value(flag: Flag) -> str:
@@ -232,11 +238,10 @@ def list_all_flags(kind: type, values: Mapping[str, Any], data: str) -> Iterator
         values: The values by field, if the data are known.
         data: The data to which the values belong.
     """
-    yield from textwrap.wrap(
-        (f"[...]: the value that would be used for {data} on this machine." if data else "[...]: the default.")
-        + " To turn off a switch, put no_ before its name: --model.no_bias.",
-        WIDTH,
-    )
+    note = f"[...]: the value that would be used for {data} on this machine." if data else "[...]: the default."
+    if list_sections(kind):
+        note += " To turn off a switch, put no_ before its name: --model.no_bias."
+    yield from textwrap.wrap(note, WIDTH)
     short = {setting: name.replace("_", "-") for name, setting in find_short_flags(kind).items()}
     yield from ("", "arguments and options:")
     for flag in list_flags(kind, values=values):

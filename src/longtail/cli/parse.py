@@ -249,7 +249,11 @@ def format_parse_error(box: str, full_flags: Sequence[str] = ()) -> str:
     hint = f": did you mean {[*full_flags, *similar][0]}?" if is_unknown and (full_flags or similar) else ""
     if message[0].endswith((" True", " False")):
         hint = ": a switch takes no value, write --x or --no_x"
-    return simplify_number_error(" ".join(message)) + hint
+    text = " ".join(message)
+    if is_unknown:  # tyro lists the values of unknown options, too
+        title, _, given = text.partition(": ")
+        text = f"{title}: {', '.join([word for word in given.split(', ') if word.startswith('-')] or [given])}"
+    return simplify_number_error(text) + hint
 
 
 def simplify_number_error(message: str) -> str:
@@ -280,6 +284,9 @@ class Flag(NamedTuple):
     """The range of the values; an empty string if there is none."""
     metavar: str = ""
     """The word for the value in a help text; an empty string if it follows from `values`."""
+    letter: str = ""
+    """A short name of one letter, such as "-o"; an empty string if there is none."""
+    is_optional: bool = True
 
     @property
     def is_positional(self) -> bool:
@@ -314,6 +321,10 @@ def list_flags(kind: type, prefix: str = "", values: Mapping[str, Any] | None = 
                 description=docs.get(field.name, ""),
                 limit=", ".join(note.rule for note in notes if isinstance(note, Limit)),
                 metavar=metavar,
+                letter=next(
+                    (name for note in notes for name in getattr(note, "aliases", None) or () if len(name) == 2), ""
+                ),
+                is_optional=field.default is not dataclasses.MISSING,
             )
         )
     return flags

@@ -73,7 +73,8 @@ def make_flag_table(flags: list[Flag]) -> str:
         return ""
     lines = ["| | values | default | |", "|---|---|---|---|"]
     for flag in flags:
-        cells = (f"`{flag.name}`", flag.describe_values(), flag.default, flag.description)
+        names = ", ".join(f"`{name}`" for name in (flag.name, flag.letter) if name)
+        cells = (names, flag.describe_values(), flag.default, flag.description)
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines)
 

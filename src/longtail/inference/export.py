@@ -26,6 +26,7 @@ from longtail.inference.hub import CARD, check_replaceable, is_for_timm, make_fr
 from longtail.inference.loading import load
 from longtail.inference.model import Model
 from longtail.progress import log_info
+from longtail.text import pluralize
 
 HUB = "hub"
 EXPORTS = FORMATS | {HUB: Format("", write_hub, run_hub)}
@@ -53,10 +54,12 @@ class ExportResult:
 
     def summary(self) -> list[str]:
         """Return sentences about the result, for users."""
-        times = (f"batch {n}: {old:.1f} ms, exported {new:.1f} ms" for n, (old, new) in self.latency.items())
-        checked = (
-            f"checked at batch {' and '.join(map(str, BATCH_SIZES))}: logits differ by at most {self.difference:.1e}"
+        times = (
+            f"latency for {pluralize(n, 'image')} on this CPU: {old:.1f} ms in PyTorch, {new:.1f} ms exported"
+            for n, (old, new) in self.latency.items()
         )
+        sizes = " and ".join(map(str, BATCH_SIZES))
+        checked = f"checked with {sizes} images: logits differ by at most {self.difference:.1e} from the original"
         where = (
             f"written to {self.path}" if self.card.parent == self.path else f"written to {self.path} and {self.card}"
         )
@@ -98,7 +101,7 @@ def export(
         write_to = files.replace_file if out is None else files.replace_output
         write_to = files.replace_folder if to == HUB else write_to
         with write_to(path) as fresh:
-            log_info(f"1 of 3: converting the network to {to}")
+            log_info(f"1 of 3: writing the network ({to})")
             exported = write_and_load(model, network, to, fresh)
             log_info("2 of 3: comparing its outputs with the original")
             difference = compare_outputs(eager(network), exported, model.image_size)

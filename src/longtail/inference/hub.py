@@ -27,6 +27,7 @@ from longtail.inference.loading import (
 from longtail.inference.model import Model
 from longtail.metrics import SHOT_GROUPS
 from longtail.models.backbones import image_size_options
+from longtail.reporting.result_rows import dataset_name
 from longtail.views.view import STATISTICS
 
 CONFIG, CARD = "config.json", "README.md"
@@ -166,7 +167,7 @@ def make_front_matter(model: Model, for_timm: bool) -> str:
         ]
         result = {
             "task": {"type": "image-classification"},
-            "dataset": {"type": record.config.data.name, "name": record.config.data.name, "split": "test"},
+            "dataset": {"type": record.config.data.name, "name": dataset_name(record), "split": "test"},
             "metrics": metrics,
         }
         tree["model-index"] = [{"name": f"{model.config.method.label}, {model.config.model.name}", "results": [result]}]

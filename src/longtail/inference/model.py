@@ -270,7 +270,9 @@ class Model:
     def notes(self) -> list[str]:
         """Return sentences about the meaning of the probabilities, for users."""
         calibration = (
-            f"temperature {self.temperature:.3g}, fitted on held-out predictions" if self.temperature else UNCALIBRATED
+            f"probabilities are calibrated: temperature {self.temperature:.3g}, fitted on predictions for held-out images"
+            if self.temperature
+            else UNCALIBRATED
         )
         averaged = [f"{1 + len(self.others)} networks"] if self.others else []
         averaged += ["each image and its mirror image"] if self.tta == "flip" else []
