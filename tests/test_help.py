@@ -165,3 +165,10 @@ def test_own_flags_of_a_command_are_not_replaced():
     found = resolve_comparison(expanded)
     assert (found.given.epochs, found.given.seeds, found.config.optim.lr) == (3, (1,), 0.2)
     assert parse.expand_short_flags(COMMANDS["reproduce"][0], ["--lr", "1"]) == ["--lr", "1"]
+
+
+@pytest.mark.parametrize(("methods", "has_alpha"), [(["ce", "balanced-softmax"], False), (["ce", "paco"], True)])
+def test_comparison_logs_the_settings_of_its_methods(methods, has_alpha, caplog, tmp_path):
+    caplog.set_level("INFO", "longtail")
+    resolve_comparison([str(images(tmp_path / "pets")), "--methods", *methods])
+    assert "--model.name" in caplog.text and ("--method.alpha" in caplog.text) == has_alpha

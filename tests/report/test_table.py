@@ -122,6 +122,15 @@ def test_columns_without_information_are_left_out(made):
     assert {"few", "seeds"} <= set(headings(to_rich(rows[1], 150, is_verbose=True)))
 
 
+@pytest.mark.parametrize("trainable", ["all", "head"])
+def test_seconds_of_heads_are_shown_in_verbose_tables_only(tmp_path, trainable):
+    """Heads train in seconds: the time goes into features and cross-validation."""
+    write(tmp_path / "a/seed0", replace(CE, model=replace(CE.model, trainable=trainable)), 0, 40.0)
+    rows = table([tmp_path])
+    assert ("seconds" in headings(to_rich(rows, 120))) == (trainable == "all")
+    assert "seconds" in headings(to_rich(rows, 150, is_verbose=True))
+
+
 def test_tables_and_plot(made, tmp_path):
     rows = table([made])
     assert to_rich(rows).row_count == shifted_table(rows).row_count == 3

@@ -541,7 +541,7 @@ def choose_length(facts: Facts, network: Network, choices: ConfigChoices) -> Non
     if network.is_cached:
         reason = f"about {max(n // batch, 1) * epochs:,} steps, for a head on cached features"
     is_short = choices.given.get("train.epochs", epochs) < epochs / 2
-    given = f"{SET_BY_USER} (default {epochs}; PaCo may not have converged)" if is_short else SET_BY_USER
+    given = f"{SET_BY_USER} (default {epochs}; training may not converge)" if is_short else SET_BY_USER
     epochs = choices.choose("train.epochs", epochs, reason, reason_if_given=given)
     choices.set("optim.warmup_epochs", min(5.0, round(epochs / 10, 1)))
     choices.set("train.checkpoint_every", max(1, min(10, epochs // 5)))

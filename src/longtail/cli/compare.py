@@ -106,19 +106,20 @@ def resolve_comparison(args: list[str]) -> Comparison:
     check_not_a_run(name)
     check_data_paths(given.data)
     check_model_name(given.model.name)
-    recipes.select_methods(given.methods)  # reports unknown names
+    methods = recipes.select_methods(given.methods)
     sections, budget = select_sections(given, SHARED_SECTIONS), None
     if recipes.is_user_data(name):
         settings = {"train.seeds": given.train.seeds} | get_given_settings(args, given)
         if given.epochs is not None:
             settings["train.epochs"] = given.epochs
-        budget = choose_budget(name, given.data, given.train.device, settings, given.imbalance)
+        shown = "paco" if "paco" in methods else methods[0]
+        budget = choose_budget(name, given.data, given.train.device, settings, given.imbalance, shown)
         sections = select_sections(budget("ce").config, SHARED_SECTIONS)
     return Comparison(name, given, sections, budget, replace(config, **sections))
 
 
 def choose_budget(
-    name: str, data: DataConfig, device: str, given: Mapping[str, Any], imbalance: float | None
+    name: str, data: DataConfig, device: str, given: Mapping[str, Any], imbalance: float | None, shown: str
 ) -> Callable[[str], Plan]:
     """Choose the settings with which methods are compared on the user's images, and print the main ones with their reasons.
 
@@ -130,11 +131,12 @@ def choose_budget(
         device: The value of --train.device.
         given: Settings that are given on the command line. They are not changed.
         imbalance: The value of --imbalance.
+        shown: The method whose settings are printed.
     """
     from longtail.autoconfig import choose, choose_plan, inspect_data
 
     facts = inspect_data(data, device)
-    chosen = choose(name, facts, "paco", given, imbalance)
+    chosen = choose(name, facts, shown, given, imbalance)
     # Cross-validation selects these for each method.
     selected = ("--optim.lr", "--optim.weight_decay") if chosen.candidates else ()
     log_choices(chosen, exclude=("--method", *selected))

@@ -158,7 +158,7 @@ def max_stream_side(config: DataConfig) -> int:
 
 def _describe_size(split: Split) -> str:
     if isinstance(split.images, StreamedImages):
-        return f"loaded on the fly, at most {split.images.side} px"
+        return f"read during training, longer side at most {split.images.side} px"
     return "x".join(str(side) for side in split.images.shape[1:3]) + " px"
 
 

@@ -123,7 +123,10 @@ def to_rich(rows: Sequence[ResultRow], width: int = 150, is_verbose: bool = Fals
     """
     every = [*REPORT_METRICS, *(m for m in TABLE_METRICS if m not in REPORT_METRICS)]  # ordered as in the report
     shown = [m for m in every if width >= METRICS[m].min_width] if is_verbose else compact_metrics(width)
-    shown = [m for m in shown if is_verbose or any(row.values(m) for row in rows)]
+    if not is_verbose:
+        # Heads train in seconds: the time goes into features and cross-validation.
+        are_heads = all(run.config.model.trainable == "head" for row in rows for run in row.runs)
+        shown = [m for m in shown if any(row.values(m) for row in rows) and not (are_heads and m == "seconds")]
     cells = [[row.cell(m) if width >= 100 else row.cell(m).replace(" ", "") for m in shown] for row in rows]
     is_single = len({row.data for row in rows}) == 1  # then the data set is the title, which saves a column
     has_seeds = is_verbose or len({len(row.runs) for row in rows}) > 1  # the caption has the number of all rows
