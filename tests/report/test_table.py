@@ -107,6 +107,7 @@ def test_narrow_terminal(made, width):
     console.print(shifted_table(rows, width))
     shown = console.file.getvalue()
     assert "Cross-entropy" in shown and "40.0" in shown and "…" not in shown
+    assert min(width, 64) <= max(map(len, shown.splitlines())) <= width
 
 
 def headings(table) -> list[str]:

@@ -18,6 +18,7 @@ from longtail.reporting.significance import describe_few_support, explain_labels
 from longtail.text import escape_markdown, escape_nonprintable, markdown_table, pluralize
 
 MIN_WIDTH_FOR_SECONDS = 92  # columns of a terminal that shows the seconds of several methods
+MIN_TABLE_WIDTH = 64  # columns; the caption is as wide as the table
 MAX_WORD = 20  # columns that a word in a table may widen a column to
 
 
@@ -143,6 +144,7 @@ def to_rich(rows: Sequence[ResultRow], width: int = 150, is_verbose: bool = Fals
         caption=Text(below),
         title_justify="left",
         caption_justify="left",
+        min_width=min(width, MIN_TABLE_WIDTH),
     )
     for heading in [*([] if is_single else ["data"]), "method", *(["rank"] if has_ranks else [])]:
         texts = [row.data if heading == "data" else row.label for row in rows]
