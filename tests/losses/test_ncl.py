@@ -1,9 +1,9 @@
-"""The loss of NCL against a float64 loop written from its equation; then its properties."""
+"""The losses of NCL and of consistent views against float64 loops written from their equations; then their properties."""
 
 import pytest
 import torch
 
-from longtail.losses import cross_entropy_loss, ncl_loss
+from longtail.losses import consistency_loss, cross_entropy_loss, ncl_loss
 from longtail.losses.ncl import find_hard_classes
 
 E, B, C = 3, 6, 8
@@ -79,3 +79,34 @@ def test_a_class_without_images_has_no_share():
     names = torch.tensor([0, 1, -1, 2, 3, 4, 5, 6])
     whole = ncl_loss(logits, LABELS, log_counts, C)
     torch.testing.assert_close(whole, ncl_loss(logits[:, :, keep], names[LABELS], log_counts[keep], C - 1))
+
+
+def consistency_loop(adjusted_VBC):
+    views, images, _ = adjusted_VBC.shape
+    total = 0.0
+    for v in range(views):
+        for w in range(views):
+            for i in range(images) if v != w else ():
+                q_C, p_C = adjusted_VBC[w, i].softmax(0), adjusted_VBC[v, i].softmax(0)
+                total = total + (q_C * (q_C / p_C).log()).sum() / (views * (views - 1) * images)
+    return total
+
+
+@pytest.mark.parametrize("views", [2, 3, 4])
+def test_consistency_equals_the_equation(views):
+    adjusted = make_logits(views) + LOG_COUNTS
+    torch.testing.assert_close(consistency_loss(adjusted), consistency_loop(adjusted), rtol=1e-11, atol=1e-11)
+    assert torch.autograd.gradcheck(consistency_loss, adjusted.requires_grad_())
+
+
+def test_equal_views_are_consistent():
+    adjusted = make_logits(1).expand(E, B, C) + LOG_COUNTS
+    assert abs(consistency_loss(adjusted)) < 1e-12 and consistency_loss(adjusted[:1]) == 0
+
+
+def test_a_class_without_images_does_not_change_the_consistency():
+    adjusted = make_logits(2)
+    more = torch.cat([adjusted, torch.full((2, B, 1), -torch.inf)], 2).requires_grad_()
+    torch.testing.assert_close(consistency_loss(more), consistency_loss(adjusted))
+    consistency_loss(more).backward()
+    assert more.grad.isfinite().all() and (more.grad[..., -1] == 0).all()

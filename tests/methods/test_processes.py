@@ -48,6 +48,11 @@ def batch(step: int, first: int = 0, every: int = 1) -> Batch:
     return Batch(query[first::every], key[first::every], y[first::every], extra=(other[first::every],))
 
 
+def loss_of(method: Method, batch: Batch) -> torch.Tensor:
+    """The loss of the views that the method wants."""
+    return method.loss(batch if method.stage.extra_views else batch._replace(extra=()))["loss"]
+
+
 def trained(method: Method, loss) -> State:
     """Return state, gradients and losses after some steps of SGD with `loss(batch number)`."""
     optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
@@ -68,7 +73,7 @@ def trained(method: Method, loss) -> State:
 def one_of_several(name: str, norm: str, changes: dict[str, Any]) -> State:
     rank, world = rank_and_world_size()
     method = make(name, norm, **changes)
-    return trained(method, lambda step: method.loss(batch(step, rank, world))["loss"])
+    return trained(method, lambda step: loss_of(method, batch(step, rank, world)))
 
 
 def all_of_several(settings: list[tuple[str, str, dict[str, Any]]]) -> list[State]:
@@ -97,10 +102,12 @@ def test_global_contrast_with_sync_norm_is_one_process_with_the_whole_batch(worl
     """Losses, gradients, running averages, key network and queue of three steps agree, also in chunks of classes."""
     cases = [(name, {"contrast": "global"} if name in CONTRASTIVE else {}) for name in NAMES]
     cases += [(name, {"contrast": "global", "chunk": 7}) for name in ("paco", "gpaco")]
+    several = {"views": 2, "consistency": 0.5}
+    cases += [("paco", several | {"contrast": "global"}), ("balanced-softmax", several)]
     found = together(world, tmp_path, all_of_several, [(name, "sync", changes) for name, changes in cases])
-    for which, (name, _) in enumerate(cases):
-        method = make(name)
-        wanted = trained(method, lambda step, method=method: method.loss(batch(step))["loss"])
+    for which, (name, changes) in enumerate(cases):
+        method = make(name, **{key: changes[key] for key in changes.keys() & several})
+        wanted = trained(method, lambda step, method=method: loss_of(method, batch(step)))
         ranks = [rank[which] for rank in found]
         assert_same(ranks[0], wanted)
         assert all(torch.equal(rank[key], ranks[0][key]) for rank in ranks for key in wanted), name
@@ -110,7 +117,7 @@ def in_groups(method: Method, step: int, world: int) -> torch.Tensor:
     """Return the mean loss of groups of images that are contrasted with the same group and the queue only."""
     b = batch(step)
     if not hasattr(method, "queue") and not hasattr(method, "center_G"):
-        return method.loss(b)["loss"]
+        return loss_of(method, b)
     if hasattr(method, "center_G"):
         x = method.features(torch.cat([b.query, b.key, *b.extra]))
         x, q, k, y = x[:N], method.G(x)[N:], None, b.y_B
@@ -142,7 +149,7 @@ def test_local_contrast_is_one_process_in_groups_with_ghost_norm(world, tmp_path
         assert all(torch.equal(rank[key], ranks[0][key]) for rank in ranks for key in wanted), name
         if name in CONTRASTIVE:
             whole = make(name, "ghost", ghost, **changes[name])
-            assert (whole.loss(batch(0))["loss"] - wanted["losses"][0]).abs() > 1e-3
+            assert (loss_of(whole, batch(0)) - wanted["losses"][0]).abs() > 1e-3
 
 
 # Shuffled keys
@@ -189,5 +196,5 @@ def test_in_one_process_keys_are_mixed_across_ghost_groups():
     torch.testing.assert_close(method.key(images, method.shuffle), wanted)
     assert not torch.allclose(make("paco", "ghost", 6).key(images), wanted) and count_groups(N, 6) == 4
     before = method.shuffle.turn.clone()
-    method.loss(batch(0))
+    loss_of(method, batch(0))
     assert method.shuffle.turn == before + 1 and torch.equal(method.state_dict()["shuffle.turn"], method.shuffle.turn)

@@ -16,6 +16,7 @@ from longtail.config.method_settings import (
     CenterSettings,
     ChunkedSettings,
     ClassBalancedFocalSettings,
+    ConsistencySettings,
     ContrastSettings,
     CrossEntropySettings,
     CRTSettings,
@@ -43,6 +44,7 @@ from longtail.config.method_settings import (
     SupConSettings,
     TauNormSettings,
     ThreeViewSettings,
+    ViewsSettings,
 )
 from longtail.config.migrate import CONFIG_VERSION, migrate_config
 from longtail.config.section import Section, differences, from_dict, list_settings, to_dict
@@ -105,6 +107,7 @@ __all__ = [
     "ChunkedSettings",
     "ClassBalancedFocalSettings",
     "Config",
+    "ConsistencySettings",
     "ContrastSettings",
     "CrossEntropySettings",
     "DataConfig",
@@ -141,6 +144,7 @@ __all__ = [
     "TrainConfig",
     "ViewConfig",
     "ViewsConfig",
+    "ViewsSettings",
     "differences",
     "from_dict",
     "list_settings",

@@ -106,7 +106,33 @@ class LinearStageSettings(MethodConfig):
     """Weight decay of the second stage."""
 
 
-# One network, one view, and a loss on the logits
+@dataclass(frozen=True, kw_only=True)
+class ViewsSettings(MethodConfig):
+    """Settings of methods that can use several query views of each image in a step."""
+
+    views: Annotated[int, interval(1, 8, example="2")] = 1
+    """Number of views of each image per step. The cost of a step is proportional to it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsistencySettings(ViewsSettings):
+    """Settings of methods that compare the predictions for the views of an image with each other."""
+
+    consistency: Annotated[float, ge(0, "0.5")] = 0.0
+    """With several views: weight of the mean KL divergence between the predicted probabilities of the views of an image.
+    They are those of training, with the class frequencies of the training images."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = "0 if there is one view: add --method.views 2"
+        require(self.views > 1 or not self.consistency, "method.consistency", self.consistency, rule)
+
+    @property
+    def label(self) -> str:
+        return f"{super().label}, {self.views} views" if self.views > 1 else super().label
+
+
+# One network and a loss on the logits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +142,7 @@ class CrossEntropySettings(ChunkedSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BalancedSoftmaxSettings(ChunkedSettings):
+class BalancedSoftmaxSettings(ConsistencySettings, ChunkedSettings):
     """Ren et al., 2020."""
 
     name: ClassVar[str] = "balanced-softmax"
@@ -394,7 +420,7 @@ class NCLSettings(MethodConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillationSettings(MethodConfig):
+class DistillationSettings(ViewsSettings):
     """Knowledge distillation from finished networks (`longtail distill`). Before teacher and student are compared, the log
     class frequencies of the training images are added to the logits of both."""
 
@@ -423,8 +449,6 @@ class DistillationSettings(MethodConfig):
     batch. The loss on the labels is the mean of the losses of both labels, weighted by the shares of the images."""
     mixture_alpha: Annotated[float, gt(0, "1")] = 1.0
     """The shares of the two images are drawn from Beta(mixture_alpha, mixture_alpha)."""
-    views: Annotated[int, interval(1, 8, example="2")] = 1
-    """Number of views of each image per step. The cost of a step is proportional to it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -550,11 +574,16 @@ class CenterSettings(ChunkedSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaCoSettings(MomentumContrastSettings, CenterSettings):
-    """Cui et al., 2021."""
+class PaCoSettings(ConsistencySettings, MomentumContrastSettings, CenterSettings):
+    """Cui et al., 2021. With several query views, the anchors are all of them, and there is still one key view."""
 
     name: ClassVar[str] = "paco"
     title: ClassVar[str] = "PaCo"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = "a number if there are several views: the theory has one query view and one key view"
+        require(self.views == 1 or self.alpha != "auto", "method.alpha", self.alpha, rule)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,12 @@ logits of the first network, and always its own class. The loss is
 
 where KL compares the softmax of balanced logits, with a gradient through both.
 
-Shapes: E networks, B images, C classes.
+NCL++ also compares the views of an image with each other. `consistency_loss` does this for the views of one network, with the
+prior-adjusted logits b_v = z_v + log π of view v and the class frequencies π of the training images:
+
+    1 / (V · (V - 1)) · sum over v, w with v ≠ w of  KL( softmax(b_w) ‖ softmax(b_v) )
+
+Shapes: E networks, V views, B images, C classes.
 """
 
 import torch
@@ -60,3 +65,14 @@ def mutual_divergence(logits_EBC: Tensor) -> Tensor:
     p_EBC = log_p_EBC.exp()
     own_BC, crossed_BC = (p_EBC * log_p_EBC).sum(0), p_EBC.sum(0) * log_p_EBC.sum(0)
     return (networks * own_BC - crossed_BC).sum(1).mean() / max(networks - 1, 1)
+
+
+def consistency_loss(adjusted_VBC: Tensor) -> Tensor:
+    """Return the mean of KL(p_w || p_v) over all ordered pairs of different views, as a mean over images.
+
+    It is symmetric in the views, and its gradient flows through both sides. For one view it is zero.
+
+    Args:
+        adjusted_VBC: The prior-adjusted logits of each view, whose softmax is p_v.
+    """
+    return mutual_divergence(at_least_float32(adjusted_VBC).clamp(min=LOG_NO_IMAGES)) / len(adjusted_VBC)

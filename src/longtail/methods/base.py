@@ -50,6 +50,19 @@ class Batch(NamedTuple):
     stored: tuple[Tensor, ...] = ()
     """Values that are stored for the query view and the further views, for heads on stored features (see `fit_head`)."""
 
+    @property
+    def views(self) -> int:
+        """The number of query views and further views of each image."""
+        return 1 + len(self.extra)
+
+    def all_views(self) -> Tensor:
+        """Return the query views of all images, followed by those of each further view."""
+        return torch.cat([self.query, *self.extra]) if self.extra else self.query
+
+    def all_labels(self) -> Tensor:
+        """Return the labels of `all_views`."""
+        return self.y_B.repeat(self.views) if self.extra else self.y_B
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -317,6 +330,29 @@ class Method(nn.Module):
         for name in [name for name, _ in self.named_children() if name != "net"]:
             setattr(self, name, None)
         return self
+
+
+class SeveralViews(Method):
+    """A method that can use several query views of each image in a step: `views` and `consistency` of its settings.
+
+    Its loss is the mean over all views, as if each view were an image of its own, plus the weighted `consistency_loss` of the
+    views of an image.
+    """
+
+    def first_stage(self, config: Config, **changes: Any) -> Stage:
+        return super().first_stage(config, **{"extra_views": ("query",) * (self.config.views - 1)} | changes)
+
+    def with_consistency(self, terms: dict[str, Tensor], adjusted_VC: Tensor) -> dict[str, Tensor]:
+        """Return the terms of the loss with that of the consistency, if it has a weight.
+
+        Args:
+            terms: The terms of the loss of all views.
+            adjusted_VC: The prior-adjusted logits: those of the first view of each image, then those of the second, and so on.
+        """
+        from longtail.losses.ncl import consistency_loss  # here, so that PaCo with one view does not load it
+
+        consistency = consistency_loss(adjusted_VC.unflatten(0, (self.config.views, -1)))
+        return terms | {"loss": terms["loss"] + self.config.consistency * consistency, "consistency": consistency}
 
 
 def compile_function(work: Callable[..., Any]) -> Callable[..., Any]:

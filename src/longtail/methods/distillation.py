@@ -84,11 +84,10 @@ class Distillation(Method, settings="distillation"):
         return (self.first_stage(config, **changes),)
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
-        views = 1 + len(batch.extra)
-        x = torch.cat([batch.query, *batch.extra]) if batch.extra else batch.query
+        x = batch.all_views()
         teacher_VC = torch.cat(batch.stored) if batch.stored else self.teach(x)
-        mixed = None if batch.mixed is None else Mixed(batch.mixed.y_B.repeat(views), batch.mixed.share)
-        return self.loss_from_logits(self.net(x), teacher_VC, batch.y_B.repeat(views), *(mixed or ()))
+        mixed = None if batch.mixed is None else Mixed(batch.mixed.y_B.repeat(batch.views), batch.mixed.share)
+        return self.loss_from_logits(self.net(x), teacher_VC, batch.all_labels(), *(mixed or ()))
 
     @torch.no_grad()
     def teach(self, x: Tensor) -> Tensor:

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from longtail.losses.numerics import at_least_float32
 from longtail.losses.paco import paco_objective
-from longtail.methods.base import Batch, Method
+from longtail.methods.base import Batch, Method, SeveralViews
 from longtail.methods.contrast import gather_contrast_set, make_loss_params
 from longtail.models.heads import ProjectionHead
 from longtail.models.momentum import LabeledQueue, MomentumNetwork
@@ -53,11 +54,11 @@ class MomentumContrast(Method):
         assert batch.key is not None
         side = SideStream(batch.key.device)  # on a GPU, keys are computed in parallel to queries, until `join`
         k_BD = side.run(self.key, batch.key, self.shuffle)
-        x_BF = self.net.trunk(batch.query)
+        x_BF = self.net.trunk(batch.all_views())
         q_BD = self.G(x_BF)
         side.join()
         self.queue.waiting.append((k_BD, batch.y_B))  # until `after_backward`
-        return self.loss_from_projections(x_BF, q_BD, k_BD, batch.y_B)
+        return self.loss_from_projections(x_BF, q_BD, k_BD, batch.all_labels())
 
     def loss_from_projections(self, x_BF: Tensor, q_BD: Tensor, k_BD: Tensor, y_B: Tensor) -> dict[str, Tensor]:
         """Return what `loss` returns. `compile` fuses the operations of this part.
@@ -66,7 +67,7 @@ class MomentumContrast(Method):
             x_BF: The features of the query views.
             q_BD: Their projections.
             k_BD: The keys of the key views, without gradient.
-            y_B: The labels of the images.
+            y_B: The labels of the query views. The keys have those of the first ones.
         """
         raise NotImplementedError
 
@@ -82,7 +83,7 @@ class MomentumContrast(Method):
         return self.G, self.key.net.get_submodule("1")  # the projections of the query network and of the key encoder
 
 
-class PaCo(MomentumContrast, settings="paco"):
+class PaCo(SeveralViews, MomentumContrast, settings="paco"):
     """Parametric contrastive learning (Cui et al., 2021): Eq. 8, or Eq. 4 without `rebalance`."""
 
     config: cfg.PaCoSettings
@@ -96,7 +97,11 @@ class PaCo(MomentumContrast, settings="paco"):
         assert isinstance(centers, nn.Linear)
         contrast = gather_contrast_set(q_BD, k_BD, y_B, self.queue, c.contrast)
         log_prior_C = self.log_prior_C if c.rebalance else None  # the log of the class frequencies (`Method.__init__`)
-        return paco_objective(x_BF, y_B, contrast, centers, log_prior_C, self.params, c.chunk)
+        terms = paco_objective(x_BF, y_B, contrast, centers, log_prior_C, self.params, c.chunk)
+        if not c.consistency:
+            return terms
+        center_BC = at_least_float32(centers(x_BF)) / c.center_tau
+        return self.with_consistency(terms, center_BC if log_prior_C is None else center_BC + log_prior_C)
 
     def resolved_settings(self) -> dict[str, float]:
         return {"alpha": self.params.alpha} if self.config.alpha == "auto" else {}

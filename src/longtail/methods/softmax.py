@@ -17,7 +17,8 @@ from longtail.losses import (
     ldam_margins,
     softmax_objective,
 )
-from longtail.methods.base import Method, Stage, StageData, accuracy, reweight_frequencies
+from longtail.losses.numerics import at_least_float32
+from longtail.methods.base import Batch, Method, SeveralViews, Stage, StageData, accuracy, reweight_frequencies
 from longtail.models.heads import Classifier, CosineHead, make_linear_head
 
 
@@ -76,8 +77,24 @@ class CrossEntropy(ShiftedSoftmax, settings="ce"):
     """Cross-entropy without a shift."""
 
 
-class BalancedSoftmax(ShiftedSoftmax, settings="balanced-softmax"):
+class BalancedSoftmax(SeveralViews, ShiftedSoftmax, settings="balanced-softmax"):
     """Balanced Softmax (Ren et al., 2020): the logits are shifted by the log class frequencies, log q(y)."""
+
+    config: cfg.BalancedSoftmaxSettings
+
+    def loss(self, batch: Batch) -> dict[str, Tensor]:
+        if not batch.extra:
+            return super().loss(batch)
+        weights = {} if batch.weight_B is None else {"weight_B": batch.weight_B.repeat(batch.views)}
+        return self.loss_from_features(self.features(batch.all_views()), batch.all_labels(), **weights)
+
+    def loss_from_features(
+        self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor, weight_B: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        terms = super().loss_from_features(x_BF, y_B, *mixed, weight_B=weight_B)
+        if not self.config.consistency:
+            return terms
+        return self.with_consistency(terms, at_least_float32(self.classify(x_BF)) + self.log_prior_C)
 
     def shift(self) -> Tensor | None:
         return self.log_prior_C
