@@ -29,6 +29,8 @@ from longtail.reporting.summary import budget_caveat
 from longtail.views import Views
 from tests.conftest import tiny
 from tests.engine.test_host import check_steps
+from tests.engine.test_together import make as make_trainers
+from tests.engine.test_together import train_together
 from tests.engine.test_train import CPU, load_once, log_of, run_until, state_of
 from tests.raises import fails, raises
 
@@ -227,6 +229,46 @@ def test_teachers_may_be_moved(teachers, tmp_path):
     shutil.copytree(teachers, tmp_path / "teachers")
     one, other = student_config(teachers), student_config(tmp_path / "teachers")
     assert one != other and one.identity() == other.identity()
+
+
+@pytest.mark.parametrize("mixture", ["none", "both"])
+def test_students_in_parallel_share_their_teachers_and_are_the_runs_alone(mixture, teachers, tmp_path):
+    config = student_config(teachers, method={"mixture": mixture, "views": 2}, train={"ema": 0.9})
+    made = make_trainers(config, tmp_path / "together", (0, 1))
+    assert made[0].method.teachers is made[1].method.teachers and len(made[0].method.teachers) == 2
+    train_together(made)
+    alone = run_until(config, tmp_path / "alone")
+    one, two = state_of(made[0]), state_of(alone)
+    assert all(torch.equal(one[k], two[k]) for k in one) and log_of(made[0].folder) == log_of(tmp_path / "alone")
+    assert all(torch.equal(v, alone.average.averages[k]) for k, v in made[0].average.averages.items())
+    assert not torch.equal(state_of(made[1])["net.head.weight"], one["net.head.weight"])
+
+
+def test_teachers_in_low_precision_have_converted_weights_and_the_same_logits(teachers):
+    config = student_config(teachers / "seed0", train={"precision": "bf16"})
+    data = load_once(config.data)
+    (teacher,) = load_teachers(config, data, CPU)
+    convolutions = [m for m in teacher.modules() if isinstance(m, torch.nn.Conv2d)]
+    assert convolutions and all(m.weight.dtype == torch.bfloat16 for m in convolutions)
+    norms = [m for m in teacher.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    assert all(m.weight.dtype == torch.float32 for m in (*norms, teacher.method.net.head))
+    x = Views(config.views, 8).plain(torch.from_numpy(data.test.images[:50]).permute(0, 3, 1, 2))
+    with torch.no_grad():
+        found = teacher(x)
+        teacher.method.net.trunk.body.float()  # which is converted in each call, to the same values
+        assert torch.equal(found, teacher(x))
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler on the CPU")
+def test_compiled_teachers_teach_what_eager_ones_do(teachers, tmp_path):
+    rows = []
+    for execution in ("eager", "compiled"):
+        config = student_config(teachers, train={"execution": execution, "epochs": 2}, optim={"lr": 0.01})
+        rows.append(log_of(run_until(config, tmp_path / execution).folder))
+    for name in ("loss", "distillation"):
+        one, two = ([row[name] for row in each] for each in rows)
+        assert one == pytest.approx(two, rel=1e-3) and one != two
 
 
 # Teachers that cannot teach

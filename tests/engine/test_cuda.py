@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from longtail import recipes, run_folder
+from longtail.distillation import make_base, read_teachers
 from longtail.engine.device import is_fused
 from longtail.engine.train import train
 from longtail.engine.trainer import Trainer
@@ -211,3 +212,57 @@ def test_captured_adamw_with_rates_by_layer_is_the_eager_one(learns, tmp_path):
     run_until(captured, tmp_path / "captured", 8, device=cuda)
     found = run_until(captured, tmp_path / "captured", device=cuda)
     assert distance(all_state(wanted), all_state(found)) < 1e-5
+
+
+def student_of_two(tmp_path, **train_settings):
+    """The configuration of a student of two seeds of a finished run, with mixtures, two views and averaged weights."""
+    config = tiny("paco", device="cuda", precision="fp32", seeds=(0, 1))
+    train(config, tmp_path / "teachers")
+    config = make_base(read_teachers(tmp_path / "teachers"))
+    method = replace(config.method, mixture="both", views=2)
+    return replace(config, method=method, train=replace(config.train, ema=0.9, **train_settings))
+
+
+def test_a_captured_student_leaves_the_very_state_of_the_eager_one(tmp_path):
+    config = student_of_two(tmp_path)
+    runs = {}
+    for step in ("eager", "captured"):
+        each = replace(config, train=replace(config.train, execution=step))
+        runs[step] = run_until(each, tmp_path / step, device=torch.device("cuda"))
+    one, two = state_of(runs["eager"]), state_of(runs["captured"])
+    assert all(torch.equal(one[k], two[k]) for k in one)
+    averages = runs["captured"].average.averages
+    assert averages and all(torch.equal(v, averages[k]) for k, v in runs["eager"].average.averages.items())
+
+
+def test_students_side_by_side_are_the_runs_alone(tmp_path):
+    """They share their teachers."""
+    config = student_of_two(tmp_path, execution="captured")
+    together = train(config, tmp_path / "together")
+    alone = train(replace(config, train=replace(config.train, parallel_seeds=1)), tmp_path / "alone")
+    for one, two in zip(together, alone, strict=True):
+        a, b = (load_file(folder / run_folder.MODEL) for folder in (one, two))
+        assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+@pytest.mark.parametrize("execution", ["compiled", "fused"])
+def test_a_student_in_bf16_learns_as_the_eager_one(execution, tmp_path):
+    """The teachers are compiled, or run beside a fused student."""
+    config = student_of_two(tmp_path, precision="bf16", epochs=9)
+    config = replace(config, data=replace(config.data, image_size=32), optim=replace(config.optim, lr=0.02))
+    rows = {}
+    for step in ("eager", execution):
+        each = replace(config, train=replace(config.train, execution=step))
+        run_until(each, tmp_path / step, device=torch.device("cuda"))
+        rows[step] = [row["loss"] for row in log_of(tmp_path / step)]
+    assert rows[execution] == pytest.approx(rows["eager"], rel=0.05)
+
+
+@pytest.mark.parametrize("method", ["balanced-softmax", "paco"])
+def test_several_views_captured_leave_the_very_state_of_eager_ones(method, tmp_path):
+    states = []
+    for step in ("eager", "captured"):
+        config = tiny(method, device="cuda", precision="fp32", execution=step)
+        config = replace(config, method=replace(config.method, views=3, consistency=0.5))
+        states.append(state_of(run_until(config, tmp_path / step, device=torch.device("cuda"))))
+    assert all(torch.equal(states[0][k], states[1][k]) for k in states[0])

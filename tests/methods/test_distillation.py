@@ -100,6 +100,11 @@ def test_teachers_are_not_part_of_the_method():
     assert len(list(student.parameters())) == len(list(make_student().parameters()))
 
 
+def test_the_backbones_of_teachers_are_compiled_with_the_student():
+    teachers = make_teacher(), make_teacher("ce", seed=1)
+    assert make_student(*teachers).compiled_modules() == tuple(t.method.net.trunk.body for t in teachers)
+
+
 # The student
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from longtail import methods, run_folder
 from longtail.config import Config, DistillationSettings, TrainConfig
@@ -143,6 +143,7 @@ def load_teacher(run: FinishedRun, config: Config, data: DataSet, device: torch.
         run.config.train, precision=student.precision, channels_last=student.channels_last, execution="eager"
     )
     network = load_network(run, replace(run.config, train=execution), data.train.counts, device)
+    store_in_precision(network.net.trunk)
     mean, std = normalization_tensors(config.views.normalize, device)
     own_mean, own_std = normalization_tensors(run.config.views.normalize, device)
     log_prior_C = log_frequencies(torch.from_numpy(data.train.counts)).to(device)
@@ -173,6 +174,13 @@ def load_network(run: FinishedRun, config: Config, counts: IntArray, device: tor
             kind="damaged-file",
         )
     return network
+
+
+def store_in_precision(trunk: Trunk) -> None:
+    """Convert the weights of convolutions and linear layers to the precision of a backbone, once instead of in each step."""
+    for layer in trunk.body.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            layer.to(trunk.precision)
 
 
 def stored_teacher_logits(

@@ -112,5 +112,9 @@ class Distillation(Method, settings="distillation"):
         loss = c.weight * taught + (1 - c.weight) * labels
         return {"loss": loss, "accuracy": accuracy(logits_VC, y_V), "distillation": taught, "softmax": labels}
 
+    def compiled_modules(self) -> tuple[nn.Module, ...]:
+        """Return the backbones of the teachers, most of which our kernels do not support in evaluation mode."""
+        return tuple(teacher.method.net.trunk.body for teacher in self.teachers)
+
     def prior(self) -> Tensor:
         return self.prior_after(self.log_prior_C)
