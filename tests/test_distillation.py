@@ -24,6 +24,7 @@ from longtail.engine.head_runs import HeadTrainer
 from longtail.engine.teachers import load_teachers, stored_teacher_logits
 from longtail.engine.train import train
 from longtail.losses.distillation import log_mean_softmax
+from longtail.methods.distillation import Distillation
 from longtail.reporting.result_rows import make_rows
 from longtail.reporting.summary import budget_caveat
 from longtail.views import Views
@@ -242,6 +243,24 @@ def test_students_in_parallel_share_their_teachers_and_are_the_runs_alone(mixtur
     assert all(torch.equal(one[k], two[k]) for k in one) and log_of(made[0].folder) == log_of(tmp_path / "alone")
     assert all(torch.equal(v, alone.average.averages[k]) for k, v in made[0].average.averages.items())
     assert not torch.equal(state_of(made[1])["net.head.weight"], one["net.head.weight"])
+
+
+def test_students_with_the_same_views_share_the_outputs_of_their_teachers(teachers, tmp_path, monkeypatch):
+    """Each is the run that it would be alone."""
+    method = {"mixture": "both", "views": 2}
+    config = student_config(teachers, method=method, train={"view_seed": 5, "accumulate": 2, "epochs": 2})
+    passes, teach = [], Distillation.teach
+    monkeypatch.setattr(Distillation, "teach", lambda self, x: passes.append(len(x)) or teach(self, x))
+    made = make_trainers(config, tmp_path / "together", (0, 1))
+    train_together(made)
+    assert len(passes) == 2 * made[0].total_steps()
+    for seed, run in enumerate(made):
+        (alone,) = make_trainers(config, tmp_path / f"alone{seed}", (seed,))
+        train_together([alone])
+        one, two = state_of(run), state_of(alone)
+        assert all(torch.equal(one[k], two[k]) for k in one) and log_of(run.folder) == log_of(alone.folder)
+    one, two = (state_of(run) for run in made)
+    assert not torch.equal(one["net.head.weight"], two["net.head.weight"])
 
 
 def test_teachers_in_low_precision_have_converted_weights_and_the_same_logits(teachers):

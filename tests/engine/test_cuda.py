@@ -235,9 +235,10 @@ def test_a_captured_student_leaves_the_very_state_of_the_eager_one(tmp_path):
     assert averages and all(torch.equal(v, averages[k]) for k, v in runs["eager"].average.averages.items())
 
 
-def test_students_side_by_side_are_the_runs_alone(tmp_path):
-    """They share their teachers."""
-    config = student_of_two(tmp_path, execution="captured")
+@pytest.mark.parametrize("view_seed", ["own", 3])
+def test_students_side_by_side_are_the_runs_alone(view_seed, tmp_path):
+    """They share their teachers, and with the same views the outputs of the teachers."""
+    config = student_of_two(tmp_path, execution="captured", view_seed=view_seed)
     together = train(config, tmp_path / "together")
     alone = train(replace(config, train=replace(config.train, parallel_seeds=1)), tmp_path / "alone")
     for one, two in zip(together, alone, strict=True):

@@ -131,3 +131,31 @@ def test_one_that_cannot_be_evaluated_does_not_keep_the_next_from_it(tmp_path, m
     with pytest.raises(UserError, match="no"):
         train_group(make(tiny("ce", epochs=1), tmp_path, (0, 1, 2)))
     assert done == [("seed1", 3), ("seed2", 3)]
+
+
+@pytest.mark.parametrize("method", ["paco", "crt"])
+def test_seeds_with_the_same_views_are_the_runs_alone(method, tmp_path):
+    """The views are made once; in both stages; stopped and resumed, too."""
+    config = tiny(method, view_seed=7)
+    made = make(config, tmp_path / "together", (0, 1))
+    with raises("interrupted", error=Interrupted):
+        train_together(made, 8)
+    made = make(config, tmp_path / "together", (0, 1))
+    train_together(made)
+    assert made[0].batches is made[1].batches
+    for seed, run in enumerate(made):
+        (alone,) = make(config, tmp_path / f"alone{seed}", (seed,))
+        train_together([alone])
+        assert all(torch.equal(state_of(run)[k], state_of(alone)[k]) for k in state_of(run))
+        assert torch.equal(run.batches.loader.order(0), alone.loader.order(0))
+    if method == "crt":
+        return  # whose last stage has another order
+    own = make(tiny(method), tmp_path / "own", (0, 7))
+    assert not torch.equal(own[0].loader.order(0), made[0].batches.loader.order(0))
+    assert torch.equal(own[1].loader.order(0), made[0].batches.loader.order(0))
+
+
+def test_shared_views_are_those_of_the_seed(tmp_path):
+    """A run whose views have its own seed is the usual run."""
+    usual, shared = (run_until(tiny("ce", **more), tmp_path / str(len(more))) for more in ({}, {"view_seed": 0}))
+    assert all(torch.equal(state_of(usual)[k], state_of(shared)[k]) for k in state_of(usual))

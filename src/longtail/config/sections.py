@@ -264,6 +264,10 @@ class TrainConfig(Section):
     have their own sampler."""
     seeds: Annotated[tuple[int, ...], DISTINCT_SEEDS] = (0,)
     """Random seeds; one run per seed, in OUT/seedN."""
+    view_seed: Annotated[int | Literal["own"], ge(0)] = "own"
+    """Seed of the order and of the views of the training images. `own`: the seed of the run; a number: the same for all
+    seeds, which then differ in their initial weights only. Seeds in parallel then share the views and, in a distillation,
+    the outputs of the teachers."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: CUDA if available, else the CPU."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -288,6 +292,10 @@ class TrainConfig(Section):
     """Decay of the exponential moving average of the weights; 0: no average. The average is evaluated and stored instead
     of the weights of the last step, and includes the running statistics of batch norm. In step t of a stage, the decay is
     at most (1 + t) / (10 + t)."""
+
+    def seed_of_views(self, seed: int) -> int:
+        """Return the seed of the order and of the views of the training images, given the seed of the run."""
+        return seed if isinstance(self.view_seed, str) else self.view_seed
 
 
 @dataclass(frozen=True, kw_only=True)

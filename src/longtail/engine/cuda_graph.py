@@ -31,6 +31,7 @@ def make_step(trainers: "Sequence[Trainer]", train_step: "Callable[[Trainer], No
     """
 
     def run_all() -> None:
+        share_batches(trainers)
         for trainer in trainers:
             train_step(trainer)
 
@@ -49,6 +50,20 @@ def make_step(trainers: "Sequence[Trainer]", train_step: "Callable[[Trainer], No
     for trainer in trainers:
         trainer.setup_seconds += time.perf_counter() - start
     return step
+
+
+def share_batches(trainers: "Sequence[Trainer]") -> None:
+    """Get the batches of a step once for all trainers if they share their views, with the outputs of teachers.
+
+    The trainers keep them until the next step: in a captured step, their memory must not be used again before all branches end.
+    """
+    first = trainers[0]
+    if len(trainers) == 1 or trainers[1].batches is not first.batches:
+        return
+    with first.matmul_precision():
+        shared = [first.method.prepare_batch(first.batches.next()) for _ in range(first.accumulate)]
+    for trainer in trainers:
+        trainer.shared = shared
 
 
 class CapturedFunction:
@@ -77,6 +92,7 @@ class CapturedStep:
         streams = [get_stream(1 + branch) for branch in range(len(trainers))]
         with capture(self.graph):
             main = torch.cuda.current_stream()
+            share_batches(trainers)
             for trainer, branch in zip(trainers, streams, strict=True):
                 branch.wait_stream(main)
                 with torch.cuda.stream(branch):
@@ -136,6 +152,8 @@ def warm_up_and_restore(trainers: "Sequence[Trainer]", train_step: "Callable[[Tr
     def once() -> None:
         for trainer in trainers:
             trainer.prepare(trainer.step)
+        share_batches(trainers)
+        for trainer in trainers:
             train_step(trainer)
 
     if cuda:

@@ -284,6 +284,7 @@ def _fit_stage(
     """
     if not stage.epochs:
         return
+    seed = train.seed_of_views(seed)
     device, batch = views_VNF.device, min(train.batch_size, len(y_N))
     steps = len(y_N) // batch
     on_cpu = device.type == "cpu"

@@ -37,6 +37,7 @@ def fit(trainers: Sequence[Trainer], logs: Sequence[Log], stop: StopSignals) -> 
         stop: Records the signal that requests to save and stop.
     """
     first = trainers[0]
+    share_views(trainers)
     for stage_index in range(first.stage_index, len(first.method.stages)):
         for trainer in trainers:
             if trainer.stage_index != stage_index:
@@ -65,6 +66,14 @@ def fit(trainers: Sequence[Trainer], logs: Sequence[Log], stop: StopSignals) -> 
             trainer.end_stage()  # deploys averaged weights, if there are any
 
 
+def share_views(trainers: Sequence[Trainer]) -> None:
+    """Let all trainers use the views of the first one if they are the same (`--train.view_seed`)."""
+    if trainers[0].config.train.view_seed != "own":
+        for trainer in trainers[1:]:
+            trainer.batches.close()
+            trainer.batches = trainers[0].batches
+
+
 def train_step(trainer: Trainer) -> None:
     """Do the device's part of a step, which never waits for the host: loss, gradients, queue, optimizer, key encoder.
 
@@ -73,9 +82,9 @@ def train_step(trainer: Trainer) -> None:
     """
     method = trainer.method
     side = SideStream(trainer.device, line=BOOKKEEPING)
-    for _ in range(trainer.accumulate):
+    for part in range(trainer.accumulate):
         with trainer.matmul_precision():
-            terms = method.loss(trainer.batches.next())
+            terms = method.loss(trainer.shared[part] if trainer.shared else trainer.batches.next())
             side.run(trainer.meter.add, terms, trainer.clock)
             # Dividing by 1 would launch two kernels.
             loss = terms["loss"] if trainer.accumulate == 1 else terms["loss"] / trainer.accumulate

@@ -35,7 +35,7 @@ from longtail.engine.meter import GradientNorms, Meter
 from longtail.engine.optim import check_optimizer, learning_rate, make_optimizer, set_learning_rate
 from longtail.engine.teachers import set_teachers
 from longtail.errors import UserError
-from longtail.methods import Stage, StageData
+from longtail.methods import Batch, Stage, StageData
 from longtail.models.head_init import initialize_head
 from longtail.models.weight_average import WeightAverage
 from longtail.schema import amount, count, find_error
@@ -85,7 +85,11 @@ class Trainer:
             is_verbose=config.log.progress != "none",
         )
         self.loader: Loader = make_loader(
-            data.train, config.train.batch_size, seed, device, sibling.loader if sibling else None
+            data.train,
+            config.train.batch_size,
+            config.train.seed_of_views(seed),
+            device,
+            sibling.loader if sibling else None,
         )
         self.accumulate = config.train.accumulate
         if self.accumulate > self.loader.num_batches:
@@ -102,6 +106,7 @@ class Trainer:
             torch.bfloat16 if is_low else torch.float32,
         )
         self.steps_per_epoch = self.batches.steps_per_epoch
+        self.shared: list[Batch] = []  # the batches of a step, if seeds in parallel share them (`share_batches`)
         names = [stage.name for stage in self.method.stages for _ in range(stage.epochs)]
         self.gradients = GradientNorms(config.log.gradients, len(data.train.counts), names, device)
         self.clock = torch.zeros((), dtype=torch.int64, device=device)  # the current step, read by the meter

@@ -48,7 +48,7 @@ class Batch(NamedTuple):
     extra: tuple[Tensor, ...] = ()
     """The further views of a stage with `extra_views`."""
     stored: tuple[Tensor, ...] = ()
-    """Values that are stored for the query view and the further views, for heads on stored features (see `fit_head`)."""
+    """Values for the query view and the further views that were computed before the step: the logits of teachers."""
 
     @property
     def views(self) -> int:
@@ -248,6 +248,10 @@ class Method(nn.Module):
         """Return the scalar "loss", and other values for the log."""
         weights: Any = {} if batch.weight_B is None else {"weight_B": batch.weight_B}
         return self.loss_from_features(self.features(batch.query), batch.y_B, *(batch.mixed or ()), **weights)
+
+    def prepare_batch(self, batch: Batch) -> Batch:
+        """Return a batch with everything that does not depend on the trained network. Seeds that share views call this once."""
+        return batch
 
     def loss_from_features(self, x_BF: Tensor, y_B: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
         """Return what `loss` returns. This part has many small operations, which `compile` fuses.

@@ -89,6 +89,10 @@ class Distillation(Method, settings="distillation"):
         mixed = None if batch.mixed is None else Mixed(batch.mixed.y_B.repeat(batch.views), batch.mixed.share)
         return self.loss_from_logits(self.net(x), teacher_VC, batch.all_labels(), *(mixed or ()))
 
+    def prepare_batch(self, batch: Batch) -> Batch:
+        """Return a batch with the logits of the teachers, for all students that share it."""
+        return batch._replace(stored=self.teach(batch.all_views()).split(len(batch.y_B)))
+
     @torch.no_grad()
     def teach(self, x: Tensor) -> Tensor:
         """Return the prior-adjusted logits of all teachers together."""
