@@ -423,21 +423,22 @@ def measure_step(
         folder: Where the run folder would be. Nothing is written.
     """
     trainers: list[Trainer] = []
-    with preserve_global_settings(), use_own_stream(device):
+    times = []
+    with preserve_global_settings():
         for seed in seeds:
             trainers.append(Trainer(config, seed, data, folder, device, trainers[0] if trainers else None))
         share_views(trainers)
-        run_step = make_step(trainers, train_step)
-        steps = min(MEASURED_STEPS, trainers[0].steps_per_epoch) if device.type == "cuda" else 2
-        times = []
-        for step in range(steps):
-            for trainer in trainers:
-                trainer.prepare(step)
-            run_step()
-            if step in (0, steps - 1):
-                synchronize(device)
-                times.append(time.perf_counter())
         steps_per_epoch = trainers[0].steps_per_epoch
+        steps = min(MEASURED_STEPS, steps_per_epoch) if device.type == "cuda" else 2
+        with use_own_stream(device):
+            run_step = make_step(trainers, train_step)
+            for step in range(steps):
+                for trainer in trainers:
+                    trainer.prepare(step)
+                run_step()
+                if step in (0, steps - 1):
+                    synchronize(device)
+                    times.append(time.perf_counter())
         for trainer in trainers:
             trainer.batches.close()
     del run_step, trainers
