@@ -58,8 +58,8 @@ CHECKPOINT_EVERY = 100
 RESERVE = 20
 """Seconds of the time limit that are left for the last checkpoint."""
 MEASURED_STEPS = 20
-FILES = ("config.json", "environment.json", "metrics.json")
-"""The files of a run that teachers need, apart from the weights."""
+FILES = (run_folder.CONFIG, run_folder.ENVIRONMENT, run_folder.LOG, run_folder.METRICS)
+"""The files of a run that are packed with the weights. The last one marks a finished run."""
 MEBIBYTE = 2**20
 
 
@@ -243,7 +243,7 @@ def unpack(path: Path, root: Path) -> list[Path]:
             folder.mkdir(parents=True, exist_ok=True)
             weights = {key.removeprefix(f"{name}:"): t for key, t in tensors.items() if key.startswith(f"{name}:")}
             files.write_bytes(folder / run_folder.MODEL, safetensors.torch.save(weights))
-            for file in FILES:  # metrics.json, which marks a finished run, is the last one
+            for file in FILES:
                 files.write_text(folder / file, texts[f"{name}/{file}"])
     return [root / name for name in names]
 
@@ -309,7 +309,8 @@ class Record:
     def with_teachers(self, name: str, config: Config) -> Config:
         """Return the configuration of a trial with its teachers, which are trained first if they do not exist."""
         for teacher in self.trials[name].teachers:
-            self.train(teacher, self.trials[teacher].seeds)
+            self.measure(teacher, self.trials[teacher].seeds)
+            self.train(teacher, self.trials[teacher].seeds)  # they may be recorded, and their runs on another machine
         found = [run_folder.read(folder) for folder in self.teacher_folders(name)]
         if not found:
             return config

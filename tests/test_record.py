@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from longtail import run_folder
+from longtail import methods, run_folder
 from longtail.engine.trainer import Trainer
 from tests.conftest import tiny
 
@@ -149,7 +149,9 @@ def test_packed_teachers_are_the_same_teachers_elsewhere(finished, record, tmp_p
         one, other = (run_folder.read(folder / "runs" / name) for folder in (finished, tmp_path))
         assert run_folder.hash_network(one) == run_folder.hash_network(other) and one.metrics == other.metrics
     shutil.rmtree(tmp_path / "runs/kd")
+    assert not (tmp_path / "record.json").exists()
     assert run(record, tmp_path, "--only", "kd") == 0
+    assert read(tmp_path)["bs"]["validation"] == read(finished)["bs"]["validation"]
     assert read(tmp_path)["kd"]["identity"] == read(finished)["kd"]["identity"]
     assert read(tmp_path)["kd"]["validation"] == read(finished)["kd"]["validation"]
 
@@ -188,6 +190,10 @@ def test_all_trials_differ_and_students_are_small(record):
     assert all({*trial.teachers} <= trials.keys() for trial in trials.values())
     assert all(trials[name].is_teacher for trial in trials.values() for name in trial.teachers)
     assert all(t.is_teacher or t.config.model.name == "resnet32_cifar" for t in trials.values())
+    small = {repr(t.config.model): t.config for t in trials.values() if not t.is_teacher}
+    for config in small.values():
+        net = methods.make(config, np.ones(100, np.int64)).net
+        assert sum(parameter.numel() for parameter in net.parameters()) == 470_004
     assert {t.config.data.imbalance for t in trials.values()} == {100}
     other = record.make_trials(["bs", "wide-paco"])
     assert other["kd by bs and wide-paco"].teachers == ("bs", "wide-paco")
