@@ -106,9 +106,12 @@ def make_trials(teachers: Sequence[str] = ("wide-bs",)) -> dict[str, Trial]:
     student = with_changes(bs, "train", ema=0.999, view_seed=0)
     students = {
         "kd": make_student(student),
+        "kd-T2": make_student(student, temperature=2.0),
+        "kd-0.9": make_student(student, weight=0.9),
         "kd-0.9-T2": make_student(student, weight=0.9, temperature=2.0),
         "kd-1": make_student(student, weight=1.0),
         "kd-1-T2": make_student(student, weight=1.0, temperature=2.0),
+        "kd-without-ema": make_student(with_changes(student, "train", ema=0.0)),
         "standardized": make_student(student, weight=0.9, temperature=2.0, target="standardized"),
         "dkd": make_student(student, target="dkd"),
         "mixup": make_student(student, weight=1.0, mixture="mixup"),

@@ -19,6 +19,7 @@ from longtail import methods, run_folder
 from longtail.engine.trainer import Trainer
 from tests.conftest import tiny
 
+pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the time limit needs POSIX signals")
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
