@@ -14,6 +14,9 @@ images in all runs. Only --test evaluates on the test set: a finished recipe wit
 Each trial is recorded in --results and is not repeated. Runs are in OUT/TRIAL/seedN. After --minutes a training stops with a
 checkpoint, and the same command continues it. Before a trial starts, its time is estimated from some measured steps.
 
+Seeds of a student have the same order and views of the images, so that the teachers run once for all seeds in parallel. With
+--own-views they have their own, as the final recipe should have: the deviation over seeds then includes this variation.
+
 The weights of teachers are stored in float16, in which they are measured and used. --pack writes them into files of a limited
 size, and --unpack restores the run folders, with the same checksums, on another machine.
 """
@@ -73,11 +76,13 @@ class Trial:
     is_teacher: bool = False
 
 
-def make_trials(teachers: Sequence[str] = ("wide-bs",)) -> dict[str, Trial]:
+def make_trials(teachers: Sequence[str] = ("wide-bs",), own_views: bool = False) -> dict[str, Trial]:
     """Return all trials by name, from cheap to expensive.
 
     Args:
         teachers: The trials that teach the students. Names of students that others teach have their names appended.
+        own_views: Whether each seed of a student has its own views, so that the deviation over seeds includes their effect.
+            The teachers, which take most of the time, then run for each seed.
     """
     recipe = {name: recipes.cifar100_lt(name, IMBALANCE, "equal") for name in ("balanced-softmax", "paco")}
     bs = with_changes(recipe["balanced-softmax"], "optim", lr=0.2, **COSINE)
@@ -102,8 +107,7 @@ def make_trials(teachers: Sequence[str] = ("wide-bs",)) -> dict[str, Trial]:
             trials[f"wide-{name}{suffix}"] = Trial(config, (0, 1, 2), is_teacher=True)
     again = make_student(with_changes(wide["bs"], "train", epochs=200, ema=0.999), mixture="both", weight=0.9)
     trials["wide-mixtures"] = Trial(again, (0, 1, 2), ("wide-bs",), is_teacher=True)
-    # Seeds of a student share their views, so that the teachers, which take most of the time, run once for all of them.
-    student = with_changes(bs, "train", ema=0.999, view_seed=0)
+    student = with_changes(bs, "train", ema=0.999, view_seed="own" if own_views else 0)
     students = {
         "kd": make_student(student),
         "kd-T2": make_student(student, temperature=2.0),
@@ -125,6 +129,7 @@ def make_trials(teachers: Sequence[str] = ("wide-bs",)) -> dict[str, Trial]:
         "both-1600": with_changes(make_student(student, weight=1.0, mixture="both"), "train", epochs=1600),
     }
     suffix = "" if tuple(teachers) == ("wide-bs",) else f" by {' and '.join(teachers)}"
+    suffix += " with own views" * own_views
     return trials | {f"{name}{suffix}": Trial(each, teachers=tuple(teachers)) for name, each in students.items()}
 
 
@@ -482,6 +487,9 @@ def main(argv: Sequence[str] | None = None, trials: dict[str, Trial] | None = No
     parser.add_argument("--only", nargs="+", default=[], metavar="TRIAL", help="the trials to train; default: all")
     parser.add_argument("--test", nargs="+", default=[], metavar="TRIAL", help="evaluate these recipes on the test set")
     parser.add_argument("--teachers", nargs="+", default=["wide-bs"], metavar="TRIAL", help="who teaches the students")
+    parser.add_argument(
+        "--own-views", action="store_true", help="seeds of students do not share views and teacher outputs"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", help="default: those of the trial")
     parser.add_argument("--epochs", type=int, help="another length of all trials, for a short test")
     parser.add_argument("--device", default="auto")
@@ -492,7 +500,7 @@ def main(argv: Sequence[str] | None = None, trials: dict[str, Trial] | None = No
     parser.add_argument("--unpack", type=Path, metavar="FOLDER", help="restore runs from these files")
     parser.add_argument("--limit", type=float, default=15.5, help="largest size of such a file, in MiB")
     args = parser.parse_args(argv)
-    record = Record(args, trials or make_trials(args.teachers))
+    record = Record(args, trials or make_trials(args.teachers, args.own_views))
     chosen = list(choose(record.trials, args.test or args.only))
     if args.unpack:
         for path in sorted(args.unpack.glob("*.safetensors")):

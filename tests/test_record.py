@@ -198,6 +198,8 @@ def test_all_trials_differ_and_students_are_small(record):
     assert {t.config.data.imbalance for t in trials.values()} == {100}
     other = record.make_trials(["bs", "wide-paco"])
     assert other["kd by bs and wide-paco"].teachers == ("bs", "wide-paco")
+    own = record.make_trials(own_views=True)["kd with own views"].config.train
+    assert own.view_seed == "own" and trials["kd"].config.train == replace(own, view_seed=0)
     assert list(record.choose(other, ["kd"])) == ["kd by bs and wide-paco"]
     with pytest.raises(SystemExit):
         list(record.choose(other, ["nothing"]))
