@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from longtail.data.samplers import class_shares
 from longtail.errors import UserError
-from longtail.losses.numerics import percent_correct, row_max_abs
+from longtail.losses.numerics import at_least_float32, percent_correct, row_max_abs
 from longtail.models.head_init import check_head_init
 from longtail.models.heads import Classifier, make_linear_head
 
@@ -346,15 +346,19 @@ class SeveralViews(Method):
     def first_stage(self, config: Config, **changes: Any) -> Stage:
         return super().first_stage(config, **{"extra_views": ("query",) * (self.config.views - 1)} | changes)
 
-    def with_consistency(self, terms: dict[str, Tensor], adjusted_VC: Tensor) -> dict[str, Tensor]:
-        """Return the terms of the loss with that of the consistency, if it has a weight.
+    def with_consistency(
+        self, terms: dict[str, Tensor], logits_VC: Tensor, log_prior_C: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Return the terms of the loss with that of the consistency.
 
         Args:
             terms: The terms of the loss of all views.
-            adjusted_VC: The prior-adjusted logits: those of the first view of each image, then those of the second, and so on.
+            logits_VC: The logits: those of the first view of each image, then those of the second, and so on.
+            log_prior_C: The log class frequencies that the loss adds to the logits; None for nothing.
         """
         from longtail.losses.ncl import consistency_loss  # here, so that PaCo with one view does not load it
 
+        adjusted_VC = logits_VC if log_prior_C is None else at_least_float32(logits_VC) + log_prior_C
         consistency = consistency_loss(adjusted_VC.unflatten(0, (self.config.views, -1)))
         return terms | {"loss": terms["loss"] + self.config.consistency * consistency, "consistency": consistency}
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from longtail.losses.numerics import at_least_float32
 from longtail.losses.paco import paco_objective
 from longtail.methods.base import Batch, Method, SeveralViews
 from longtail.methods.contrast import gather_contrast_set, make_loss_params
@@ -100,8 +99,7 @@ class PaCo(SeveralViews, MomentumContrast, settings="paco"):
         terms = paco_objective(x_BF, y_B, contrast, centers, log_prior_C, self.params, c.chunk)
         if not c.consistency:
             return terms
-        center_BC = at_least_float32(centers(x_BF)) / c.center_tau
-        return self.with_consistency(terms, center_BC if log_prior_C is None else center_BC + log_prior_C)
+        return self.with_consistency(terms, centers(x_BF) / c.center_tau, log_prior_C)
 
     def resolved_settings(self) -> dict[str, float]:
         return {"alpha": self.params.alpha} if self.config.alpha == "auto" else {}

@@ -17,7 +17,6 @@ from longtail.losses import (
     ldam_margins,
     softmax_objective,
 )
-from longtail.losses.numerics import at_least_float32
 from longtail.methods.base import Batch, Method, SeveralViews, Stage, StageData, accuracy, reweight_frequencies
 from longtail.models.heads import Classifier, CosineHead, make_linear_head
 
@@ -94,7 +93,7 @@ class BalancedSoftmax(SeveralViews, ShiftedSoftmax, settings="balanced-softmax")
         terms = super().loss_from_features(x_BF, y_B, *mixed, weight_B=weight_B)
         if not self.config.consistency:
             return terms
-        return self.with_consistency(terms, at_least_float32(self.classify(x_BF)) + self.log_prior_C)
+        return self.with_consistency(terms, self.classify(x_BF), self.log_prior_C)
 
     def shift(self) -> Tensor | None:
         return self.log_prior_C
