@@ -205,7 +205,8 @@ class Method(nn.Module):
 
     def first_stage(self, config: Config, **changes: Any) -> Stage:
         """Return the only stage of most methods, with changes to the fields of `Stage`."""
-        usual = {"name": "train", "two_views": self.two_views, "extra_views": self.extra_views}
+        extra = self.extra_views or ("query",) * (getattr(self.config, "views", 1) - 1)  # the setting --method.views
+        usual = {"name": "train", "two_views": self.two_views, "extra_views": extra}
         fields: dict[str, Any] = usual | {"sampler": config.train.sampler} | changes
         return Stage(epochs=config.train.epochs, optim=config.optim, **fields)
 
@@ -262,6 +263,22 @@ class Method(nn.Module):
             mixed: The fields of `Mixed` if the stage uses mixup.
         """
         raise NotImplementedError
+
+    def with_consistency(
+        self, terms: dict[str, Tensor], logits_VC: Tensor, log_prior_C: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Return the terms of the loss with the weighted `consistency_loss` of several query views of each image.
+
+        Args:
+            terms: The terms of the loss of all views.
+            logits_VC: The logits: those of the first view of each image, then those of the second, and so on.
+            log_prior_C: The log class frequencies that the loss adds to the logits; None for nothing.
+        """
+        from longtail.losses.ncl import consistency_loss  # here, so that a run without it does not load it
+
+        adjusted_VC = logits_VC if log_prior_C is None else at_least_float32(logits_VC) + log_prior_C
+        consistency = consistency_loss(adjusted_VC.unflatten(0, (self.config.views, -1)))
+        return terms | {"loss": terms["loss"] + self.config.consistency * consistency, "consistency": consistency}
 
     compiled_functions: ClassVar[tuple[str, ...]] = ("loss_from_features",)
     """The methods that `compile` compiles."""
@@ -334,33 +351,6 @@ class Method(nn.Module):
         for name in [name for name, _ in self.named_children() if name != "net"]:
             setattr(self, name, None)
         return self
-
-
-class SeveralViews(Method):
-    """A method that can use several query views of each image in a step: `views` and `consistency` of its settings.
-
-    Its loss is the mean over all views, as if each view were an image of its own, plus the weighted `consistency_loss` of the
-    views of an image.
-    """
-
-    def first_stage(self, config: Config, **changes: Any) -> Stage:
-        return super().first_stage(config, **{"extra_views": ("query",) * (self.config.views - 1)} | changes)
-
-    def with_consistency(
-        self, terms: dict[str, Tensor], logits_VC: Tensor, log_prior_C: Tensor | None
-    ) -> dict[str, Tensor]:
-        """Return the terms of the loss with that of the consistency.
-
-        Args:
-            terms: The terms of the loss of all views.
-            logits_VC: The logits: those of the first view of each image, then those of the second, and so on.
-            log_prior_C: The log class frequencies that the loss adds to the logits; None for nothing.
-        """
-        from longtail.losses.ncl import consistency_loss  # here, so that PaCo with one view does not load it
-
-        adjusted_VC = logits_VC if log_prior_C is None else at_least_float32(logits_VC) + log_prior_C
-        consistency = consistency_loss(adjusted_VC.unflatten(0, (self.config.views, -1)))
-        return terms | {"loss": terms["loss"] + self.config.consistency * consistency, "consistency": consistency}
 
 
 def compile_function(work: Callable[..., Any]) -> Callable[..., Any]:

@@ -78,7 +78,7 @@ class Distillation(Method, settings="distillation"):
         """The teachers, which the engine sets for training. A tuple is not registered as a module."""
 
     def make_stages(self, config: Config) -> tuple[Stage, ...]:
-        changes: dict[str, Any] = {"extra_views": ("query",) * (self.config.views - 1), "mixes_extra": True}
+        changes: dict[str, Any] = {"mixes_extra": True}
         if self.config.mixture != "none":
             changes |= {"mixup": self.config.mixture_alpha, "mixture": self.config.mixture}
         return (self.first_stage(config, **changes),)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from longtail.losses.paco import paco_objective
-from longtail.methods.base import Batch, Method, SeveralViews
+from longtail.methods.base import Batch, Method
 from longtail.methods.contrast import gather_contrast_set, make_loss_params
 from longtail.models.heads import ProjectionHead
 from longtail.models.momentum import LabeledQueue, MomentumNetwork
@@ -82,7 +82,7 @@ class MomentumContrast(Method):
         return self.G, self.key.net.get_submodule("1")  # the projections of the query network and of the key encoder
 
 
-class PaCo(SeveralViews, MomentumContrast, settings="paco"):
+class PaCo(MomentumContrast, settings="paco"):
     """Parametric contrastive learning (Cui et al., 2021): Eq. 8, or Eq. 4 without `rebalance`."""
 
     config: cfg.PaCoSettings

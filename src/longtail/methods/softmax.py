@@ -17,7 +17,7 @@ from longtail.losses import (
     ldam_margins,
     softmax_objective,
 )
-from longtail.methods.base import Batch, Method, SeveralViews, Stage, StageData, accuracy, reweight_frequencies
+from longtail.methods.base import Batch, Method, Stage, StageData, accuracy, reweight_frequencies
 from longtail.models.heads import Classifier, CosineHead, make_linear_head
 
 
@@ -76,7 +76,7 @@ class CrossEntropy(ShiftedSoftmax, settings="ce"):
     """Cross-entropy without a shift."""
 
 
-class BalancedSoftmax(SeveralViews, ShiftedSoftmax, settings="balanced-softmax"):
+class BalancedSoftmax(ShiftedSoftmax, settings="balanced-softmax"):
     """Balanced Softmax (Ren et al., 2020): the logits are shifted by the log class frequencies, log q(y)."""
 
     config: cfg.BalancedSoftmaxSettings
