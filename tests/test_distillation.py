@@ -210,6 +210,23 @@ def test_a_finished_distillation_is_resumed_and_others_are_refused(distilled, te
     fails(capsys, ["distill", str(teachers / "seed0"), "--resume", *options], "mismatch")
 
 
+@pytest.mark.parametrize("out", [".", "seed0", "seed0/out"])
+def test_students_are_not_written_into_the_folder_of_a_teacher(out, teachers, capsys):
+    """Otherwise they would be teachers of the next distillation."""
+    before = sorted(teachers.parent.rglob("*"))
+    fails(
+        capsys,
+        ["distill", str(teachers), *"--epochs", "1", "--device", "cpu", "--out", str(teachers / out)],
+        "conflict",
+    )
+    assert sorted(teachers.parent.rglob("*")) == before
+
+
+def test_a_teacher_cannot_be_named_twice(teachers):
+    with raises("invalid-value", teachers):
+        DistillationSettings(teachers=(teachers, teachers))
+
+
 def test_a_changed_teacher_is_refused_on_resume(teachers, tmp_path):
     own = tmp_path / "teacher"
     shutil.copytree(teachers / "seed0", own)

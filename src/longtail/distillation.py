@@ -197,6 +197,10 @@ def train_students(
     from longtail.engine.teachers import check_teachers
     from longtail.engine.train import train
 
+    for run in runs:
+        folder, target = run.folder.resolve(), out.resolve()
+        if target in (folder, folder.parent) or target.is_relative_to(folder):
+            raise UserError(f"--out {out} is the folder of a teacher: choose another one", kind="conflict")
     configs = {STUDENT: config} | ({ALONE: replace(config, method=BalancedSoftmaxSettings())} if alone else {})
     for name, each in configs.items():
         for seed in each.train.seeds:

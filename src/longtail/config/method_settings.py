@@ -454,6 +454,8 @@ class DistillationSettings(ViewsSettings):
         super().__post_init__()
         files.check_working_directory(self.teachers)
         object.__setattr__(self, "teachers", tuple(path.absolute() for path in self.teachers))
+        is_unique = len(set(self.teachers)) == len(self.teachers)
+        require(is_unique, "method.teachers", self.teachers[0] if self.teachers else "", "distinct run folders")
         if self.target == "dkd" and self.mixture != "none":
             raise UserError(
                 "--method.target dkd needs one label for each image: use --method.mixture none, or another target",
