@@ -1,6 +1,7 @@
 """Class frequencies from files and mappings: missing, unknown and duplicate classes, and invalid numbers are errors."""
 
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -89,6 +90,37 @@ def test_invalid_files_of_priors(tmp_path):
     for path, kind in (("a.json", "damaged-file"), ("a.csv", "damaged-file"), ("unifrom", "missing-file")):
         with raises(kind, tmp_path / path):
             make_prior(tmp_path / path, NAMES, COUNTS)
+
+
+class Compared(str):
+    """A class name that counts its comparisons."""
+
+    __slots__ = ()
+    count = 0
+
+    def __eq__(self, other):
+        Compared.count += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_many_classes_are_not_compared_with_each_other():
+    names = tuple(Compared(f"class {number}") for number in range(1000))
+    Compared.count = 0
+    make_prior({f"class {number}": 1 for number in range(1000)}, names, None)
+    assert Compared.count < 10_000
+
+
+def test_invalid_csv_row_is_found_without_reading_the_others(tmp_path):
+    (tmp_path / "a.csv").write_text("a\n" * 500_000)
+    tracemalloc.start()
+    try:
+        with raises("damaged-file", "'a'"):
+            make_prior(tmp_path / "a.csv", NAMES, COUNTS)
+        assert tracemalloc.get_traced_memory()[1] < 16 * 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_in_words():

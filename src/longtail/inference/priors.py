@@ -1,6 +1,7 @@
 """Expected class frequencies, which may differ from those of the training data."""
 
 import csv
+import io
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -65,8 +66,9 @@ def normalize_weights(weights: Mapping[str, Any], class_names: tuple[str, ...], 
     Raises:
         UserError: A class is unknown or missing, or a weight is invalid.
     """
+    known = set(class_names)
     for name in weights:
-        if name not in class_names:
+        if name not in known:
             raise unknown_name(f"class in {where}", name, class_names)
     missing = [name for name in class_names if name not in weights]
     if missing:
@@ -118,22 +120,23 @@ def _json_object(path: Path, text: str) -> dict[str, Any]:
 
 
 def _csv_rows(path: Path, text: str) -> dict[str, Any]:
+    weights: dict[str, Any] = {}
     try:
-        rows = [row for row in csv.reader(text.splitlines()) if row]
+        # One row at a time, because a file of short rows needs much memory as lists.
+        rows = filter(None, csv.reader(io.StringIO(text, newline=None)))
+        for number, row in enumerate(rows):
+            if number == 0 and len(row) == 2 and row[0].strip().lower() in ("class", "name", "label"):
+                continue
+            if len(row) != 2:
+                raise UserError(
+                    f"{path}: {','.join(row)!r} is not of the form `class,weight` (put names with commas in quotes)",
+                    kind="damaged-file",
+                )
+            if row[0] in weights:
+                raise UserError(f"{path}: class {row[0]!r} occurs twice: remove one of the lines", kind="damaged-file")
+            weights[row[0]] = row[1]
     except csv.Error as error:
         raise UserError(
             f"{path} is not valid CSV ({error}): write lines of `class,weight`", kind="damaged-file"
         ) from error
-    if rows and len(rows[0]) == 2 and rows[0][0].strip().lower() in ("class", "name", "label"):
-        rows = rows[1:]
-    weights: dict[str, Any] = {}
-    for row in rows:
-        if len(row) != 2:
-            raise UserError(
-                f"{path}: {','.join(row)!r} is not of the form `class,weight` (put names with commas in quotes)",
-                kind="damaged-file",
-            )
-        if row[0] in weights:
-            raise UserError(f"{path}: class {row[0]!r} occurs twice: remove one of the lines", kind="damaged-file")
-        weights[row[0]] = row[1]
     return weights
