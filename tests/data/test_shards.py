@@ -1,5 +1,6 @@
 """Shards of real image files: writing and reading, files written by `datasets`, and damaged files."""
 
+import base64
 import io
 import json
 import re
@@ -198,6 +199,25 @@ except BadImage as error:
     second, third = done.stdout.splitlines()
     assert second == "the same" or file.name in second
     assert file.name in third
+
+
+def test_encrypted_columns_end_no_process(tmp_path):
+    encryption = pytest.importorskip("pyarrow.parquet.encryption")
+
+    class Keys(encryption.KmsClient):
+        def wrap_key(self, key, name):
+            return base64.b64encode(key)
+
+    factory = encryption.CryptoFactory(lambda connection: Keys())
+    settings = encryption.EncryptionConfiguration(footer_key="a", column_keys={"b": ["image"]}, plaintext_footer=True)
+    properties = factory.file_encryption_properties(encryption.KmsConnectionConfig(), settings)
+    table = pa.table({"image": [b"x"], "label": ["cat"]})
+    with pq.ParquetWriter(tmp_path / "train.parquet", table.schema, encryption_properties=properties) as file:
+        file.write_table(table)
+    code = "import longtail.cli, sys; sys.exit(longtail.cli.main(['data', 'inspect', sys.argv[1]]))"
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "encrypted" in done.stderr
 
 
 def test_a_bad_image_is_not_packed_unseen(folder, tmp_path):

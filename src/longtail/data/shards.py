@@ -54,6 +54,7 @@ SHARED_BYTES = (
 )  # of the image column of a row group that is read by one thread at a time, and kept once for all threads
 BATCH_BYTES = 2**26  # of a batch, even if each of its values is as long as the column
 MAX_BATCH_ROWS = 2**16
+SIGNATURE_BYTES = 28  # nonce and tag of AES-GCM, after the footer of a file with encrypted columns
 
 
 def open_shards(root: Path | None, columns: Sequence[str], image_size: int, skip: bool = False) -> RawDataset:
@@ -155,6 +156,7 @@ class Shard:
             files.check_regular(path)
             file = parquet.ParquetFile(path.absolute(), **READ_OPTIONS)
             self.metadata, found = file.metadata, file.schema_arrow.names
+            check_not_encrypted(path, self.metadata)
             for column in (image, label):
                 if column not in found:
                     fix = "name the two columns with --data.columns IMAGE LABEL"
@@ -431,6 +433,18 @@ def import_parquet() -> Any:
     except ImportError as error:
         raise UserError("shards need pyarrow: pip install pyarrow", kind="missing-package") from error
     return pyarrow.parquet
+
+
+def check_not_encrypted(path: Path, metadata: Any) -> None:
+    """Raise a ValueError if columns of a parquet file are encrypted, because pyarrow aborts the process when it looks at them.
+
+    The footer of such a file is readable, and is followed by a signature.
+    """
+    with files.open_regular(path) as file:
+        file.seek(-8, os.SEEK_END)
+        footer_bytes = int.from_bytes(file.read(4), "little")
+    if footer_bytes == metadata.serialized_size + SIGNATURE_BYTES:
+        raise ValueError("it is encrypted")
 
 
 def _stored_class_names(schema: "pa.Schema", label: str) -> tuple[str, ...] | None:
