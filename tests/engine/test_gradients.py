@@ -12,7 +12,7 @@ from longtail.config import Config
 from longtail.engine import distributed
 from longtail.engine.cuda_graph import warm_up_and_restore
 from longtail.engine.loop import train_step
-from longtail.engine.meter import class_norms
+from longtail.engine.meter import GradientNorms, class_norms
 from longtail.engine.train import train
 from longtail.engine.trainer import Trainer
 from longtail.methods.softmax import CrossEntropy
@@ -159,6 +159,15 @@ def test_a_damaged_file_says_so(tmp_path):
     (tmp_path / run_folder.GRADIENTS).write_bytes(b"no archive")
     with raises("damaged-file", tmp_path / run_folder.GRADIENTS):
         run_until(watched("ce"), tmp_path)
+
+
+@pytest.mark.parametrize("count", [-1, 10**400, 1.5, None])
+def test_an_impossible_number_of_steps_in_a_checkpoint_is_refused(count):
+    norms = GradientNorms(True, 3, ["train"], torch.device("cpu"))
+    with pytest.raises(ValueError):
+        norms.load_state_dict({"sums": torch.zeros(3), "count": count})
+    norms.load_state_dict({"sums": torch.ones(3), "count": 7})
+    assert norms.count == 7 and norms.sums_C.tolist() == [1, 1, 1]
 
 
 def test_steps_of_the_warm_up_are_not_counted(tmp_path):

@@ -293,6 +293,7 @@ BAD_FACTS = [
     {"prior": {"name": "x", "shares": [0.0] * 10}},
     {"prior": {"name": "x", "shares": [0.5] * 10}},
     {"prior": {"name": 3, "shares": [0.1] * 10}},
+    {"prior": {"name": "x" * 1000, "shares": [0.1] * 10}},
     {"prior": [1]},
     {"temperature": float("nan")},
     {"temperature": 0},

@@ -153,7 +153,7 @@ class GradientNorms:
         """Continue from a stored state; raise ValueError if it belongs to other classes."""
         if self.on and state:
             sums_C = state["sums"]
-            if not isinstance(sums_C, Tensor) or sums_C.shape != self.sums_C.shape or type(state["count"]) is not int:
+            if not isinstance(sums_C, Tensor) or sums_C.shape != self.sums_C.shape or not count(state["count"]):
                 raise ValueError("the stored gradient norms belong to other classes")
             self.sums_C.copy_(sums_C)
             self.count = state["count"]

@@ -34,13 +34,15 @@ METADATA_KEY = "longtail"
 """Key of the description of the network in the metadata of an exported file."""
 TIMM_CLASSIFIER = "timm_classifier"
 """Key of the name of the classifier, in the description of a file whose weights have the names of timm."""
+MAX_PRIOR_NAME = 255
+"""The largest length of the name of class frequencies: it is the name of a file, or a word."""
 METADATA_SCHEMA: dict[str, Any] = {
     "config": anything,
     "class_names": [text],
     "counts": optional([count]),
     "preprocessing": {"side": count},
     "temperature": optional(lambda value: is_temperature(value)),
-    "prior": optional({"name": text, "shares": [share]}),
+    "prior": optional({"name": lambda value: text(value) and len(value) <= MAX_PRIOR_NAME, "shares": [share]}),
     TIMM_CLASSIFIER: optional(text),
 }
 CHECKPOINT_SUFFIXES = (".pth", ".pt", ".tar")
