@@ -208,6 +208,7 @@ def make_page(stored: Row) -> str:
             f" {folder['image_size']} pixels, {folder['views']} augmented views. Machine: {machine}; commit"
             f" {place['commit']}. Computing the features took {folder['features_seconds']:.0f} {seconds}, which are included"
             " in the rows that use them (for a single view, its share of the images).",
+            *folder.get("notes", []),
             "",
             f"| | all | many | medium | few | ECE | {seconds} | seeds | difference, all | difference, few |",
             "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",

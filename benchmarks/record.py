@@ -203,7 +203,7 @@ def store_half(folder: Path) -> None:
 
 
 def pack(folders: Sequence[Path], out: Path, root: Path, limit: int) -> list[Path]:
-    """Write run folders into as few files as a simple rule gives, and return these.
+    """Write run folders into files of a limited size, and return the files.
 
     Args:
         folders: The run folders. Their weights must be smaller than the limit.
@@ -486,7 +486,9 @@ def main(argv: Sequence[str] | None = None, trials: dict[str, Trial] | None = No
     parser.add_argument("--results", type=Path, default=Path("results/record.json"))
     parser.add_argument("--only", nargs="+", default=[], metavar="TRIAL", help="the trials to train; default: all")
     parser.add_argument("--test", nargs="+", default=[], metavar="TRIAL", help="evaluate these recipes on the test set")
-    parser.add_argument("--teachers", nargs="+", default=["wide-bs"], metavar="TRIAL", help="who teaches the students")
+    parser.add_argument(
+        "--teachers", nargs="+", default=["wide-bs"], metavar="TRIAL", help="the trials that teach the students"
+    )
     parser.add_argument(
         "--own-views", action="store_true", help="seeds of students do not share views and teacher outputs"
     )
