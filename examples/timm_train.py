@@ -39,7 +39,7 @@ def fit(root: Path) -> None:
     train.transform = lambda image: (view(image), view(image))  # (+) two views of each image
     counts = torch.bincount(torch.tensor([label for _, label in train.reader.samples]))  # (+)
 
-    net = timm.create_model("resnet8_cifar", num_classes=0)  # registered by longtail; any timm network works
+    net = timm.create_model("resnet8_cifar", num_classes=0)  # registered by longtail.nn; any timm network works
     criterion = PaCoLoss(net.num_features, counts, tau=0.1, queue=256)  # (+)
     query = nn.Sequential(net, criterion.G)  # (+)
     key = MomentumNetwork(query, momentum=0.99)  # (+)

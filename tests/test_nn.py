@@ -2,6 +2,8 @@
 
 import copy
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -269,3 +271,9 @@ def test_invalid_momentum_is_an_error():
 
 def test_the_public_name_is_this_one():
     assert longtail.PaCoLoss is PaCoLoss and longtail.nn.PaCoLoss is PaCoLoss
+
+
+def test_importing_the_module_registers_the_cifar_resnets():
+    """In a process of its own, because other tests import the backbones."""
+    code = 'import longtail.nn, timm; assert timm.create_model("resnet8_cifar", num_classes=0).num_features == 64'
+    subprocess.run([sys.executable, "-c", code], check=True)

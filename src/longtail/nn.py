@@ -9,6 +9,8 @@
     loss.backward(); optimizer.step(); key.follow(query)
 
 Shapes: B images, C classes, F features, D projected width.
+
+Importing this module registers the CIFAR ResNets with timm, for example `timm.create_model("resnet32_cifar", num_classes=0)`.
 """
 
 from collections.abc import Sequence
@@ -18,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import longtail.models.backbones  # noqa: F401  (registers the CIFAR ResNets with timm)
 from longtail import config as cfg
 from longtail import theory
 from longtail.deprecated import accept_old_arguments, find_renamed
