@@ -39,8 +39,9 @@ from longtail.metrics import evaluate_predictions, shot_groups
 from longtail.reporting.result_rows import format_mean_std
 from longtail.reporting.run_artifacts import read_predictions
 from longtail.reporting.significance import paired_half_width
+from longtail.suspects import PREDICTIONS
 
-METRICS = ("top1", "many", "medium", "few", "ece")
+METRICS = ("top1", "many", "medium", "few", "ece", "calibrated_ece")
 DEFAULT = "default"
 
 
@@ -140,6 +141,7 @@ class Folder:
         stored = read_predictions(finished)
         assert stored is not None
         return describe(finished.metrics, stored.correct_N) | {
+            "calibrated_ece": calibrated_ece(run),
             "method": finished.config.method.name,
             "image_size": finished.config.data.image_size,
             "epochs": finished.config.train.epochs,
@@ -149,7 +151,22 @@ class Folder:
 
 def describe(metrics: dict[str, Any], hits_N: np.ndarray) -> Row:
     """Return the metrics of the table, and the indices of the correctly predicted test images."""
-    return {name: metrics[name] for name in METRICS} | {"hits": np.flatnonzero(hits_N).tolist()}
+    return {name: metrics.get(name) for name in METRICS} | {"hits": np.flatnonzero(hits_N).tolist()}
+
+
+def calibrated_ece(run: Path) -> float | None:
+    """Return the calibration error of the probabilities that `longtail predict` gives; None without a temperature.
+
+    Args:
+        run: The run folder. Its temperature was fitted without the test images.
+    """
+    model = longtail.load(run, device="cpu")
+    if model.temperature is None:
+        return None
+    with np.load(run / PREDICTIONS) as stored:
+        p_NC = model.probabilities(torch.from_numpy(stored["logits"])).clamp(min=torch.finfo(torch.float64).tiny)
+        metrics = evaluate_predictions(p_NC.log(), stored["labels"], model.counts, model.class_names)
+    return float(metrics["ece"])
 
 
 def run(options: argparse.Namespace) -> None:
@@ -193,8 +210,10 @@ def make_page(stored: Row) -> str:
         "",
         "Created by `python benchmarks/own_images.py` from [own_images.json](own_images.json). Accuracy in percent on the test"
         " images, as mean ± standard deviation over seeds; *many*, *medium* and *few* are classes with more than 100, 20 to 100"
-        " and fewer than 20 training images; ECE is the expected calibration error. *Difference* is the mean class"
-        " accuracy of the automatic settings minus that of the row, with a 95 % interval over test images, paired by image.",
+        " and fewer than 20 training images; ECE is the expected calibration error, first of the logits and then of the"
+        " probabilities of `longtail predict`, which divides logits by a temperature from the training images. *Difference*"
+        " is the mean class accuracy of the automatic settings minus that of the row, with a 95 % interval over test images,"
+        " paired by image.",
     ]
     for key, folder in stored["folders"].items():
         place, seconds = folder["where"], "seconds" if key.endswith("cuda") else "CPU seconds"
@@ -210,8 +229,8 @@ def make_page(stored: Row) -> str:
             " in the rows that use them (for a single view, its share of the images).",
             *folder.get("notes", []),
             "",
-            f"| | all | many | medium | few | ECE | {seconds} | seeds | difference, all | difference, few |",
-            "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+            f"| | all | many | medium | few | ECE | calibrated ECE | {seconds} | seeds | difference, all | difference, few |",
+            "|---|" + 10 * "---:|",
         ]
         lines += [make_row(folder, name) for name in ENTRIES if folder["rows"].get(name)]
     return "\n".join(lines) + "\n"
@@ -225,7 +244,8 @@ def make_row(folder: Row, name: str) -> str:
         name: The name of the row.
     """
     rows, entry = folder["rows"][name], ENTRIES[name]
-    cells = [format_mean_std([row[metric] for row in rows if row[metric] is not None]) for metric in METRICS]
+    known = [[row[metric] for row in rows if row.get(metric) is not None] for metric in METRICS]
+    cells = [format_mean_std(values) for values in known]
     seconds = np.mean([row["seconds"] for row in rows])
     if rows[0]["cached"]:
         seconds += folder["features_seconds"] * share_of_views(folder, entry.regression_views)
