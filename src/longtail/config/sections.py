@@ -221,6 +221,9 @@ class OptimConfig(Section):
     layer times this factor; 1: no decay. 0.75 is usual for pretrained transformers."""
     clip: Annotated[float, ge(0, "1")] = 0.0
     """Maximum L2 norm of the gradient (gradient clipping); 0: no clipping."""
+    sam: Annotated[float, ge(0, "0.05")] = 0.0
+    """Sharpness-aware minimization: L2 norm of the perturbation of the weights at which the gradient is taken; 0: none. A
+    step takes about twice as long."""
     schedule: Literal["constant", "step", "cosine"] = "cosine"
     """Learning-rate schedule after the warm-up."""
     milestones: Annotated[

@@ -167,7 +167,7 @@ def uses_kernels(train: TrainConfig, device: torch.device) -> bool:
 def can_kernels_train(net: nn.Module, config: Config) -> bool:
     """Return whether our kernels can train a network."""
     is_known = has_kernels(net) and config.data.image_size == resnet.IMAGE_SIZE
-    return is_known and config.train.channels_last and config.model.norm == "batch"
+    return is_known and config.train.channels_last and config.model.norm == "batch" and not config.optim.sam
 
 
 def should_compile(train: TrainConfig, device: torch.device, steps: int, fused: bool) -> bool:

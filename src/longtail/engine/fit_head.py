@@ -19,6 +19,7 @@ from longtail.config import Config, LinearStageSettings, OptimConfig, TrainConfi
 from longtail.data.samplers import derive_seed, epoch_order
 from longtail.engine.device import use_threads
 from longtail.engine.optim import learning_rate, make_optimizer, set_learning_rate
+from longtail.engine.sharpness import perturbed
 from longtail.errors import RunError, UserError
 from longtail.methods import Batch, Method, Mixed, Stage, StageData, find_method
 from longtail.models.backbones import Trunk
@@ -313,8 +314,12 @@ def _fit_stage(
             stored: tuple[Tensor, ...] = ()
             if stored_VNC is not None:
                 stored = tuple(stored_VNC[view_N[part], rows_B] for view_N in (query_N, *extra_N))
-            terms = method.loss(Batch(query, key, y_B, mixed, None, weight_B, tuple(extra), stored))
+            given = Batch(query, key, y_B, mixed, None, weight_B, tuple(extra), stored)
+            terms = method.loss(given)
             terms["loss"].backward()
+            if stage.optim.sam:
+                with perturbed(method, optimizer, stage.optim.sam):
+                    method.loss(given)["loss"].backward()
             method.after_backward(side)
             if stage.optim.clip:
                 torch.nn.utils.clip_grad_norm_(parameters, stage.optim.clip)

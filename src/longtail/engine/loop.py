@@ -19,9 +19,11 @@ from longtail.engine.cuda_graph import make_step
 from longtail.engine.distributed import average_gradients
 from longtail.engine.loggers import Log
 from longtail.engine.meter import NonFiniteError
+from longtail.engine.sharpness import perturbed
 from longtail.engine.signals import StopSignals
 from longtail.engine.trainer import Trainer
 from longtail.errors import Interrupted
+from longtail.methods import Batch
 from longtail.models.side_stream import SideStream
 
 BOOKKEEPING = 2
@@ -80,16 +82,26 @@ def train_step(trainer: Trainer) -> None:
     Processes exchange gradients after the backward pass. Batch norm, the contrast set and the queue exchange samples.
     On CUDA, `side.run` starts work that runs in parallel to the rest of the step until `side.join`; elsewhere it runs at once.
     """
-    method = trainer.method
+    method, rho = trainer.method, trainer.stage.optim.sam
     side = SideStream(trainer.device, line=BOOKKEEPING)
+    batches: list[Batch] = []  # for the second pass of --optim.sam
     for part in range(trainer.accumulate):
         with trainer.matmul_precision():
-            terms = method.loss(trainer.shared[part] if trainer.shared else trainer.batches.next())
+            batch = trainer.shared[part] if trainer.shared else trainer.batches.next()
+            if rho:
+                batch = batch if trainer.shared else method.prepare_batch(batch)
+                batches.append(batch)
+            terms = method.loss(batch)
             side.run(trainer.meter.add, terms, trainer.clock)
             # Dividing by 1 would launch two kernels.
             loss = terms["loss"] if trainer.accumulate == 1 else terms["loss"] / trainer.accumulate
             loss.backward()
         side.join()
+    if rho:
+        average_gradients(method)
+        with perturbed(method, trainer.optimizer, rho), trainer.matmul_precision():
+            for batch in batches:
+                (method.loss(batch)["loss"] / trainer.accumulate).backward()
     method.after_backward(side)  # new keys enter the queue
     average_gradients(method)
     trainer.clip_gradients()

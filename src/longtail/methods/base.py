@@ -294,6 +294,10 @@ class Method(nn.Module):
         for module in self.compiled_modules():
             module.compile(**compile_options())
 
+    def waiting_lists(self) -> tuple[list[Any], ...]:
+        """Return the lists that `loss` appends to and `after_backward` empties."""
+        return ()
+
     def after_backward(self, side: SideStream) -> None:
         """Start what can run in parallel to the optimizer, for example a queue."""
 

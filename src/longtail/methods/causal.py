@@ -1,5 +1,7 @@
 """Causal Norm, or De-confound-TDE (Tang et al., 2020), which removes the effect of momentum from the features."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -76,6 +78,9 @@ class CausalNorm(CrossEntropy, settings="causal-norm"):
         x_BF = self.features(batch.query)
         self.means.append(x_BF.detach().mean(0))
         return self.loss_from_features(x_BF, batch.y_B)
+
+    def waiting_lists(self) -> tuple[list[Any], ...]:
+        return (self.means,)
 
     def after_backward(self, side: SideStream) -> None:
         drift_F = self.net.get_buffer("head.drift_F")

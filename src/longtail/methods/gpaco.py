@@ -46,6 +46,9 @@ class GPaCo(Method, settings="gpaco"):
         log_prior_C = self.log_prior_C if c.rebalance else None
         return paco_objective(x_BF, y_B, contrast, self.linear, log_prior_C, self.params, c.chunk)
 
+    def waiting_lists(self) -> tuple[list[Any], ...]:
+        return (self.queue.waiting,)
+
     def after_backward(self, side: SideStream) -> None:
         self.queue.push_waiting(side)
 

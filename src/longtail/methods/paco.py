@@ -70,6 +70,9 @@ class MomentumContrast(Method):
         """
         raise NotImplementedError
 
+    def waiting_lists(self) -> tuple[list[Any], ...]:
+        return (self.queue.waiting,)
+
     def after_backward(self, side: SideStream) -> None:
         """Push the keys of the step into the queue."""
         self.queue.push_waiting(side)
