@@ -161,7 +161,7 @@ def choose(
         return first
     candidates = []
     for name in AUTO_METHODS if method is None else (method,):
-        for lr, weight_decay in find_head_settings(name):
+        for lr, weight_decay in find_head_settings(name, facts.images):
             tried = {"optim.lr": lr, "optim.weight_decay": weight_decay} | given
             candidates.append(choose_for_method(images, facts, name, tried, imbalance).config)
     candidates = list(dict.fromkeys(candidates))  # given values may make some of them equal
@@ -511,7 +511,7 @@ LENGTHS = {
     (False, True): (20_000, 90, 400),
     (False, False): (2_000, 10, 100),
 }
-HEAD_LENGTH = (3_000, 20, 60)
+HEAD_LENGTH = (3_000, 15, 60)
 """The same for heads on cached features."""
 
 
@@ -605,11 +605,20 @@ HEAD_SETTINGS = {
 }
 """Learning rates and weight decays among which cross-validation selects for heads on cached features (docs/log.md)."""
 DEFAULT_HEAD_SETTINGS = ((0.05, 0.02), (0.02, 0.1))
+FULL_DECAY_IMAGES = 1_000
+"""The number of images up to which these weight decays apply. With n images they are multiplied by 1,000 / n, as the penalty of
+a logistic regression with a fixed prior is, because the loss is a mean over images."""
 
 
-def find_head_settings(method: str) -> tuple[tuple[float, float], ...]:
-    """Return learning rates and weight decays to try for the head of a method on cached features."""
-    return HEAD_SETTINGS.get(method, DEFAULT_HEAD_SETTINGS)
+def find_head_settings(method: str, images: int) -> tuple[tuple[float, float], ...]:
+    """Return learning rates and weight decays to try for the head of a method on cached features.
+
+    Args:
+        method: Name of the method.
+        images: The number of training images.
+    """
+    scale = min(1.0, FULL_DECAY_IMAGES / images)
+    return tuple((lr, float(f"{decay * scale:.3g}")) for lr, decay in HEAD_SETTINGS.get(method, DEFAULT_HEAD_SETTINGS))
 
 
 def choose_optimizer(facts: Facts, network: Network, method: str, choices: ConfigChoices) -> None:
@@ -622,10 +631,13 @@ def choose_optimizer(facts: Facts, network: Network, method: str, choices: Confi
         choices: The choices so far.
     """
     if network.is_cached:
-        lr, weight_decay = find_head_settings(method)[0]
+        lr, weight_decay = find_head_settings(method, facts.images)[0]
         choices.set("optim.name", "sgd")
         choices.choose("optim.lr", lr, "usual for a head that this method trains on cached features")
-        choices.choose("optim.weight_decay", weight_decay, "strong, because there are many features and few images")
+        reason = "strong, because there are many features and few images"
+        if facts.images > FULL_DECAY_IMAGES:
+            reason = f"inversely proportional to the number of images from {FULL_DECAY_IMAGES:,} on"
+        choices.choose("optim.weight_decay", weight_decay, reason)
         return
     is_modern = network.is_modern
     reason = "usual for transformers and ConvNeXt" if is_modern else "usual for ResNets, and used in the paper"

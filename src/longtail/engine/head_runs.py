@@ -366,6 +366,8 @@ def describe_selection(selection: Selection) -> list[str]:
             f"{key.split('.')[-1]} {value}" for key, value in result.settings.items() if key != "method"
         )
         mark = "  selected" if number == selection.selected else ""
+        if result.folds < selection.folds and not mark:
+            mark = f"  dropped after {result.folds} of {selection.folds} folds"
         title = f"{result.label}{f' ({settings})' if settings else ''}"
         lines.append(f"  {title:45} {result.accuracy:5.1f} ± {result.standard_error:.1f}  {groups}{mark}")
     if selection.single_image_classes:
