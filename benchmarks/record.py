@@ -95,6 +95,8 @@ def make_trials(teachers: Sequence[str] = ("wide-bs",), own_views: bool = False)
             f"{name}-2-views": Trial(with_changes(ema, "method", views=2, consistency=1.0)),
             f"{name}-2-views-plain": Trial(with_changes(ema, "method", views=2)),
             f"{name}-4-views": Trial(with_changes(ema, "method", views=4, consistency=1.0)),
+            f"{name}-sam-0.05": Trial(with_changes(ema, "optim", sam=0.05)),
+            f"{name}-sam-0.2": Trial(with_changes(ema, "optim", sam=0.2)),
             f"{name}-800": Trial(with_changes(ema, "train", epochs=800)),
             f"{name}-2-views-800": Trial(
                 with_changes(with_changes(ema, "train", epochs=800), "method", views=2, consistency=1.0)
@@ -105,6 +107,8 @@ def make_trials(teachers: Sequence[str] = ("wide-bs",), own_views: bool = False)
         for suffix, epochs in (("", 200), ("-400", 400)):
             config = with_changes(config, "train", epochs=epochs, ema=0.999)
             trials[f"wide-{name}{suffix}"] = Trial(config, (0, 1, 2), is_teacher=True)
+    sharp = with_changes(with_changes(wide["bs"], "train", epochs=200, ema=0.999), "optim", sam=0.1)
+    trials["wide-bs-sam"] = Trial(sharp, (0, 1, 2), is_teacher=True)
     again = make_student(with_changes(wide["bs"], "train", epochs=200, ema=0.999), mixture="both", weight=0.9)
     trials["wide-mixtures"] = Trial(again, (0, 1, 2), ("wide-bs",), is_teacher=True)
     student = with_changes(bs, "train", ema=0.999, view_seed="own" if own_views else 0)
@@ -118,6 +122,8 @@ def make_trials(teachers: Sequence[str] = ("wide-bs",), own_views: bool = False)
         "kd-without-ema": make_student(with_changes(student, "train", ema=0.0)),
         "standardized": make_student(student, weight=0.9, temperature=2.0, target="standardized"),
         "dkd": make_student(student, target="dkd"),
+        "contrast": make_student(student, contrast=0.5),
+        "contrast-T4": make_student(student, contrast=0.5, temperature=4.0),  # the weights of GML, 1 : 1 : 1
         "mixup": make_student(student, weight=1.0, mixture="mixup"),
         "cutmix": make_student(student, weight=1.0, mixture="cutmix"),
         "both": make_student(student, weight=1.0, mixture="both"),

@@ -177,8 +177,9 @@ def test_a_student_learns(teachers, tmp_path):
         {"target": "kd", "mixture": "both", "views": 2, "weight": 0.5},
         {"target": "standardized", "mixture": "cutmix", "weight": 1.0, "temperature": 2.0},
         {"target": "dkd", "views": 2},
+        {"contrast": 0.5, "contrast_queue": 50, "views": 2},
     ],
-    ids=["kd", "standardized", "dkd"],
+    ids=["kd", "standardized", "dkd", "contrast"],
 )
 def test_resume_is_exact(settings, teachers, tmp_path):
     config = student_config(teachers, method=settings, train={"ema": 0.9})
@@ -191,13 +192,41 @@ def test_resume_is_exact(settings, teachers, tmp_path):
     assert all(torch.equal(v, parts.average.averages[k]) for k, v in whole.average.averages.items())
     assert log_of(tmp_path / "whole") == log_of(tmp_path / "parts")
     assert {"distillation", "softmax", "accuracy"} <= log_of(tmp_path / "whole")[0].keys()
+    assert ("contrast" in log_of(tmp_path / "whole")[0]) == ("contrast" in settings)
 
 
-@pytest.mark.parametrize("target", ["kd", "standardized", "dkd"])
-def test_a_step_does_not_wait_for_the_host(target, teachers, tmp_path):
+@pytest.mark.parametrize("settings", [{}, {"target": "standardized"}, {"target": "dkd"}, {"contrast": 0.5}])
+def test_a_step_does_not_wait_for_the_host(settings, teachers, tmp_path):
     """Otherwise it could not be captured on a GPU."""
-    settings = {"target": target, "views": 2, "mixture": "none" if target == "dkd" else "both"}
+    mixture = "none" if settings == {"target": "dkd"} or "contrast" in settings else "both"
+    settings = {"views": 2, "mixture": mixture} | settings
     check_steps(student_config(teachers, method=settings, views={"normalize": "clip"}), tmp_path)
+
+
+def test_students_with_a_contrast_share_their_teachers_and_their_views(teachers, tmp_path):
+    """Each has a projection and a queue of its own; together they are the runs alone."""
+    settings = {"contrast": 0.5, "contrast_queue": 50}
+    config = student_config(teachers, method=settings, train={"view_seed": 3, "epochs": 2})
+    together = make_trainers(config, tmp_path / "together", (0, 1))
+    train_together(together)
+    contrasts = [run.method.contrast for run in together]
+    assert torch.equal(contrasts[0].queue.keys_KD, contrasts[1].queue.keys_KD)  # of the same views
+    assert not torch.equal(contrasts[0].P[0].weight, contrasts[1].P[0].weight)
+    for seed, run in enumerate(together):
+        (alone,) = make_trainers(config, tmp_path / f"alone{seed}", (seed,))
+        train_together([alone])
+        assert all(torch.equal(state_of(run)[k], state_of(alone)[k]) for k in state_of(run))
+
+
+def test_a_student_with_a_contrast_is_stored_without_it(teachers, tmp_path):
+    """The run folder has an ordinary network, which can be loaded and can teach."""
+    out = tmp_path / "out"
+    (folder,) = longtail.distill(teachers, None, out, alone=False, **QUICK, seeds=0, **{"method.contrast": 0.5})
+    names = load_file(folder / run_folder.MODEL).keys()
+    assert names == load_file(teachers / "seed0" / run_folder.MODEL).keys()
+    assert longtail.load(folder).method.contrast is None
+    (second,) = longtail.distill(folder, None, tmp_path / "next", alone=False, **QUICK, seeds=0)
+    assert (second / run_folder.METRICS).exists()
 
 
 def test_a_finished_distillation_is_resumed_and_others_are_refused(distilled, teachers, capsys):
@@ -527,7 +556,12 @@ def test_a_teacher_on_stored_features_teaches_a_whole_network(tmp_path):
 
 
 def test_stored_features_have_no_mixtures_and_no_folds(teachers, tmp_path):
-    for changes in ({"method": {"mixture": "mixup"}}, {"data": {"cached_views": 2, "folds": 3}}):
+    conflicts = (
+        {"method": {"mixture": "mixup"}},
+        {"method": {"contrast": 0.5}},
+        {"data": {"cached_views": 2, "folds": 3}},
+    )
+    for changes in conflicts:
         config = student_config(teachers, **FROZEN | changes)
         with raises("conflict"):
             train(config, tmp_path, data=load_once(config.data))

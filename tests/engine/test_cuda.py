@@ -223,8 +223,12 @@ def student_of_two(tmp_path, **train_settings):
     return replace(config, method=method, train=replace(config.train, ema=0.9, **train_settings))
 
 
-def test_a_captured_student_leaves_the_very_state_of_the_eager_one(tmp_path):
+@pytest.mark.parametrize("contrast", [0.0, 0.5])
+def test_a_captured_student_leaves_the_very_state_of_the_eager_one(contrast, tmp_path):
     config = student_of_two(tmp_path)
+    if contrast:  # which has no mixtures
+        method = replace(config.method, mixture="none", contrast=contrast, contrast_queue=50)
+        config = replace(config, method=method)
     runs = {}
     for step in ("eager", "captured"):
         each = replace(config, train=replace(config.train, execution=step))
@@ -267,3 +271,23 @@ def test_several_views_captured_leave_the_very_state_of_eager_ones(method, tmp_p
         config = replace(config, method=replace(config.method, views=3, consistency=0.5))
         states.append(state_of(run_until(config, tmp_path / step, device=torch.device("cuda"))))
     assert all(torch.equal(states[0][k], states[1][k]) for k in states[0])
+
+
+@pytest.mark.parametrize("method", ["balanced-softmax", "paco"])
+def test_steps_with_sam_captured_leave_the_very_state_of_eager_ones(method, tmp_path):
+    states = []
+    for step in ("eager", "captured"):
+        config = tiny(method, device="cuda", precision="fp32", execution=step)
+        config = replace(config, optim=replace(config.optim, sam=0.1))
+        states.append(state_of(run_until(config, tmp_path / step, device=torch.device("cuda"))))
+    assert all(torch.equal(states[0][k], states[1][k]) for k in states[0])
+
+
+def test_compiled_steps_with_sam_learn_as_eager_ones(tmp_path):
+    rows = {}
+    for step in ("eager", "compiled"):
+        config = tiny("balanced-softmax", device="cuda", precision="bf16", execution=step, epochs=9)
+        config = replace(config, optim=replace(config.optim, sam=0.1, lr=0.02))
+        run_until(config, tmp_path / step, device=torch.device("cuda"))
+        rows[step] = [row["loss"] for row in log_of(tmp_path / step)]
+    assert rows["compiled"] == pytest.approx(rows["eager"], rel=0.05)

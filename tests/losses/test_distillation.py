@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from longtail.losses import distillation_loss
+from longtail.losses import class_contrast_loss, distillation_loss
 from longtail.losses.distillation import log_mean_softmax
 
 B, C, T = 5, 4, 2.5
@@ -116,3 +116,73 @@ def test_an_invalid_label_is_an_error(label):
     a_BC, b_BC, _ = case()
     with pytest.raises(IndexError):
         distillation_loss(a_BC, b_BC, torch.full((B,), label), T, "dkd")
+
+
+# The contrast with the features of a teacher
+
+
+def contrast_case(keys: int = 9, classes: int = 4):
+    """Return features of student and teacher, labels with an empty slot, log frequencies, and temperatures."""
+    rng = torch.Generator().manual_seed(0)
+    q_BD, k_KD = (torch.randn(n, 3, generator=rng, dtype=torch.float64) for n in (3, keys))
+    q_BD, k_KD = q_BD / q_BD.norm(dim=1, keepdim=True), k_KD / k_KD.norm(dim=1, keepdim=True)
+    labels_K = torch.tensor([0, 1, 1, 3, -1, 3, 0, 0, 1])  # class 2 has no key
+    log_prior_C = torch.tensor([0.6, 0.2, 0.15, 0.05], dtype=torch.float64).log()
+    temperature_C = torch.tensor([0.1, 0.2, 0.3, 0.07], dtype=torch.float64)
+    return q_BD, k_KD, labels_K, torch.tensor([0, 3, 1]), log_prior_C, temperature_C
+
+
+def contrast_by_equation(q, keys, labels, y, log_prior, temperature) -> float:
+    """Return the loss of one image."""
+    scores = {}
+    for c in set(labels) - {-1}:
+        dots = [
+            sum(a * b for a, b in zip(q, k, strict=True)) for k, label in zip(keys, labels, strict=True) if label == c
+        ]
+        scores[c] = math.log(sum(math.exp(dot / temperature[c]) for dot in dots) / len(dots)) + log_prior[c]
+    return math.log(sum(math.exp(score) for score in scores.values())) - scores[y]
+
+
+def test_the_contrast_is_the_equation():
+    q_BD, k_KD, labels_K, y_B, log_prior_C, T_C = contrast_case()
+    rest = k_KD.tolist(), labels_K.tolist()
+    wanted = [
+        contrast_by_equation(q, *rest, y, log_prior_C.tolist(), T_C.tolist())
+        for q, y in zip(q_BD.tolist(), y_B.tolist(), strict=True)
+    ]
+    assert class_contrast_loss(*contrast_case()).item() == pytest.approx(sum(wanted) / 3, rel=1e-12)
+    assert torch.autograd.gradcheck(
+        lambda q, T: class_contrast_loss(q, k_KD, labels_K, y_B, log_prior_C, T),
+        (q_BD.requires_grad_(), T_C.requires_grad_()),
+    )
+
+
+def test_an_empty_slot_has_no_influence():
+    q_BD, k_KD, labels_K, y_B, log_prior_C, T_C = contrast_case()
+    kept = labels_K >= 0
+    without = class_contrast_loss(q_BD, k_KD[kept], labels_K[kept], y_B, log_prior_C, T_C)
+    large = torch.where(kept[:, None], k_KD, 1e4 * torch.ones_like(k_KD))
+    assert class_contrast_loss(q_BD, large, labels_K, y_B, log_prior_C, T_C).item() == without.item()
+
+
+def test_the_contrast_is_finite_for_small_temperatures():
+    """Scores of 1 / T = 1,000 do not overflow in float32, and gradients are finite."""
+    q_BD, k_KD, labels_K, y_B, log_prior_C, _ = (t.float() if t.is_floating_point() else t for t in contrast_case())
+    T_C = torch.full((4,), 1e-3, requires_grad=True)
+    loss = class_contrast_loss(q_BD.requires_grad_(), k_KD, labels_K, y_B, log_prior_C, T_C)
+    loss.backward()
+    assert loss.isfinite() and T_C.grad.isfinite().all() and q_BD.grad.isfinite().all()
+
+
+def test_the_contrast_is_smallest_at_features_of_the_class():
+    _, k_KD, labels_K, y_B, log_prior_C, T_C = contrast_case()
+    near = torch.stack([k_KD[labels_K == y].mean(0) for y in y_B.tolist()])
+    near = near / near.norm(dim=1, keepdim=True)
+    one, other = (class_contrast_loss(sign * near, k_KD, labels_K, y_B, log_prior_C, T_C) for sign in (1, -1))
+    assert one < other
+
+
+def test_a_wrong_label_is_an_error():
+    q_BD, k_KD, labels_K, _, log_prior_C, T_C = contrast_case()
+    with pytest.raises(IndexError):
+        class_contrast_loss(q_BD, k_KD, labels_K, torch.tensor([0, 4, 1]), log_prior_C, T_C)

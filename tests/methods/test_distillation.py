@@ -9,10 +9,11 @@ from torch import Tensor
 
 from longtail import methods
 from longtail.config import DistillationSettings
-from longtail.losses import balanced_softmax_loss, cross_entropy_loss, distillation_loss
+from longtail.losses import balanced_softmax_loss, class_contrast_loss, cross_entropy_loss, distillation_loss
 from longtail.methods import Batch, Mixed
 from longtail.methods.base import log_frequencies
 from longtail.methods.distillation import Teacher
+from longtail.models.side_stream import SideStream
 from tests.conftest import tiny
 from tests.raises import raises
 
@@ -34,7 +35,7 @@ def make_teacher(name: str = "balanced-softmax", seed: int = 0, **changes) -> Te
 def make_student(*teachers: Teacher, **settings) -> methods.Method:
     torch.manual_seed(9)
     student = methods.make(replace(tiny("ce"), method=DistillationSettings(**settings)), COUNTS.numpy())
-    student.teachers = teachers
+    student.set_teachers(teachers)
     return student
 
 
@@ -177,13 +178,59 @@ def test_stored_logits_replace_the_teacher():
     wanted = student.loss(Batch(x, None, y_B))["loss"]
     with torch.no_grad():
         stored = (teacher(x),)
-    student.teachers = ()
+    student.set_teachers(())
     torch.testing.assert_close(student.loss(Batch(x, None, y_B, stored=stored))["loss"], wanted)
 
 
-def test_dkd_has_no_mixtures():
-    with raises("conflict", "dkd"):
-        DistillationSettings(target="dkd", mixture="mixup")
+def test_settings_that_need_one_label_have_no_mixtures():
+    for settings in ({"target": "dkd"}, {"contrast": 0.5}):
+        with raises("conflict", "mixture"):
+            DistillationSettings(mixture="mixup", **settings)
+
+
+# The contrast with the features of the teachers
+
+
+def test_the_loss_has_the_contrast_of_the_projected_features():
+    """Of two teachers with two views, whose features are concatenated; the queue gets them after the backward pass."""
+    teachers = make_teacher(), make_teacher("ce", seed=1)
+    student = make_student(*teachers, contrast=0.3, contrast_queue=20, views=2)
+    x, other, y_B = images(), images(seed=2), torch.tensor([0, 1, 2, 0, 1, 2])
+    batch = Batch(x, None, y_B, extra=(other,))
+    student.eval()  # the batch norm does not change
+    plain = make_student(*teachers, views=2).eval()
+    plain.net.load_state_dict(student.net.state_dict())
+    with torch.no_grad():
+        keys = torch.cat([F.normalize(t.method.features(torch.cat([x, other]))) for t in teachers], 1) / 2**0.5
+        q = student.contrast.P(student.features(torch.cat([x, other])))
+        for step in range(2):
+            contrast = student.contrast
+            k_KD, labels_K = torch.cat([keys, contrast.queue.keys_KD]), torch.cat([y_B, y_B, contrast.queue.labels_K])
+            wanted = class_contrast_loss(q, k_KD, labels_K, y_B.repeat(2), LOG_PRIOR, torch.full((C,), 0.1))
+            terms = student.loss(batch)
+            torch.testing.assert_close(terms["contrast"], wanted)
+            torch.testing.assert_close(terms["loss"], plain.loss(batch)["loss"] + 0.3 * wanted)
+            assert (contrast.queue.labels_K >= 0).sum() == 12 * step
+            student.after_backward(SideStream(torch.device("cpu")))
+            assert (contrast.queue.labels_K >= 0).sum() == (12, 20)[step] and not contrast.queue.waiting
+    torch.testing.assert_close(contrast.queue.keys_KD.norm(dim=1), torch.ones(20))
+
+
+def test_the_contrast_trains_the_backbone_the_projection_and_the_temperatures():
+    student = make_student(make_teacher(), contrast=1.0, weight=0.0)
+    student.train()
+    student.loss(Batch(images(), None, torch.arange(6)))["contrast"].backward()
+    trained = {name for name, p in student.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+    assert {"contrast.P.0.weight", "contrast.log_scale_C"} <= trained
+    assert any(name.startswith("net.trunk") for name in trained) and not any(n.startswith("net.head") for n in trained)
+
+
+def test_prepared_batches_have_the_features_of_the_teachers():
+    student, y_B = make_student(make_teacher(), contrast=0.5, views=2), torch.arange(6)
+    batch = Batch(images(), None, y_B, extra=(images(seed=2),))
+    student.eval()
+    one, other = (student.loss(each)["loss"] for each in (batch, student.prepare_batch(batch)))
+    assert torch.equal(one, other)
 
 
 def test_label():

@@ -449,6 +449,11 @@ class DistillationSettings(ViewsSettings):
     batch. The loss on the labels is the mean of the losses of both labels, weighted by the shares of the images."""
     mixture_alpha: Annotated[float, gt(0, "1")] = 1.0
     """The shares of the two images are drawn from Beta(mixture_alpha, mixture_alpha)."""
+    contrast: Annotated[float, ge(0, "0.5")] = 0.0
+    """Weight of the contrast between the projected features of the student and the features of the teachers, as in GML
+    (Suh and Seo, 2023); 0: no contrast."""
+    contrast_queue: Annotated[int, ge(0, "4096")] = 4096
+    """Number of past features of the teachers in the contrast, in addition to those of the batch."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -456,11 +461,12 @@ class DistillationSettings(ViewsSettings):
         object.__setattr__(self, "teachers", tuple(path.absolute() for path in self.teachers))
         is_unique = len(set(self.teachers)) == len(self.teachers)
         require(is_unique, "method.teachers", self.teachers[0] if self.teachers else "", "distinct run folders")
-        if self.target == "dkd" and self.mixture != "none":
-            raise UserError(
-                "--method.target dkd needs one label for each image: use --method.mixture none, or another target",
-                kind="conflict",
-            )
+        for flag, value in (("target", self.target == "dkd" and "dkd"), ("contrast", self.contrast)):
+            if value and self.mixture != "none":
+                raise UserError(
+                    f"--method.{flag} {value} needs one label for each image: omit it, or use --method.mixture none",
+                    kind="conflict",
+                )
 
     @property
     def label(self) -> str:

@@ -321,6 +321,11 @@ def check_distillation(settings: DistillationSettings, folds: int) -> None:
             "--data.cached_views 0",
             kind="conflict",
         )
+    if settings.contrast:
+        raise UserError(
+            f"--method.contrast {settings.contrast:g} needs the teachers in each step: add --data.cached_views 0",
+            kind="conflict",
+        )
     if folds:
         raise UserError(
             f"--data.folds {folds}: the teachers were trained on the images of every fold, so that cross-validation would be "

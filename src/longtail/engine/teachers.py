@@ -45,7 +45,7 @@ def set_teachers(
     """
     if isinstance(method, Distillation):
         shared = sibling.teachers if isinstance(sibling, Distillation) else ()
-        method.teachers = shared or load_teachers(config, data, device)
+        method.set_teachers(shared or load_teachers(config, data, device))
 
 
 def load_teachers(config: Config, data: DataSet, device: torch.device) -> tuple[Teacher, ...]:

@@ -35,6 +35,7 @@ _HOME = {
     "class_balanced_focal_loss": "softmax",
     "consistency_loss": "ncl",
     "cross_entropy_loss": "softmax",
+    "class_contrast_loss": "distillation",
     "distillation_loss": "distillation",
     "effective_number_weights": "softmax",
     "focal_loss": "softmax",

@@ -8,16 +8,22 @@ so that they, and not t and s, are compared (`log_mean_softmax` gives the a of s
     standardized  the same with Z(a) and Z(b), where Z(z) = (z - mean of z) / std of z               (Sun et al., 2024)
     dkd           T² · ( α · KL(p ‖ q) + β · KL(p̂ ‖ q̂) )                                             (Zhao et al., 2022)
 
+`class_contrast_loss` compares a feature q of the student with features k of the teacher, as in GML (Suh and Seo, 2023). The
+score z_c of a class is the log of a mean over the n_c features of the teacher for images of this class, with a temperature T_c:
+
+    contrast      cross-entropy( z + log π, y )      with      z_c = log( 1/n_c · Σ exp(q·k_j / T_c) )
+
 In `dkd`, p = (p_y, 1 - p_y) has the probabilities of the image's class y and of all others together, by softmax(a/T), and p̂ is
 the softmax of a/T over the other classes; q and q̂ are those of the student.
 
-Shapes: K teachers, B images, C classes.
+Shapes: K teachers or features, B images, C classes, D width of a feature.
 """
 
 import math
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from longtail.losses.numerics import at_least_float32, check_labels
@@ -91,3 +97,29 @@ def split_off_class(logits_BC: Tensor, others: Tensor, y_B: Tensor) -> Tensor:
         y_B: The labels.
     """
     return torch.cat([logits_BC.gather(1, y_B[:, None]), others.logsumexp(1, keepdim=True)], 1)
+
+
+def class_contrast_loss(
+    q_BD: Tensor, keys_KD: Tensor, labels_K: Tensor, y_B: Tensor, log_prior_C: Tensor, temperature_C: Tensor
+) -> Tensor:
+    """Return the mean over images of the contrast of the module's docstring. Classes without a key are left out.
+
+    Args:
+        q_BD: The features of the student, with length 1.
+        keys_KD: The features of the teacher, with length 1.
+        labels_K: Their labels; a negative label marks an empty slot.
+        y_B: The labels of the images. Each of these classes has a key.
+        log_prior_C: The log class frequencies of the training images, log π.
+        temperature_C: The temperature T_c of each class.
+    """
+    q_BD, temperature_C = at_least_float32(q_BD), at_least_float32(temperature_C)
+    check_labels(y_B, len(log_prior_C))
+    of_class_KC = labels_K[:, None] == torch.arange(len(log_prior_C), device=labels_K.device)
+    n_C = of_class_KC.sum(0)
+    z_BK = q_BD @ keys_KD.to(q_BD.dtype).T / temperature_C[labels_K.clamp(min=0)]
+    largest_B1 = z_BK.detach().masked_fill(labels_K < 0, -math.inf).amax(1, keepdim=True)
+    # An empty slot has no influence: it is in no class, and without the mask its exponential could overflow.
+    exp_BK = (z_BK - largest_B1).masked_fill(labels_K < 0, -math.inf).exp()
+    mean_BC = exp_BK @ of_class_KC.to(exp_BK.dtype) / n_C.clamp(min=1)
+    z_BC = largest_B1 + mean_BC.clamp(min=torch.finfo(mean_BC.dtype).tiny).log()
+    return F.cross_entropy((z_BC + log_prior_C.to(z_BC.dtype)).masked_fill(n_C == 0, -math.inf), y_B)
