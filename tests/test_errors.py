@@ -3,9 +3,11 @@
 import errno
 import pickle
 import zipfile
+from pathlib import Path
 
 import pytest
 
+import longtail
 from longtail.errors import (
     DiskFullError,
     Interrupted,
@@ -14,7 +16,9 @@ from longtail.errors import (
     UnreadableImageError,
     UserError,
     file_error_kind,
+    list_paths,
 )
+from tests.raises import raises
 
 
 @pytest.mark.parametrize(
@@ -53,3 +57,35 @@ def test_errors_can_be_pickled(error):
 )
 def test_kinds_of_file_errors(error, reading, writing):
     assert file_error_kind(error) == reading and file_error_kind(error, writing=True) == writing
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "named"),
+    [
+        ("report", (3,), "paths"),
+        ("report", ([Path("x"), 3],), "paths"),
+        ("report", ("x", 3), "out"),
+        ("table", (None,), "paths"),
+        ("table", ("x", 3), "out"),
+        ("evaluate", (3,), "run"),
+        ("evaluate", (["x"],), "run"),
+        ("watch", (3,), "paths"),
+        ("distill", (3,), "teachers"),
+        ("demo", (3,), "out"),
+        ("export", (3,), "path"),
+        ("load", (3,), "path"),
+        ("head_config", ("ce", "x"), "images"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_an_error_that_names_them(function, given, named, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with raises("invalid-value", named):
+        getattr(longtail, function)(*given)
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_path_and_several_are_lists():
+    assert list_paths("a", "paths") == list_paths(Path("a"), "paths") == [Path("a")]
+    assert (
+        list_paths((path for path in ("a", Path("b"))), "paths") == [Path("a"), Path("b")] and list_paths([], "") == []
+    )

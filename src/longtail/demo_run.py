@@ -9,6 +9,7 @@ from longtail import files, recipes
 from longtail.comparison import compare
 from longtail.config import Config, PaCoSettings
 from longtail.engine.device import use_threads
+from longtail.errors import check_is_path
 from longtail.reporting.class_accuracy import Curve
 from longtail.reporting.plots import accuracy_by_frequency
 from longtail.reporting.result_rows import ResultRow
@@ -30,6 +31,7 @@ def demo(out: Path | str = "runs/demo", seeds: tuple[int, ...] = (0, 1, 2)) -> l
         out: Output folder.
         seeds: Each method is trained once per seed.
     """
+    check_is_path(out, "out")
     out = Path(out)
     with use_threads(1):  # the network is so small that more threads are not faster, and slower on a busy machine
         rows = compare("digits-lt", METHODS, out, budget=lambda method: make_config(method, seeds))

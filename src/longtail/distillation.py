@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from longtail import files, recipes, run_folder
 from longtail.config import BalancedSoftmaxSettings, Config, DataConfig, DistillationSettings
-from longtail.errors import UserError
+from longtail.errors import UserError, list_paths
 from longtail.progress import log_info
 from longtail.run_folder import FinishedRun
 from longtail.training import (
@@ -101,8 +101,8 @@ def distill(
 
 def read_teachers(paths: Sequence[Path | str] | Path | str) -> list[FinishedRun]:
     """Return the finished runs at or below one or more paths, in the order of the paths and without duplicates."""
-    paths = [paths] if isinstance(paths, str | Path) else list(paths)
-    files.check_working_directory(map(Path, paths))
+    paths = list_paths(paths, "teachers")
+    files.check_working_directory(paths)
     if not paths:
         raise UserError("at least one teacher is required: name a run folder, as in `longtail distill runs/large`")
     runs = [run for path in paths for run in run_folder.read_finished(path)]

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Literal
 
 from longtail.text import did_you_mean
@@ -191,6 +192,24 @@ def check_is_path(value: object, argument: str) -> None:
     """
     if not isinstance(value, str | os.PathLike):
         raise UserError(f"{argument} has the type {type(value).__name__}: give a path")
+
+
+def list_paths(paths: object, argument: str) -> list[Path]:
+    """Return one path, or several, as a list; raise a UserError for other values.
+
+    Args:
+        paths: A path, or an iterable of paths.
+        argument: The name of the argument, for the error.
+    """
+    if isinstance(paths, str | os.PathLike):
+        return [Path(paths)]
+    if not isinstance(paths, Iterable):
+        check_is_path(paths, argument)
+        return []
+    every = list(paths)
+    for path in every:
+        check_is_path(path, f"an entry of {argument}")
+    return [Path(path) for path in every]
 
 
 def unknown_name(kind: str, given: object, known: Iterable[str]) -> UserError:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from longtail import files
 from longtail.config import Config, from_dict
-from longtail.errors import UserError, error_text, file_error_kind
+from longtail.errors import UserError, error_text, file_error_kind, list_paths
 from longtail.schema import amount, anything, count, find_error, mapping_of, optional, percent, text
 from longtail.text import pluralize
 
@@ -128,7 +128,7 @@ def check_exists(path: Path) -> None:
 def find_runs(paths: Iterable[Path | str] | Path | str) -> list[Path]:
     """Return all run folders at or below one or more paths, finished or not, sorted by name."""
     found: set[Path] = set()
-    for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
+    for path in list_paths(paths, "paths"):
         check_exists(path)
         try:
             found |= {Path(folder) for folder, _, names in files.walk(path) if _is_run({*names})}
@@ -220,7 +220,7 @@ def read_valid(read: Callable[[Path], R], folders: Iterable[Path]) -> tuple[list
 
 def read_finished(paths: Iterable[Path | str] | Path | str) -> list[FinishedRun]:
     """Read all finished runs at or below one or more paths; raise a UserError if there are none."""
-    paths = [paths] if isinstance(paths, str | Path) else list(paths)
+    paths = list_paths(paths, "paths")
     finished, unfinished = split_finished(paths)
     if not finished:
         searched = ", ".join(map(str, paths)) or "an empty list of paths"

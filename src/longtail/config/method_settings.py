@@ -256,7 +256,7 @@ class NCMSettings(MethodConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LogisticRegressionSettings(MethodConfig):
-    """The usual baseline: scikit-learn's class-balanced logistic regression on the features."""
+    """The usual baseline: scikit-learn's class-balanced logistic regression on the standardized features."""
 
     name: ClassVar[str] = "logistic-regression"
     title: ClassVar[str] = "Logistic regression"

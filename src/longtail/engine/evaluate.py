@@ -32,7 +32,7 @@ from longtail.engine import checkpoint
 from longtail.engine.device import choose_device, preserve_global_settings, to_device
 from longtail.engine.examples import write_examples
 from longtail.engine.predictions import LOGITS_AT_ONCE, Calibration, Predictions, calibrate, compute_logits, predict
-from longtail.errors import RunError, UserError, disk_full_as_user_error, error_text
+from longtail.errors import RunError, UserError, check_is_path, disk_full_as_user_error, error_text
 from longtail.metrics import TRAINING_COSTS, evaluate_predicted_classes, evenly_spaced
 from longtail.models.adapters import frozen_checksum, trainable_tensors
 from longtail.progress import log_info, open_progress
@@ -408,8 +408,9 @@ def evaluate(run: Path | str, data_root: Path | None = None, device: str = "auto
         data_root: The folder of the images; None for the one in the configuration.
         device: "auto", "cuda" or "cpu".
     """
+    check_is_path(run, "run")
     results = {}
-    for record in run_folder.read_finished([run]):
+    for record in run_folder.read_finished(run):
         if not os.access(record.folder, os.W_OK):
             raise UserError(
                 f"cannot write to {record.folder}: copy the run to a folder where its new metrics can be written",

@@ -10,6 +10,7 @@ Shapes: V views, N images, F features, B images of a batch, C classes. View 0 is
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -101,6 +102,8 @@ def head_config(
         batch_size: The batch size.
         settings: Settings of the method, with the names of their flags.
     """
+    if not isinstance(images, Integral) or images < 1:
+        raise UserError(f"images is {images!r}: give the number of training images")
     preset, batch_size = find_preset(method), min(batch_size, images)
     # A training has some hundred steps, which is too short for a momentum of 0.999.
     defaults: dict[str, Any] = {"tau": 0.1, "alpha": "auto", "queue": min(MAX_QUEUE, images), "momentum": 0.99}

@@ -35,8 +35,8 @@ from longtail.engine.signals import StopSignals
 from longtail.engine.teachers import stored_teacher_logits
 from longtail.errors import Interrupted, UserError
 from longtail.losses.numerics import percent_correct
-from longtail.methods.logistic import fit_logistic_regression
 from longtail.models.backbones import Trunk
+from longtail.models.logistic import fit_logistic_regression
 from longtail.progress import log_info, open_progress
 from longtail.suspects import TRAINING_FEATURES
 from longtail.text import pluralize

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from longtail.errors import UserError, first_line
 from longtail.models.heads import CosineHead
+from longtail.models.logistic import fit_logistic_regression
 
 if TYPE_CHECKING:
     from longtail.config import ModelConfig
@@ -75,7 +76,8 @@ def initialize_head(
         weight_CF = load_text_weights(model.name, x_NF, class_names)
     else:
         x_NF = F.normalize(x_NF) if is_cosine else x_NF
-        weight_CF, bias_C = logistic_weights(x_NF, y_N, classes, has_bias)
+        weight_CF, bias_C = fit_logistic_regression(x_NF.double(), y_N, classes, has_bias=has_bias)
+        bias_C[torch.bincount(y_N, minlength=classes) == 0] = 0.0
     # Only the direction of the weights of a cosine classifier matters; their length sets how fast it changes.
     head.get_parameter("weight").copy_(F.normalize(weight_CF) if is_cosine else weight_CF)
     if has_bias:
@@ -111,36 +113,6 @@ def class_sums(x_NF: Tensor, y_N: Tensor, classes: int) -> Tensor:
     """
     n_C = torch.bincount(y_N, minlength=classes)
     return torch.segment_reduce(x_NF[y_N.argsort(stable=True)], "sum", lengths=n_C, initial=0)
-
-
-def logistic_weights(x_NF: Tensor, y_N: Tensor, classes: int, has_bias: bool) -> tuple[Tensor, Tensor]:
-    """Return weights (C, F) and biases (C,) of a logistic regression with balanced classes, on standardized features.
-
-    Args:
-        x_NF: The features.
-        y_N: The labels.
-        classes: The number of classes; those without images have the weights zero.
-        has_bias: Whether the classifier has a bias. Otherwise features are only divided by their standard deviations.
-    """
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.preprocessing import StandardScaler
-
-    scaler = StandardScaler(with_mean=has_bias)
-    scaled_NF = scaler.fit_transform(x_NF.double().cpu().numpy())
-    fitted = LogisticRegression(class_weight="balanced", max_iter=1000, fit_intercept=has_bias)
-    fitted.fit(scaled_NF, y_N.cpu().numpy())
-    coef_KF, intercept_K = torch.from_numpy(fitted.coef_), torch.from_numpy(fitted.intercept_)
-    if len(fitted.classes_) == 2:  # one row, for the second class
-        coef_KF, intercept_K = torch.cat([-coef_KF, coef_KF]) / 2, torch.cat([-intercept_K, intercept_K]) / 2
-    coef_KF = coef_KF / torch.from_numpy(scaler.scale_)
-    if has_bias:
-        intercept_K = intercept_K - coef_KF @ torch.from_numpy(scaler.mean_)
-    weight_CF = torch.zeros(classes, x_NF.shape[1], dtype=torch.float64)
-    bias_C = torch.zeros(classes, dtype=torch.float64)
-    known_K = torch.from_numpy(fitted.classes_)
-    weight_CF[known_K] = coef_KF
-    bias_C[known_K] = intercept_K.expand(len(known_K))
-    return weight_CF.to(x_NF), bias_C.to(x_NF)
 
 
 # Text

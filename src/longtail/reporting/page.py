@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from longtail import __version__, files, run_folder
-from longtail.errors import UserError, error_text
+from longtail.errors import UserError, check_is_path, error_text, list_paths
 from longtail.progress import log_warning
 from longtail.reporting import class_accuracy, sections, training_curves
 from longtail.reporting.dataset_results import DatasetResults, group_by_dataset
@@ -38,7 +38,8 @@ def report(paths: Iterable[Path | str] | Path | str, out: Path | str = "report.h
         paths: Run folders, or folders that contain runs.
         out: The HTML file to write.
     """
-    paths, out = [paths] if isinstance(paths, str | Path) else list(paths), Path(out)
+    check_is_path(out, "out")
+    paths, out = list_paths(paths, "paths"), Path(out)
     check_output(out)
     ended, others = run_folder.split_finished(paths)
     if not ended and not others:

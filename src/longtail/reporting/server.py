@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from longtail import __version__, run_folder
-from longtail.errors import UserError
+from longtail.errors import UserError, list_paths
 from longtail.progress import log_info
 from longtail.reporting.html import Element, el, user_text
 from longtail.reporting.page import (
@@ -152,7 +152,7 @@ def watch(paths: Iterable[Path | str] | Path | str, port: int = 8700) -> None:
         paths: Run folders, or folders that contain runs; they need not exist yet.
         port: Port to listen on; 0 selects a free one.
     """
-    folders = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+    folders = list_paths(paths, "paths")
     with open_server(folders, port) as server, contextlib.suppress(KeyboardInterrupt):
         where = ", ".join(map(str, folders))
         log_info(f"http://{HOST}:{server.port}/ shows {where}; press Ctrl-C to stop")

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from longtail import files, run_folder
-from longtail.errors import UserError, error_text
+from longtail.errors import UserError, check_is_path, error_text
 from longtail.metrics import METRICS, REPORT_METRICS, SHOT_GROUPS, TABLE_METRICS, mean_std
 from longtail.reporting import run_artifacts
 from longtail.reporting.confusion import class_names, find_confusions
@@ -34,6 +34,8 @@ def table(paths: Iterable[Path | str] | Path | str, out: Path | str | None = Non
         paths: Run folders, or folders that contain runs.
         out: Folder to write table.md and table.json to; None writes nothing.
     """
+    if out is not None:
+        check_is_path(out, "out")
     rows = make_rows(run_folder.read_finished(paths))
     if out is not None:
         write_table(rows, Path(out))
