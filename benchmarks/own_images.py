@@ -40,6 +40,7 @@ from longtail.reporting.result_rows import format_mean_std
 from longtail.reporting.run_artifacts import read_predictions
 from longtail.reporting.significance import paired_half_width
 from longtail.suspects import PREDICTIONS
+from longtail.text import pluralize
 
 METRICS = ("top1", "many", "medium", "few", "ece", "calibrated_ece")
 DEFAULT = "default"
@@ -222,9 +223,9 @@ def make_page(stored: Row) -> str:
             "",
             f"## {key}",
             "",
-            f"{sum(folder['counts'])} training images of {len(folder['counts'])} classes ({max(folder['counts'])} to"
-            f" {min(folder['counts'])} per class), {len(folder['test_labels'])} test images. {folder['model']} at"
-            f" {folder['image_size']} pixels, {folder['views']} augmented views. Machine: {machine}; commit"
+            f"{sum(folder['counts']):,} training images of {len(folder['counts'])} classes ({max(folder['counts'])} to"
+            f" {min(folder['counts'])} per class), {len(folder['test_labels']):,} test images. {folder['model']} at"
+            f" {folder['image_size']} pixels, {pluralize(folder['views'], 'augmented view')}. Machine: {machine}; commit"
             f" {place['commit']}. Computing the features took {folder['features_seconds']:.0f} {seconds}, which are included"
             " in the rows that use them (for a single view, its share of the images).",
             *folder.get("notes", []),
@@ -263,7 +264,7 @@ def share_of_views(folder: Row, views: int) -> float:
         views: The number of views of each training image; 0 for all.
     """
     train, test, most = sum(folder["counts"]), len(folder["test_labels"]), 1 + folder["views"]
-    return ((views or most) * train + test) / (most * train + test)
+    return (min(views or most, most) * train + test) / (most * train + test)
 
 
 def compare(folder: Row, name: str, metric: str = "top1") -> str:
