@@ -23,7 +23,6 @@ from longtail.engine.sharpness import perturbed
 from longtail.engine.signals import StopSignals
 from longtail.engine.trainer import Trainer
 from longtail.errors import Interrupted
-from longtail.methods import Batch
 from longtail.models.side_stream import SideStream
 
 BOOKKEEPING = 2
@@ -84,12 +83,12 @@ def train_step(trainer: Trainer) -> None:
     """
     method, rho = trainer.method, trainer.stage.optim.sam
     side = SideStream(trainer.device, line=BOOKKEEPING)
-    batches: list[Batch] = []  # for the second pass of --optim.sam
+    batches = [*trainer.shared]  # for the second pass of --optim.sam
     for part in range(trainer.accumulate):
         with trainer.matmul_precision():
             batch = trainer.shared[part] if trainer.shared else trainer.batches.next()
-            if rho:
-                batch = batch if trainer.shared else method.prepare_batch(batch)
+            if rho and not trainer.shared:
+                batch = method.prepare_batch(batch)
                 batches.append(batch)
             terms = method.loss(batch)
             side.run(trainer.meter.add, terms, trainer.clock)
