@@ -22,6 +22,8 @@ MEMORY = 2 * 2**30  # bytes that a command may take in addition to what the pare
 LONGEST_LINE = 20_000  # characters of a line on standard error
 CODES = (0, 1, 2)
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+PERCENT = re.compile(r"(?<!\S)(\d[\d.e+-]*|-?nan|-?inf) ?%")
+"""A probability in the table of `longtail predict`; names of classes may contain the sign, too."""
 DATA_URI = re.compile(rb"data:([a-z]+/[a-z0-9.+-]*);base64,([A-Za-z0-9+/=]*)")
 MAGIC = {b"image/png": b"\x89PNG\r\n\x1a\n", b"image/webp": b"RIFF"}
 INJECTED = (b"<script>alert", b"<img src=x", b"<svg onload")
@@ -219,7 +221,7 @@ class Check:
     def check_predictions(self) -> None:
         try:
             rows = list(self.probabilities())
-        except (ValueError, KeyError, TypeError, OSError) as error:
+        except (ValueError, KeyError, TypeError, OSError, csv.Error) as error:
             return self.fail("predictions that cannot be parsed", repr(error))
         images = len(os.listdir(self.place.images))
         if len(rows) != images and self.command != "predict-table":
@@ -234,12 +236,13 @@ class Check:
         """Yield the probabilities of each image, which are printed with six digits."""
         if self.command == "predict-csv":
             with open(self.place.work / "out.csv", newline="", encoding="utf-8") as file:
+                csv.field_size_limit(2**30)  # names of classes may be long
                 for record in csv.DictReader(file):
                     yield [float(p) for key, p in record.items() if key.startswith("probability") and p]
         elif self.command == "predict-table":
             text = re.sub(r"│", " ", self.out)
             for row in re.split(r"(?m)^\s*(?=[01]\.png)", text)[1:]:  # long names break a row into several lines
-                yield [float(p) / 100 for p in re.findall(r"(\S+) ?%", row)]
+                yield [float(p) / 100 for p in PERCENT.findall(row)]
         else:
             for line in self.out.splitlines():
                 yield [float(guess["probability"]) for guess in json.loads(line)["predictions"]]
