@@ -7,7 +7,7 @@ import re
 import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from longtail.text import did_you_mean
 
@@ -201,14 +201,9 @@ def list_paths(paths: object, argument: str) -> list[Path]:
         paths: A path, or an iterable of paths.
         argument: The name of the argument, for the error.
     """
-    if isinstance(paths, str | os.PathLike):
-        return [Path(paths)]
-    if not isinstance(paths, Iterable):
-        check_is_path(paths, argument)
-        return []
-    every = list(paths)
+    every: list[Any] = list(paths) if isinstance(paths, Iterable) and not isinstance(paths, str) else [paths]
     for path in every:
-        check_is_path(path, f"an entry of {argument}")
+        check_is_path(path, argument)
     return [Path(path) for path in every]
 
 
